@@ -1,0 +1,100 @@
+"""Every error raised on purpose.
+
+This file is about what can go wrong, in words for the person who has to act on
+it. All of them derive from ``LoaderError``, keep what they know in attributes,
+and cross process borders with those attributes intact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LoaderError(Exception):
+    """The base of every error that asyncloader raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The constructors below take what they need to build a message. A copy
+        # is made from the message and the attributes, so that they may differ.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[LoaderError], args: tuple[Any, ...], state: dict[str, Any]) -> LoaderError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class LoaderClosed(LoaderError):
+    """The loader was shut down; make a new one to iterate again."""
+
+
+class IteratorInvalidated(LoaderError, RuntimeError):
+    """A newer iterator of the same loader or pipe has taken the place of this one."""
+
+
+class LoopMismatchError(LoaderError, RuntimeError):
+    """Something that belongs to one event loop or thread was used from another."""
+
+
+class ConcurrentIterationError(LoaderError, RuntimeError):
+    """Two tasks or threads asked one iterator for its next item at the same time."""
+
+
+class ForkedError(LoaderError, RuntimeError):
+    """A loader's iterator was used in a forked child of the process that owns it."""
+
+
+class SnapshotError(LoaderError, ValueError):
+    """A snapshot cannot be taken or restored; the message names the field or the pipe."""
+
+
+class PipelineError(LoaderError):
+    """An item, or the error it raised, could not be brought across to the loader."""
+
+
+class TransportError(LoaderError):
+    """What came over a channel was not what may come over it."""
+
+    def __init__(self, message: str, *, worker: int | None = None) -> None:
+        super().__init__(message)
+        self.worker = worker
+
+
+class WorkerDied(LoaderError):
+    """A worker process ended before its work did."""
+
+    def __init__(
+        self, message: str, *, worker: int, pid: int | None = None, exitcode: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the process, or None."""
+        return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
+
+
+class WorkerTimeout(LoaderError, TimeoutError):
+    """A worker that owes an item was silent for longer than ``timeout`` allows."""
+
+    def __init__(self, message: str, *, worker: int, stack: str | None = None) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.stack = stack
+
+
+class WorkerStartupError(LoaderError):
+    """A worker could not be started; what its own code raised is the ``__cause__``."""
+
+
+class ResourceExhausted(LoaderError, MemoryError):
+    """There is not enough of something: the message says what is needed and what is there."""
+
+
+class Overloaded(LoaderError):
+    """More requests are pending than the feed accepts; try again later."""
