@@ -1,0 +1,115 @@
+"""Functions that read and write some columns of an item.
+
+This file is about ``input_col`` and ``output_col``: which parts of a tuple,
+list or dict a function is given, and where its result goes.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from asyncloader.datapipes.function import is_async
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a function's arguments come from and where its result goes.
+
+    ``input_col`` is a key, or a list or tuple of keys. ``output_col`` is a key,
+    ``-1`` for a new last column, or None for the place of the (first) input.
+    """
+
+    input_col: Any = None
+    output_col: Any = None
+
+    def pick(self, item: Any) -> tuple[Any, ...]:
+        """Return the arguments that the function gets for an item."""
+        if self.input_col is None:
+            return (item,)
+        if isinstance(self.input_col, list | tuple):
+            return tuple(item[column] for column in self.input_col)
+        return (item[self.input_col],)
+
+    def put(self, item: Any, result: Any) -> Any:
+        """Return the item with the function's result in its place."""
+        if self.input_col is None and self.output_col is None:
+            return result
+        # The item may be somebody else's too: the result goes into a copy.
+        changed = list(item) if isinstance(item, tuple) else copy.copy(item)
+        if self.output_col == -1:
+            changed.append(result)
+        elif self.output_col is not None:
+            changed[self.output_col] = result
+        else:
+            self._put_back(changed, result)
+        return tuple(changed) if isinstance(item, tuple) else changed
+
+    def _put_back(self, changed: Any, result: Any) -> None:
+        if not isinstance(self.input_col, list | tuple):
+            changed[self.input_col] = result
+            return
+        first, *rest = self.input_col
+        changed[first] = result
+        for column in sorted(rest, reverse=True):
+            del changed[column]
+
+
+class ColumnFunction:
+    """A function of some columns, made a function of the whole item."""
+
+    def __init__(self, function: Callable[..., Any], columns: Columns) -> None:
+        self.function = function
+        self.columns = columns
+
+    @staticmethod
+    def of(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[..., Any]:
+        """Return the function of whole items; the function itself where no column is named."""
+        if not callable(function):
+            raise TypeError(f"fn must be callable, got {type(function).__name__}")
+        columns = checked_columns(function, input_col, output_col)
+        if input_col is None and output_col is None:
+            return function
+        kind = AsyncColumnFunction if is_async(function) else ColumnFunction
+        return kind(function, columns)
+
+    def __call__(self, item: Any) -> Any:
+        columns = self.columns
+        return columns.put(item, self.function(*columns.pick(item)))
+
+
+class AsyncColumnFunction(ColumnFunction):
+    """An async function of some columns, made an async function of the whole item."""
+
+    async def __call__(self, item: Any) -> Any:
+        columns = self.columns
+        result: Awaitable[Any] = self.function(*columns.pick(item))
+        return columns.put(item, await result)
+
+
+def checked_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Columns:
+    """Return the columns, or raise ValueError for those that cannot go together."""
+    if input_col is None and output_col is not None:
+        raise ValueError("output_col needs an input_col: say what the function is given")
+    if isinstance(output_col, list | tuple):
+        if len(output_col) != 1:
+            raise ValueError(f"output_col must be a single column, got {output_col!r}")
+        output_col = output_col[0]
+    _check_takes(function, len(input_col) if isinstance(input_col, list | tuple) else 1)
+    return Columns(input_col, output_col)
+
+
+def _check_takes(function: Callable[..., Any], count: int) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # functions written in C often cannot tell
+    try:
+        signature.bind(*[None] * count)
+    except TypeError as error:
+        raise ValueError(
+            f"{function!r} cannot be called with {count} positional argument(s): {error}"
+        ) from None

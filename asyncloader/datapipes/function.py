@@ -1,0 +1,68 @@
+"""A user's function inside a pipe.
+
+This file is about calling it, be it ``def`` or ``async def``, and about what is
+said when it fails: the user's own exception comes out, with a note that names
+the pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.crossing import loop_calls
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.runtime import Stopped, get_worker_info
+
+
+def is_async(function: object) -> bool:
+    """Whether calling ``function`` gives something to await."""
+    call = getattr(function, "func", function)  # a partial is as async as what it wraps
+    return inspect.iscoroutinefunction(call) or (
+        callable(call) and inspect.iscoroutinefunction(call.__call__)
+    )
+
+
+@contextlib.contextmanager
+def calling(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Give the form of ``function`` that returns its result, be it sync or async."""
+    if not is_async(function):
+        yield function
+        return
+    with loop_calls() as call:
+        yield functools.partial(call, function)
+
+
+def unawaited(pipe: object) -> TypeError:
+    """Return the error for a plain function that hands back something to await."""
+    return TypeError(
+        f"the function of {stage_name(pipe)} returned a coroutine, but is no async function"
+        " itself; write it with `async def`, or use async_map to await many at a time"
+    )
+
+
+def blame(error: BaseException, pipe: object) -> None:
+    """Note on an error that a user's function raised that it was raised in ``pipe``.
+
+    To be called where the error is caught, which then raises it again. Errors with
+    which a generator or the interpreter is ended are no way for a function to fail:
+    for those a RuntimeError is raised here, so that they cannot pass for the end of
+    the data.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        error.add_note(f"raised in {stage_name(pipe)}")
+    elif not _ends_the_process(error):
+        raise RuntimeError(
+            f"the function of {stage_name(pipe)} raised {type(error).__name__}"
+        ) from error
+
+
+def _ends_the_process(error: BaseException) -> bool:
+    # In the loader's process it is the user who interrupts; in a worker it is nobody.
+    if isinstance(error, KeyboardInterrupt):
+        return get_worker_info() is None
+    return isinstance(error, Stopped | SystemExit | asyncio.CancelledError)

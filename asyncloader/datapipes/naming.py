@@ -1,0 +1,49 @@
+"""What a pipe is called in messages.
+
+This file is about ``stage_name``: ``map(decode)``, ``batch(64)``,
+``IterableWrapper(1000 items)``. It shows functions by name and plain settings
+by value, and never a user's data.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+
+def stage_name(pipe: object) -> str:
+    """Return what a pipe is called: its functional name and the settings it was given."""
+    cls = type(pipe)
+    name = getattr(cls, "functional_name", None) or cls.__name__
+    return f"{name}({', '.join(_settings(pipe))})"
+
+
+def function_name(function: object) -> str:
+    """Return a name for a callable that a reader recognises."""
+    if isinstance(function, functools.partial):
+        return f"partial({function_name(function.func)})"
+    name = getattr(function, "__qualname__", None)
+    return str(name).rpartition("<locals>.")[2] if name else type(function).__name__
+
+
+def _settings(pipe: object) -> list[str]:
+    parameters = list(inspect.signature(type(pipe)).parameters.values())
+    shown = []
+    for position, parameter in enumerate(parameters):
+        value = getattr(pipe, parameter.name, parameter.default)
+        text = _brief(value)
+        if text is not None and text != _brief(parameter.default):
+            leads = position <= 1 and parameter.kind is not parameter.KEYWORD_ONLY
+            shown.append(text if leads else f"{parameter.name}={text}")
+    return shown
+
+
+def _brief(value: Any) -> str | None:
+    if isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:37] + "...")
+    if callable(value):
+        return function_name(value)
+    return None

@@ -1,0 +1,134 @@
+"""Where items come from.
+
+This file is about pipes that read no other pipe: iterables and sequences that
+are already in memory or make their own items.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass
+from asyncloader.datapipes.crossing import from_loop, from_thread
+
+T = TypeVar("T")
+
+#: What no one can change in place, so that a copy would be the same thing.
+_UNCHANGING = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+class IterableWrapper(IterDataPipe[T]):
+    """Yield the items of an iterable, or of an async iterable.
+
+    With ``deepcopy`` each pass reads a copy, so that items changed in place are
+    whole again in the next; what cannot be copied is read as it is, with a
+    warning. An iterator can be read only once: a second pass is a TypeError.
+
+    >>> list(IterableWrapper([1, 2, 3]))
+    [1, 2, 3]
+    """
+
+    edges = ()
+
+    def __init__(self, iterable: Iterable[T] | AsyncIterable[T], deepcopy: bool = True) -> None:
+        if not isinstance(iterable, Iterable | AsyncIterable):
+            raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}")
+        self.iterable = iterable
+        self.deepcopy = deepcopy
+        self._once = OneShot.of(iterable)
+
+    def __len__(self) -> int:
+        return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
+
+    def waits(self) -> bool:
+        return isinstance(self.iterable, AsyncIterable)
+
+    def new_pass(self) -> IterablePass[T]:
+        assert isinstance(self.iterable, Iterable)
+        self._once.use(self)
+        return IterablePass(changeable_copy(self.iterable) if self.deepcopy else self.iterable)
+
+    def __iter__(self) -> Iterator[T]:
+        return from_loop(self) if self.waits() else super().__iter__()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        if isinstance(self.iterable, AsyncIterable):
+            self._once.use(self)
+            return aiter(self.iterable)
+        return from_thread(self)
+
+
+class IterablePass(Pass[T]):
+    """One pass over an iterable, whose own iterator knows the place."""
+
+    def __init__(self, iterable: Iterable[T]) -> None:
+        self.iterator = iter(iterable)
+
+    def __iter__(self) -> Iterator[T]:
+        return self.iterator
+
+
+class OneShot(Generic[T]):
+    """Remembers whether an iterable that can be read once was read."""
+
+    def __init__(self, can_repeat: bool) -> None:
+        self.can_repeat = can_repeat
+        self.used = False
+
+    @classmethod
+    def of(cls, iterable: object) -> OneShot[Any]:
+        """Tell whether an iterable is its own iterator, which reads only once."""
+        once = hasattr(iterable, "__next__") or hasattr(iterable, "__anext__")
+        return cls(can_repeat=not once)
+
+    def use(self, pipe: object) -> None:
+        """Note a pass; raise TypeError for the second over what can be read once."""
+        if self.used and not self.can_repeat:
+            raise TypeError(
+                f"{pipe!r} wraps an iterator, which can be read only once; wrap a list, or an"
+                " object whose __iter__ begins afresh, to iterate again"
+            )
+        self.used = True
+
+
+class SequenceWrapper(MapDataPipe[T]):
+    """Look items up in a sequence or mapping.
+
+    With ``deepcopy`` the data is copied once, when the pipe is made.
+
+    >>> SequenceWrapper(["a", "b"])[1]
+    'b'
+    """
+
+    edges = ()
+
+    def __init__(self, sequence: Sequence[T], deepcopy: bool = True) -> None:
+        self.sequence: Sequence[T] = changeable_copy(sequence) if deepcopy else sequence
+        self.deepcopy = deepcopy
+
+    def __getitem__(self, key: Any) -> T:
+        item: T = self.sequence[key]
+        return item
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+def changeable_copy(data: Any) -> Any:
+    """Return a copy of data that someone might change in place, or the data itself."""
+    if isinstance(data, str | bytes | range) or hasattr(data, "__next__"):
+        return data
+    if type(data) in (list, tuple) and _UNCHANGING.issuperset(map(type, data)):
+        return data[:]
+    try:
+        return copy.deepcopy(data)
+    except Exception as error:  # noqa: BLE001 - a user's __deepcopy__ ran
+        warnings.warn(
+            f"{type(data).__name__} cannot be copied ({error}); it is read as it is, and items"
+            " changed in place stay changed. Pass deepcopy=False to say that this is meant",
+            stacklevel=4,
+        )
+        return data

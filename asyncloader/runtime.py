@@ -1,0 +1,224 @@
+"""Loops, threads and the process around them.
+
+This file is about where code runs: event loops of our own, ways for a thread or
+a task to wait for the other, guards against use after a fork, and what the
+present process is (a worker or not). It is the only file that knows uvloop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+# Waiting --------------------------------------------------------------------------------
+
+
+class Stopped(GeneratorExit):
+    """Raised in a thread that waits, when what it works for is being closed.
+
+    It is a GeneratorExit, so the generators on the way out close as they would
+    for ``generator.close()``.
+    """
+
+
+class ThreadWaiter:
+    """Lets one thread wait until something is so; any thread may wake or stop it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._waiting = False
+        self.stopped = False
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Block until ``ready()``; raise Stopped once ``stop()`` was called."""
+        while not ready():
+            if self.stopped:
+                raise Stopped
+            # Announce the wait before the last look, so that no wake falls between.
+            self._event.clear()
+            self._waiting = True
+            if not ready() and not self.stopped:
+                self._event.wait()
+            self._waiting = False
+
+    def wake(self) -> None:
+        """Make a waiting thread look again."""
+        if self._waiting:
+            self._event.set()
+
+    def stop(self) -> None:
+        """End this and every later wait with Stopped."""
+        self.stopped = True
+        self._event.set()
+
+
+class LoopWaiter:
+    """Lets one task wait until something is so; any thread may wake it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready()``."""
+        while not ready():
+            # Announce the wait before the last look, so that no wake falls between.
+            self._future = future = self._loop.create_future()
+            if not ready():
+                try:
+                    await future
+                finally:
+                    self._future = None
+
+    def wake(self) -> None:
+        """Make a waiting task look again."""
+        future, self._future = self._future, None
+        if future is None:
+            return
+        if asyncio._get_running_loop() is self._loop:
+            release(future)
+        else:
+            call_soon(self._loop, release, future)
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function on a loop, from any thread; a closed loop has nobody left to serve."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
+
+
+def release(future: asyncio.Future[None]) -> None:
+    """Let whoever awaits the future go on; to be called on its loop."""
+    if not future.done():
+        future.set_result(None)
+
+
+# Loops of our own -----------------------------------------------------------------------
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a new loop for our own use: uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class LoopThread:
+    """An event loop in a daemon thread of its own, for callers that have none."""
+
+    def __init__(self, name: str = "asyncloader loop") -> None:
+        self.loop = new_event_loop()
+        self._thread = threading.Thread(target=_run_loop, args=(self.loop,), name=name, daemon=True)
+        self._thread.start()
+        _loop_threads.add(self)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for what it returns."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Whoever stops waiting (Ctrl-C) stops the work as well.
+            future.cancel()
+            raise
+
+    def close(self, seconds: float = 3.0) -> None:
+        """Stop the loop and wait for its thread, at most so long."""
+        _loop_threads.discard(self)
+        call_soon(self.loop, self.loop.stop)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def __del__(self) -> None:
+        call_soon(self.loop, self.loop.stop)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(_wind_up())
+        loop.close()
+
+
+async def _wind_up() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+_loop_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_loop_threads() -> None:
+    # A daemon thread that still runs while the interpreter is torn down may crash it.
+    for thread in list(_loop_threads):
+        thread.close(seconds=1.0)
+
+
+def in_running_loop() -> bool:
+    """Whether an event loop is running in this thread."""
+    return asyncio._get_running_loop() is not None
+
+
+# Forks ----------------------------------------------------------------------------------
+
+_forks = 0
+
+
+def fork_count() -> int:
+    """Return how many forks lie between the first process and this one."""
+    return _forks
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+    _loop_threads.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+# Workers --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Which of how many workers this process is."""
+
+    num_workers: int
+    worker_id: int
+
+
+_worker_info: WorkerInfo | None = None
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Return what worker this process is, or None outside of workers."""
+    return _worker_info
+
+
+def set_worker_info(info: WorkerInfo) -> None:
+    """Make this process a worker."""
+    global _worker_info
+    _worker_info = info

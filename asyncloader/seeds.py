@@ -1,0 +1,130 @@
+"""Seeds for everything random in a loader.
+
+This file is about ``SeedGenerator``, which draws the numbers that pipes and
+processes are seeded with. It is built on Philox4x32-10, a counter-based
+generator: a draw is a pure function of a key and a position, so a stream is
+two integers, and copies, pickles and comparisons are trivial.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+
+_WORD = 0xFFFFFFFF
+_UINT64 = 2**64
+
+Block = tuple[int, int, int, int]
+
+
+def philox(counter: Block, key: tuple[int, int]) -> Block:
+    """Return the Philox4x32-10 block of ``counter`` under ``key`` (32-bit words)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0 = 0xD2511F53 * c0
+        product1 = 0xCD9E8D57 * c2
+        c0, c1 = (product1 >> 32) ^ c1 ^ k0, product1 & _WORD
+        c2, c3 = (product0 >> 32) ^ c3 ^ k1, product0 & _WORD
+        k0 = (k0 + 0x9E3779B9) & _WORD
+        k1 = (k1 + 0xBB67AE85) & _WORD
+    return c0, c1, c2, c3
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A sequence of 64-bit numbers, two to a Philox block, from ``position`` on."""
+
+    key: int
+    position: int = 0
+
+    def draw(self) -> int:
+        """Return the number at this position."""
+        # Block 0 is kept for the children's keys.
+        return _draw(self.key, 1 + self.position // 2, self.position % 2)
+
+    def advanced(self) -> Stream:
+        """Return the stream that begins one number later."""
+        return replace(self, position=self.position + 1)
+
+    def child(self, index: int) -> Stream:
+        """Return the stream of child ``index``, which depends on the key alone."""
+        return Stream(_draw(_draw(self.key, 0, 0), index - index % 2, index % 2))
+
+
+def _draw(key: int, block: int, half: int) -> int:
+    counter = (block & _WORD, block >> 32 & _WORD, block >> 64 & _WORD, block >> 96 & _WORD)
+    words = philox(counter, (key & _WORD, key >> 32))
+    return words[2 * half] | words[2 * half + 1] << 32
+
+
+class SeedGenerator:
+    """The single source of randomness of a loader: a shared and a worker stream.
+
+    Every process that clones a generator draws the same *shared* seeds, which is
+    how all workers agree on one shuffle. ``spawn`` gives each worker a stream of
+    its own for whatever must differ. Without a seed, one is drawn from torch's
+    global generator, or from the operating system while torch is not imported.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed(entropy() if seed is None else seed)
+
+    def seed(self, seed: int) -> None:
+        """Start both streams again from ``seed``, a number of 64 bits."""
+        self._shared = self._worker = Stream(checked_seed(seed))
+
+    def generate_shared_seed(self) -> int:
+        """Draw a 64-bit seed that is the same in every process."""
+        number, self._shared = self._shared.draw(), self._shared.advanced()
+        return number
+
+    def generate_seed(self) -> int:
+        """Draw a 64-bit seed that is this worker's own."""
+        number, self._worker = self._worker.draw(), self._worker.advanced()
+        return number
+
+    def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
+        """Return a generator with the worker stream of ``worker_id``.
+
+        The shared stream goes on where it stands. With ``inplace`` this very
+        generator is changed and returned.
+        """
+        if worker_id < 0:
+            raise ValueError(f"worker_id must be at least 0, got {worker_id}")
+        spawned = self if inplace else self.clone()
+        spawned._worker = self._worker.child(worker_id)
+        return spawned
+
+    def clone(self) -> SeedGenerator:
+        """Return a generator that draws what this one would, independently."""
+        clone = SeedGenerator.__new__(SeedGenerator)
+        clone._shared, clone._worker = self._shared, self._worker
+        return clone
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SeedGenerator):
+            return NotImplemented
+        return (self._shared, self._worker) == (other._shared, other._worker)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes with every draw
+
+    def __repr__(self) -> str:
+        return f"SeedGenerator(shared={self._shared}, worker={self._worker})"
+
+
+def entropy() -> int:
+    """Return a fresh seed, governed by ``torch.manual_seed`` where torch is in use."""
+    torch = sys.modules.get("torch")
+    # Another thread may be in the middle of importing torch: then it is not in use yet.
+    if torch is None or not hasattr(torch, "empty"):
+        return int.from_bytes(os.urandom(8), "little")
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def checked_seed(seed: int) -> int:
+    """Return ``seed`` if it is a number of 64 bits; raise ValueError otherwise."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _UINT64:
+        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
+    return seed
