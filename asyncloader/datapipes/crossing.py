@@ -54,6 +54,13 @@ class Waiter(Protocol):
     def wake(self) -> None: ...
 
 
+class Nobody:
+    """The waiter of a side that has no one on it yet."""
+
+    def wake(self) -> None:
+        """There is no one to wake."""
+
+
 class Exchange(Generic[T]):
     """At most one group of items, on its way from a giver to a taker.
 
@@ -62,9 +69,9 @@ class Exchange(Generic[T]):
     it is a single operation on a list.
     """
 
-    def __init__(self, *, giver: Waiter, taker: Waiter) -> None:
-        self._giver = giver
-        self._taker = taker
+    def __init__(self, taker: Waiter) -> None:
+        self.giver: Waiter = Nobody()
+        self.taker = taker
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
@@ -75,28 +82,32 @@ class Exchange(Generic[T]):
         self._items.append(item)
         if len(self._items) == 1:
             self._begun = time.perf_counter()
-        self._taker.wake()
+        self.taker.wake()
 
     def give_group(self, items: list[T]) -> None:
         """Add several items and wake the taker."""
         if not self._items:
             self._begun = time.perf_counter()
         self._items += items
-        self._taker.wake()
+        self.taker.wake()
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Say that no item follows, and why if it is not the natural end."""
         if not self._ended:
             self._error = error
             self._ended = True
-        self._taker.wake()
+        self.taker.wake()
 
     def has_room(self) -> bool:
         """Whether the giver may go on."""
         count = len(self._items)
-        if count < 2:
-            return count == 0 or time.perf_counter() - self._begun < GROUP_SECONDS
+        if count == 0:
+            return True
         return count < GROUP_ITEMS and time.perf_counter() - self._begun < GROUP_SECONDS
+
+    def has_items(self) -> bool:
+        """Whether there are items to take."""
+        return bool(self._items)
 
     def is_ready(self) -> bool:
         """Whether there is something to take: items, the end, or an error."""
@@ -109,7 +120,7 @@ class Exchange(Generic[T]):
         if count:
             group = self._items[:count]
             del self._items[:count]
-            self._giver.wake()
+            self.giver.wake()
             return group
         if self._error is not None:
             raise self._error
@@ -119,24 +130,27 @@ class Exchange(Generic[T]):
 class ThreadGiver(Generic[T]):
     """Runs a sync iterable in a daemon thread of its own and gives its items."""
 
-    def __init__(self, home: Home, items: Iterable[T], name: str) -> None:
+    def __init__(self, home: Home, items: Iterable[T], exchange: Exchange[T]) -> None:
         self._home = home
         self._items = items
         self._waiter = ThreadWaiter()
-        self._taker = LoopWaiter(home.loop)
+        self._exchange = exchange
         self._finished: asyncio.Future[None] = home.loop.create_future()
-        self.exchange: Exchange[T] = Exchange(giver=self._waiter, taker=self._taker)
+        self.error: BaseException | None = None
+        exchange.giver = self._waiter
         context = contextvars.copy_context()
         context.run(_place.set, (home, self._waiter))
+        name = f"asyncloader {type(items).__name__}"
         self._thread = threading.Thread(
-            target=context.run, args=(self._run,), name=f"asyncloader {name}", daemon=True
+            target=context.run, args=(self._run,), name=name, daemon=True
         )
         self._thread.start()
 
-    async def take(self) -> list[T]:
-        """Wait for the next group: [] at the end; a failed pass raises its error each time."""
-        await self._taker.until(self.exchange.is_ready)
-        return self.exchange.take()
+    async def finish(self) -> None:
+        """Wait until the thread is done with its items; raise the error it met."""
+        await asyncio.shield(self._finished)
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         """Let the thread end after the item in progress."""
@@ -147,21 +161,20 @@ class ThreadGiver(Generic[T]):
         self.stop()
         await asyncio.wait([self._finished], timeout=seconds)
         if not self._finished.done():
-            self._abandon(seconds)
+            warn_left_behind(self._thread, seconds)
         self._home.forget(self)
 
     def _run(self) -> None:
-        error: BaseException | None = None
         try:
             self._give_all()
-        except BaseException as caught:  # noqa: BLE001 - user code ran; the taker raises it
-            error = caught
-        self.exchange.end(error)
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self.error = error
+        self._exchange.end(self.error)
         call_soon(self._home.loop, release, self._finished)
 
     def _give_all(self) -> None:
         iterator = iter(self._items)
-        exchange, waiter = self.exchange, self._waiter
+        exchange, waiter = self._exchange, self._waiter
         try:
             for item in iterator:
                 exchange.give(item)
@@ -174,41 +187,26 @@ class ThreadGiver(Generic[T]):
         finally:
             close_items(iterator)
 
-    def _abandon(self, seconds: float) -> None:
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        where = f"{frame.f_code.co_qualname}" if frame is not None else "its last function"
-        warnings.warn(
-            f"thread {self._thread.name!r} is still inside {where}() {seconds:g} s after the"
-            " loader was closed and was left behind; give long calls a timeout of their own",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
 
 class TaskGiver(Generic[T]):
     """Runs an async iterable in a task of its own and gives its items."""
 
-    def __init__(self, home: Home, items: AsyncIterable[T], *, taker: Waiter, name: str) -> None:
+    def __init__(self, home: Home, items: AsyncIterable[T], exchange: Exchange[T]) -> None:
         self._home = home
         self._items = items
-        self._name = name
-        self._waiter = LoopWaiter(home.loop)
-        self._taker = taker
+        self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
-        self._context = contextvars.copy_context()
-        self._context.run(_place.set, (home, None))
+        self._context = run_at(home)
         self.is_done = False
-        self.exchange: Exchange[T] = Exchange(giver=self._waiter, taker=taker)
 
     def start(self) -> None:
         """Begin the task; to be called on the home's loop."""
         if self._stopped:
             self._finish(Stopped())
             return
-        self._task = self._home.loop.create_task(
-            self._run(), name=f"asyncloader {self._name}", context=self._context
-        )
+        name = f"asyncloader {type(self._items).__name__}"
+        self._task = self._home.loop.create_task(self._run(), name=name, context=self._context)
 
     def stop(self) -> None:
         """Cancel the task; to be called on the home's loop."""
@@ -225,7 +223,7 @@ class TaskGiver(Generic[T]):
 
     async def _run(self) -> None:
         try:
-            await self._give_all()
+            await give_groups(self._items, self._exchange, self._home.loop)
         except asyncio.CancelledError:
             # Whoever takes must not mistake a closed pass for the end of the data.
             self._finish(Stopped())
@@ -235,19 +233,23 @@ class TaskGiver(Generic[T]):
         else:
             self._finish(None)
 
-    async def _give_all(self) -> None:
-        exchange = self.exchange
-        async with contextlib.aclosing(groups_of(self._items)) as groups:
-            async for group in groups:
-                exchange.give_group(group)
-                del group
-                await self._waiter.until(exchange.has_room)
-
     def _finish(self, error: BaseException | None) -> None:
-        self.exchange.end(error)
         self.is_done = True
         self._home.forget(self)
-        self._taker.wake()
+        self._exchange.end(error)
+
+
+async def give_groups(
+    items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Give all of an async iterable's items from the present task."""
+    waiter = LoopWaiter(loop)
+    exchange.giver = waiter
+    async with contextlib.aclosing(groups_of(items)) as groups:
+        async for group in groups:
+            exchange.give_group(group)
+            del group
+            await waiter.until(exchange.has_room)
 
 
 class Home:
@@ -257,15 +259,15 @@ class Home:
         self.loop = loop
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
 
-    def start_thread(self, items: Iterable[T], name: str) -> ThreadGiver[T]:
+    def start_thread(self, items: Iterable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
         """Give a sync iterable's items from a thread."""
-        giver = ThreadGiver(self, items, name)
+        giver = ThreadGiver(self, items, exchange)
         self._givers.add(giver)
         return giver
 
-    def prepare_task(self, items: AsyncIterable[T], taker: Waiter, name: str) -> TaskGiver[T]:
+    def prepare_task(self, items: AsyncIterable[T], exchange: Exchange[T]) -> TaskGiver[T]:
         """Give an async iterable's items from a task, once it is started on the loop."""
-        giver = TaskGiver(self, items, taker=taker, name=name)
+        giver = TaskGiver(self, items, exchange)
         self._givers.add(giver)
         return giver
 
@@ -302,14 +304,56 @@ async def from_thread(items: Iterable[T]) -> AsyncIterator[T]:
     place = _place.get()
     loop = asyncio.get_running_loop()
     home = place[0] if place is not None and place[0].loop is loop else Home(loop)
-    giver = home.start_thread(items, _name_of(items))
+    taker = LoopWaiter(loop)
+    exchange: Exchange[T] = Exchange(taker)
+    giver = home.start_thread(items, exchange)
     try:
-        while group := await giver.take():
+        while True:
+            await taker.until(exchange.is_ready)
+            group = exchange.take()
+            if not group:
+                return
             for item in group:
                 yield item
             del group
     finally:
         await giver.aclose()
+
+
+def present_waiter() -> ThreadWaiter:
+    """Return a waiter for this thread, which ends its waits when its pass is closed."""
+    place = _place.get()
+    return (place[1] if place is not None else None) or ThreadWaiter()
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]], seconds: float = CLOSE_SECONDS) -> None:
+    """Cancel tasks and wait until they are done, for a bounded time."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
+
+
+def ended_threads(threads: Iterable[threading.Thread], seconds: float = 2.0) -> None:
+    """Wait for threads that were told to end; warn of those that do not in time."""
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            warn_left_behind(thread, seconds)
+
+
+def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
+    """Say which function kept a thread from ending."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
+    warnings.warn(
+        f"thread {thread.name!r} is still inside {where} {seconds:g} s after the loader was"
+        " closed and was left behind; give long calls a timeout of their own",
+        ResourceWarning,
+        stacklevel=3,
+    )
 
 
 def from_loop(items: AsyncIterable[T]) -> Iterator[T]:
@@ -364,9 +408,9 @@ def _call(
 
 
 def _taken(home: Home, items: AsyncIterable[T], waiter: ThreadWaiter) -> Iterator[T]:
-    giver = home.prepare_task(items, waiter, _name_of(items))
+    exchange: Exchange[T] = Exchange(waiter)
+    giver = home.prepare_task(items, exchange)
     home.loop.call_soon_threadsafe(giver.start)
-    exchange = giver.exchange
     try:
         while True:
             waiter.until(exchange.is_ready)
@@ -420,7 +464,3 @@ async def aclose_items(iterator: AsyncIterator[Any]) -> None:
     aclose = getattr(iterator, "aclose", None)
     if aclose is not None:
         await aclose()
-
-
-def _name_of(items: object) -> str:
-    return type(items).__name__

@@ -1,0 +1,180 @@
+"""Running ahead of the consumer.
+
+This file is about pipes that work on what will be wanted next while the
+consumer is busy with what it has: prefetch and pin_memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.crossing import (
+    aclose_items,
+    async_items,
+    cancelled,
+    close_items,
+    from_thread,
+)
+from asyncloader.datapipes.function import blame
+from asyncloader.runtime import LoopWaiter
+
+T = TypeVar("T")
+
+
+@functional_datapipe("prefetch")
+class Prefetcher(IterDataPipe[T]):
+    """Yield the source's items in order, holding up to ``buffer_size`` of them ready.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).prefetch(2))
+    [0, 1, 2]
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[T], buffer_size: int = 10) -> None:
+        if buffer_size < 1:
+            raise ValueError(f"buffer_size must be at least 1, got {buffer_size}")
+        self.source = source_datapipe
+        self.buffer_size = buffer_size
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        ahead = ReadAhead(self.source, self.buffer_size)
+        task = asyncio.create_task(ahead.fill(), name=f"asyncloader {self!r}")
+        try:
+            while await ahead.has_next():
+                yield ahead.next()
+        finally:
+            await cancelled([task])
+
+
+class ReadAhead(Iterator[T]):
+    """The items read ahead of a consumer on the same loop."""
+
+    def __init__(self, source: Iterable[T], buffer_size: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.source = source
+        self.buffer_size = buffer_size
+        self.buffer: deque[T] = deque()
+        self.ended = False
+        self.error: BaseException | None = None
+        self._reader = LoopWaiter(loop)
+        self._consumer = LoopWaiter(loop)
+
+    async def fill(self) -> None:
+        """Read the source to its end, never more than a buffer ahead."""
+        items = async_items(self.source)
+        try:
+            async for item in items:
+                self.buffer.append(item)
+                del item
+                self._consumer.wake()
+                await self._reader.until(self._has_room)
+        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = error
+        finally:
+            await aclose_items(items)
+            self.ended = True
+            self._consumer.wake()
+
+    async def has_next(self) -> bool:
+        """Wait for an item; False at the end, and the source's error in its place."""
+        await self._consumer.until(lambda: bool(self.buffer) or self.ended)
+        if not self.buffer and self.error is not None:
+            raise self.error
+        return bool(self.buffer)
+
+    def __next__(self) -> T:
+        item = self.buffer.popleft()
+        self._reader.wake()
+        return item
+
+    next = __next__
+
+    def _has_room(self) -> bool:
+        return len(self.buffer) < self.buffer_size
+
+
+@functional_datapipe("pin_memory")
+class PinMemory(IterDataPipe[T]):
+    """Yield the items with their tensors in pinned memory, made ready in a thread.
+
+    Copies from pinned memory to a device run beside computation
+    (``tensor.to(device, non_blocking=True)``). Tuples, lists, dicts and objects
+    with a ``pin_memory`` method are pinned through. Without an accelerator the
+    items pass unchanged, with a warning. The pipe stays in the loader's process.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        device: Any = None,
+        pin_memory_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.source = source_datapipe
+        self.device = device
+        self.pin_memory_fn = pin_memory_fn
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return from_thread(self._pinned())
+
+    def _pinned(self) -> Iterator[T]:
+        pin = self.pin_memory_fn or pinned
+        if self.pin_memory_fn is None and not _has_accelerator():
+            warnings.warn(
+                "pin_memory: no accelerator is available, so items pass unpinned", stacklevel=2
+            )
+            pin = _as_it_is
+        iterator = iter(self.source)
+        try:
+            for item in iterator:
+                try:
+                    result = pin(item, self.device)
+                except BaseException as error:
+                    blame(error, self)
+                    raise
+                yield result
+        finally:
+            close_items(iterator)
+
+
+def pinned(item: Any, device: Any = None) -> Any:
+    """Return ``item`` with every tensor in it in pinned memory."""
+    if isinstance(item, str | bytes):
+        return item
+    if hasattr(item, "pin_memory"):
+        return item.pin_memory() if device is None else item.pin_memory(device)
+    if isinstance(item, dict):
+        changed = {key: pinned(value, device) for key, value in item.items()}
+        return changed if type(item) is dict else type(item)(changed)
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*(pinned(value, device) for value in item))
+    if isinstance(item, list | tuple):
+        return type(item)(pinned(value, device) for value in item)
+    return item
+
+
+def _as_it_is(item: Any, device: Any) -> Any:
+    return item
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return (
+        torch.accelerator.is_available()
+        if hasattr(torch, "accelerator")
+        else (torch.cuda.is_available())
+    )

@@ -1,0 +1,76 @@
+"""What a reading service is.
+
+This file is about the moments of a service's life, which a loader calls in this
+order:
+
+    initialize ── (initialize_iteration ── finalize_iteration) per epoch ── finalize
+
+and about resets, which services hand on to the graph at the start of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from asyncloader.seeds import SeedGenerator
+
+#: A coroutine function that prepares a graph for an epoch and returns it. It acts
+#: on the graph it is given, ignores pipes it does not find, and captures values
+#: only, since it may run in another process.
+IterResetFn = Callable[[Any], Awaitable[Any]]
+
+
+async def unchanged(datapipe: Any) -> Any:
+    """The reset that changes nothing."""
+    return datapipe
+
+
+class ReadingServiceInterface:
+    """Says how a graph is run; one method for each moment of a loader's life.
+
+    Every method may be written as a plain ``def`` as well. A service must be
+    copyable and picklable before ``initialize``.
+    """
+
+    async def initialize(self, datapipe: Any) -> Any:
+        """Adapt the graph, once, before the first epoch; return what is to be iterated."""
+        return datapipe
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
+    ) -> IterResetFn:
+        """Begin an epoch.
+
+        ``seed_generator`` is this epoch's own: what is done to it is seen by the
+        services that follow and by the loader. Return a reset that includes
+        ``iter_reset_fn``, the reset of the services before.
+        """
+        return iter_reset_fn
+
+    async def finalize_iteration(self) -> None:
+        """End an epoch, at its natural end or when it is abandoned; once for each."""
+
+    async def finalize(self) -> None:
+        """Give back everything the service holds; it may be called more than once."""
+
+    def pause(self) -> None:
+        """Produce nothing more until ``resume``; the item in progress may finish."""
+
+    def resume(self) -> None:
+        """Go on producing after ``pause`` or a limit."""
+
+    def limit(self, num_items: int | None) -> None:
+        """Know that the loader hands out so many items and then stops for a while."""
+
+
+class CheckpointableReadingServiceInterface(ReadingServiceInterface):
+    """A reading service whose own state is part of a loader's snapshot."""
+
+    def checkpoint(self) -> bytes:
+        """Return the service's state; called at any moment, and must not wait."""
+        raise NotImplementedError(f"{type(self).__qualname__} must define checkpoint")
+
+    async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+        """Adapt the graph as ``initialize`` does, going on from a checkpoint."""
+        raise NotImplementedError(f"{type(self).__qualname__} must define restore")

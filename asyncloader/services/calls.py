@@ -1,0 +1,108 @@
+"""Calling a reading service, whatever style it is written in.
+
+This file is about the services of users: methods may be async or plain, take no
+``iter_reset_fn``, return None where we return a function, or return any iterable
+instead of a pipe. Behind ``ServiceCalls`` all of them look the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
+from typing import Any
+
+from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import IterResetFn, unchanged
+
+
+async def result_of(result: Any) -> Any:
+    """Return a result, awaiting it as long as there is something to await."""
+    while inspect.isawaitable(result):
+        result = await result
+    return result
+
+
+class ServiceCalls:
+    """The moments of one service's life, each as a coroutine with one meaning."""
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+
+    async def initialize(self, datapipe: Any) -> Any:
+        """Return the adapted graph, as a pipe."""
+        adapted = await result_of(self.service.initialize(datapipe))
+        if is_pipe(adapted):
+            return adapted
+        if isinstance(adapted, Iterable | AsyncIterable):
+            return IterableWrapper(adapted, deepcopy=False)
+        raise TypeError(
+            f"{type(self.service).__qualname__}.initialize must return a pipe or an iterable,"
+            f" got {type(adapted).__name__}"
+        )
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn
+    ) -> IterResetFn:
+        """Return the reset that includes ``iter_reset_fn``."""
+        begin = self.service.initialize_iteration
+        if not _takes_reset(begin):
+            own = await result_of(begin(seed_generator))
+            return iter_reset_fn if own is None else _composed(iter_reset_fn, own)
+        given = iter_reset_fn if inspect.iscoroutinefunction(begin) else _plain(iter_reset_fn)
+        returned = await result_of(begin(seed_generator, given))
+        return iter_reset_fn if returned is None else _awaited(returned)
+
+    async def finalize_iteration(self) -> None:
+        """End the epoch."""
+        await result_of(self.service.finalize_iteration())
+
+    async def finalize(self) -> None:
+        """Give back everything."""
+        await result_of(self.service.finalize())
+
+
+def _takes_reset(begin: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(begin).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(parameter.kind in kinds for parameter in parameters)
+    return count > 1 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def _awaited(reset: Callable[[Any], Any]) -> IterResetFn:
+    async def awaited(datapipe: Any) -> Any:
+        return await result_of(reset(datapipe))
+
+    return reset if inspect.iscoroutinefunction(reset) else awaited
+
+
+def _composed(first: IterResetFn, then: Callable[[Any], Any]) -> IterResetFn:
+    async def composed(datapipe: Any) -> Any:
+        return await result_of(then(await first(datapipe)))
+
+    return composed
+
+
+def _plain(reset: IterResetFn) -> Callable[[Any], Any] | None:
+    """Return a reset for a service written in the plain style, which calls without awaiting."""
+    if reset is unchanged:
+        return None
+
+    def plain(datapipe: Any) -> Any:
+        return _finished(reset(datapipe))
+
+    return plain
+
+
+def _finished(work: Any) -> Any:
+    coroutine: Coroutine[Any, Any, Any] = result_of(work)
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise TypeError(
+        "a reset that waits cannot be composed by a plain initialize_iteration;"
+        " write it as `async def initialize_iteration` and await iter_reset_fn(datapipe)"
+    )

@@ -1,0 +1,58 @@
+"""Running a graph in the loader's own process.
+
+This file is about ``InProcessReadingService``, which a loader uses when it is
+given no service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
+from asyncloader.services.calls import result_of
+
+
+class InProcessReadingService(ReadingServiceInterface):
+    """Run the graph in this process; the global random generators are left alone.
+
+    ``prefetch_cnt`` items are held ready at the end of the graph. ``init_fn`` is
+    called once with the graph, ``reset_fn`` at each epoch; both return the graph
+    to use and may be async.
+    """
+
+    def __init__(
+        self,
+        prefetch_cnt: int = 0,
+        init_fn: Callable[[Any], Any] | None = None,
+        reset_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if prefetch_cnt < 0:
+            raise ValueError(f"prefetch_cnt must be at least 0, got {prefetch_cnt}")
+        self.prefetch_cnt = prefetch_cnt
+        self.init_fn = init_fn
+        self.reset_fn = reset_fn
+
+    async def initialize(self, datapipe: Any) -> Any:
+        if self.init_fn is not None:
+            datapipe = await result_of(self.init_fn(datapipe))
+        if self.prefetch_cnt:
+            datapipe = Prefetcher(datapipe, self.prefetch_cnt)
+        return datapipe
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
+    ) -> IterResetFn:
+        reset_fn = self.reset_fn
+        if reset_fn is None:
+            return iter_reset_fn
+
+        async def reset(datapipe: Any) -> Any:
+            return await result_of(reset_fn(await iter_reset_fn(datapipe)))
+
+        return reset
+
+    def __repr__(self) -> str:
+        return f"InProcessReadingService(prefetch_cnt={self.prefetch_cnt})"

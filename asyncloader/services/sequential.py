@@ -1,0 +1,79 @@
+"""Several reading services as one.
+
+This file is about ``SequentialReadingService``: the graph and the resets pass
+through its services forwards, and they are finalized backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
+from asyncloader.services.calls import ServiceCalls
+
+
+class SequentialReadingService(ReadingServiceInterface):
+    """Run several services one after the other, each on what the one before returned.
+
+    Typical is ``SequentialReadingService(DistributedReadingService(),
+    MultiProcessingReadingService(...))``. Finalizing reaches every service, even
+    where one fails; all failures come out in one ExceptionGroup.
+    """
+
+    def __init__(self, *reading_services: Any) -> None:
+        if not reading_services:
+            raise ValueError("SequentialReadingService needs at least one reading service")
+        self.reading_services = list(reading_services)
+        self._calls = [ServiceCalls(service) for service in reading_services]
+        self._initialized: list[ServiceCalls] = []
+
+    async def initialize(self, datapipe: Any) -> Any:
+        for service in self._calls:
+            # One that fails on the way may hold something already: it is finalized too.
+            self._initialized.append(service)
+            datapipe = await service.initialize(datapipe)
+        return datapipe
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
+    ) -> IterResetFn:
+        # Each service gets the function of those before it and returns one that includes it.
+        for service in self._calls:
+            iter_reset_fn = await service.initialize_iteration(seed_generator, iter_reset_fn)
+        return iter_reset_fn
+
+    async def finalize_iteration(self) -> None:
+        await all_of(service.finalize_iteration for service in reversed(self._calls))
+
+    async def finalize(self) -> None:
+        initialized, self._initialized = self._initialized, []
+        await all_of(service.finalize for service in reversed(initialized))
+
+    def pause(self) -> None:
+        for service in self.reading_services:
+            service.pause()
+
+    def resume(self) -> None:
+        for service in self.reading_services:
+            service.resume()
+
+    def limit(self, num_items: int | None) -> None:
+        for service in self.reading_services:
+            service.limit(num_items)
+
+    def __repr__(self) -> str:
+        return f"SequentialReadingService({', '.join(map(repr, self.reading_services))})"
+
+
+async def all_of(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Make every call, one after the other; raise what failed together at the end."""
+    errors = []
+    for call in calls:
+        try:
+            await call()
+        except Exception as error:  # noqa: BLE001 - every call must be tried
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("reading services failed to finalize", errors)
