@@ -122,7 +122,10 @@ class LoopThread:
 
     def __init__(self, name: str = "asyncloader loop") -> None:
         self.loop = new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=(self.loop,), name=name, daemon=True)
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self.loop, self._ended), name=name, daemon=True
+        )
         self._thread.start()
         _loop_threads.add(self)
 

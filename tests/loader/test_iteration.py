@@ -319,19 +319,19 @@ async def test_shutdown_in_the_loop_that_iterates_says_what_to_do_instead():
 class Recording(IterDataPipe):
     """Tells when its iterator was closed."""
 
-    def __init__(self, log):
-        self.log = log
+    def __init__(self, note):
+        self.note = note
 
     def __iter__(self):
         try:
             yield from range(1000)
         finally:
-            self.log.append("closed")
+            self.note("closed")
 
 
 def test_a_bare_break_closes_the_source():
     log = []
-    loader = DataLoader2(Recording(log))
+    loader = DataLoader2(Recording(log.append))
     for _ in loader:
         break
     gc.collect()
@@ -341,7 +341,7 @@ def test_a_bare_break_closes_the_source():
 
 async def test_a_break_closes_the_source_when_the_loader_is_left():
     log = []
-    async with DataLoader2(Recording(log).map(str)) as loader:
+    async with DataLoader2(Recording(log.append).map(str)) as loader:
         async for _ in loader:
             break
     assert log == ["closed"]
