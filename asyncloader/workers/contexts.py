@@ -128,7 +128,7 @@ def _pidfd_of(process: BaseProcess) -> int:
 
 
 def _forked_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
-    let_go_of_inherited({sock.fd, loader.fd, *_fds_of_multiprocessing()})
+    let_go_of_inherited({sock.fd, loader.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
     _live(plan, sock, loader, parent)
 
 
@@ -145,6 +145,13 @@ def _live(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) ->
     settle(plan.name, parent=parent, loader_fd=loader.fd)
     os.set_inheritable(sock.fd, False)
     run_main(plan.main, socket.socket(fileno=sock.fd), plan.args)
+
+
+def _fds_of_output() -> Iterator[int]:
+    for stream in (sys.stdout, sys.stderr):
+        # Somebody may have put an object there that is no file, or a closed one, or None.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            yield stream.fileno()
 
 
 def _fds_of_multiprocessing() -> Iterator[int]:
