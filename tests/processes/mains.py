@@ -59,8 +59,8 @@ def be_busy(sock: socket.socket, how: str) -> None:
 
 def describe(sock: socket.socket) -> None:
     """Send what this process finds itself to be, and say it on stdout and stderr, too."""
-    print("to stdout", os.getpid())
-    print("to stderr", os.getpid(), file=sys.stderr)
+    sys.stdout.write(f"to stdout {os.getpid()}\n")
+    sys.stderr.write(f"to stderr {os.getpid()}\n")
     sock.sendall(json.dumps(_description(sock)).encode() + b"\n")
     sock.recv(1)
 

@@ -366,7 +366,7 @@ async def test_a_forked_copy_of_the_loader_leaves_the_children_alone(method: str
             kill_processes_now([process])
             process.release()
             os._exit(0)
-        assert os.waitpid(copy, 0)[1] == 0
+        assert await asyncio.to_thread(os.waitpid, copy, 0) == (copy, 0)
         await tell(process, b"still there?")
         assert await hear(process) == b"still there?"
 
