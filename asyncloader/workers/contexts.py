@@ -7,6 +7,7 @@ thread, except ``refuse_unsafe_fork``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import multiprocessing.util  # its exit function must be registered before ours
@@ -31,6 +32,7 @@ from asyncloader.workers.child import (
 from asyncloader.workers.pidfd import open_pidfd
 from asyncloader.workers.plan import Born, ProcessPlan
 from asyncloader.workers.signals import sigint_held, signals_held
+from asyncloader.workers.stillness import standing_still
 
 OUR_THREADS = "asyncloader"
 
@@ -50,10 +52,13 @@ def refuse_unsafe_fork() -> None:
         )
 
 
-def fork(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
-    """Fork this process; the child keeps nothing open but its socket."""
+def fork(
+    loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
+) -> Born:
+    """Fork this process while the loop stands still; the child keeps nothing but its socket."""
     # No handler of the loader's may run in the child before it has let go of them.
-    with signals_held(signal.valid_signals()), _fork_warning_ignored():
+    held = signals_held(signal.valid_signals())
+    with standing_still(loop, deadline), held, _fork_warning_ignored():
         return _start("fork", _forked_main, plan, sock, parent=os.getpid())
 
 

@@ -47,9 +47,13 @@ class DeathWatch:
         """Begin; to be called in the loop's thread while the process holds its pidfd."""
         self._read(self._process.pidfd, self._died)
 
-    def call_soon(self) -> None:
-        """Begin with a process that is known to be dead."""
-        self._calls.append(self._loop.call_soon(self._finish))
+    def finish(self) -> None:
+        """Call soon: the process is known to be dead. Safe in any thread."""
+        # A loop that is closed is told nothing any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._finish)
+            return
+        self._let_go()
 
     def is_attached(self) -> bool:
         return self._attached

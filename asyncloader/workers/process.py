@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -36,12 +37,7 @@ __all__ = ["Process", "ProcessPlan", "close_processes", "kill_processes_now", "s
 
 StartMethod = Callable[[ProcessPlan, socket.socket, float], Born]
 
-START_METHODS: dict[str | None, StartMethod] = {
-    None: fork_from_template,
-    "fork": fork,
-    "spawn": spawn,
-    "forkserver": fork_from_server,
-}
+START_METHODS = (None, "fork", "spawn", "forkserver")
 
 # What asyncio reports, too, of a child whose status another part of the program took.
 UNKNOWN_EXITCODE = 255
@@ -125,21 +121,25 @@ class Process:
         """Have the loop call ``callback`` once, when the exit code is known.
 
         To be called in the loop's thread. Any number of watches, on any number of
-        loops, may be held; each ends with its call, its ``detach``, or ``release``.
+        loops, may be held; each ends with its call or its ``detach``.
         """
         with self._lock:
             watch = DeathWatch(loop, self, partial(self._settled_then, callback))
             self._watches = {each for each in self._watches if each.is_attached()} | {watch}
             if self._released:
-                watch.call_soon()
+                watch.finish()
             else:
                 watch.watch()
             return watch
 
+    def is_ours(self) -> bool:
+        """False in a forked copy of the loader, whose process this is not."""
+        return self._owner == os.getpid()
+
     def kill(self) -> None:
         """SIGKILL the process, if it is running. It is dead a little later."""
         with self._lock:
-            if self._owner == os.getpid() and not self._released and self.exitcode is None:
+            if self.is_ours() and not self._released and self.exitcode is None:
                 # Its server may have reaped it already, in which case there is no pidfd of it.
                 with contextlib.suppress(OSError):
                     kill_pidfd(self.pidfd)
@@ -153,7 +153,7 @@ class Process:
             self._released = True
             _alive.discard(self)
             for watch in self._watches:
-                watch.detach()
+                watch.finish()
             self.sock.close()
             os.close(self.pidfd)
             self._status.close()
@@ -209,7 +209,7 @@ async def close_processes(
 
 def kill_processes_now(processes: Iterable[Process], *, timeout: float = 1.0) -> None:
     """Kill, reap and release processes without a loop, for finalizers; blocks for ``timeout``."""
-    doomed = [process for process in processes if process._owner == os.getpid()]
+    doomed = [process for process in processes if process.is_ours()]
     deadline = time.monotonic() + timeout
     for process in doomed:
         process.kill()
@@ -223,9 +223,16 @@ def _start_method(method: str | None) -> StartMethod:
         valid = ", ".join(map(repr, START_METHODS))
         raise ValueError(f"multiprocessing_context must be one of {valid}, got {method!r}")
     require_pidfds()
-    if method == "fork":
-        refuse_unsafe_fork()
-    return START_METHODS[method]
+    match method:
+        case "fork":
+            refuse_unsafe_fork()
+            return partial(fork, asyncio.get_running_loop())
+        case "spawn":
+            return spawn
+        case "forkserver":
+            return fork_from_server
+        case _:
+            return fork_from_template
 
 
 def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
@@ -267,12 +274,14 @@ def _end_started(
 
 async def _close(processes: list[Process], grace: float, total: float) -> None:
     deadline = time.monotonic() + total
-    await _all_dead(processes, grace)
-    for process in processes:
-        process.kill()
-    await _all_dead(processes, deadline - time.monotonic())
-    for process in processes:
-        process.release()
+    try:
+        await _all_dead(processes, grace)
+        for process in processes:
+            process.kill()
+        await _all_dead(processes, deadline - time.monotonic())
+    finally:
+        # A loop that is torn down cancels every task, this one too.
+        kill_processes_now(processes, timeout=max(0.0, deadline - time.monotonic()))
 
 
 async def _all_dead(processes: list[Process], timeout: float) -> None:
@@ -305,4 +314,5 @@ def _forget() -> None:
 
 
 atexit.register(_end_everything)
-os.register_at_fork(after_in_child=_forget)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)

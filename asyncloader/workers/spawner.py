@@ -9,6 +9,7 @@ loop must not.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -69,4 +70,5 @@ def _forget() -> None:
     _spawner = None
 
 
-os.register_at_fork(after_in_child=_forget)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)

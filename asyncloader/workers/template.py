@@ -204,6 +204,7 @@ def _move_in(request: Request) -> None:
     os.environb.clear()
     os.environb.update(request.environ)
     sys.path[:] = request.path
+    importlib.invalidate_caches()
     sys.argv[:] = request.argv
     warnings.filters[:] = request.warning_filters  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]

@@ -23,12 +23,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.errors import WorkerStartupError
-from asyncloader.workers.pidfd import open_pidfd
+from asyncloader.workers.pidfd import is_readable, open_pidfd
 from asyncloader.workers.plan import Born, ProcessPlan
 from asyncloader.workers.signals import sigint_held
 from asyncloader.workers.template import EXITCODE, PROGRAM, REPLY, Request, receive_with_fds
 
-_templates: dict[tuple[str, ...], Template] = {}
+# A loader that gives up privileges gets children without them from a new template.
+Kind = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+_templates: dict[Kind, Template] = {}
+
+_END_SECONDS = 1.0
 
 
 def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
@@ -58,6 +62,7 @@ class Template:
     """A running template process."""
 
     def __init__(self, preload: tuple[str, ...]) -> None:
+        self._ended = False
         self._control, theirs = socket.socketpair()
         with theirs, _own_pidfd() as loader_fd, _output(2) as stderr, sigint_held():
             fds = (theirs.fileno(), loader_fd)
@@ -70,9 +75,13 @@ class Template:
                 # OpenBLAS starts its threads on import; a template must have no threads.
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
             )
+        self._pidfd = open_pidfd(self._process.pid)
 
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        """Whether it may be asked; one that has ended is reaped and released by this."""
+        if not self._ended and is_readable(self._pidfd):
+            self.end()
+        return not self._ended
 
     def fork(self, request: Request, sock: socket.socket, deadline: float) -> Born:
         """Fork a child, or raise TemplateGone, or WorkerStartupError if that cannot help."""
@@ -87,14 +96,21 @@ class Template:
         return Born(pid, pidfd, ToldStatus(status_fd))
 
     def end(self) -> None:
-        """Kill and reap the template process."""
+        """Kill and reap the template process; idempotent."""
+        if self._ended:
+            return
+        self._ended = True
         self._control.close()
         self._process.kill()
-        self._process.wait()
+        if is_readable(self._pidfd, _END_SECONDS):
+            self._process.wait()
+        os.close(self._pidfd)
 
     def disown(self) -> None:
         """In a forked child of the loader: let go of the parent's template."""
+        self._ended = True
         self._control.close()
+        os.close(self._pidfd)
         self._process.returncode = 0
 
     def _ask(
@@ -145,13 +161,11 @@ class ToldStatus:
 
 
 def _template(preload: tuple[str, ...]) -> Template:
-    known = _templates.get(preload)
-    if known is not None:
-        if known.is_running():
-            return known
-        known.end()
-    _templates[preload] = Template(preload)
-    return _templates[preload]
+    kind = (preload, os.getresuid(), os.getresgid())
+    known = _templates.get(kind)
+    if known is None or not known.is_running():
+        _templates[kind] = Template(preload)
+    return _templates[kind]
 
 
 def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[str]:
@@ -223,4 +237,5 @@ def _forget() -> None:
         _templates.popitem()[1].disown()
 
 
-os.register_at_fork(after_in_child=_forget)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)
