@@ -7,7 +7,6 @@ main, and turns what that did into an exit code.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import gc
@@ -35,7 +34,6 @@ def settle(name: str, *, parent: int, loader_fd: int) -> None:
     die_with_loader(loader_fd)
     _read_nothing()
     _print_by_lines()
-    asyncio._set_running_loop(None)
     gc.enable()
 
 
@@ -74,6 +72,10 @@ def forget_signals() -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
+    # Ignored by the loader, they would be ignored after an exec, too; and who ignores
+    # SIGCHLD is not told how a child ended.
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     # Ctrl-C reaches the whole process group; the loader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -89,7 +91,11 @@ def let_go_of_inherited(keep: Collection[int]) -> None:
         if fd not in keep and fd not in STDIO and fd != null:
             # Objects in the inherited heap still own these numbers. Occupied, they cannot
             # become something of ours that such an object would then close.
-            os.dup2(null, fd, inheritable=False)
+            try:
+                os.dup2(null, fd, inheritable=False)
+            except OSError:
+                # Beyond a limit that was lowered since, where nothing new is opened either.
+                os.close(fd)
     os.close(null)
 
 

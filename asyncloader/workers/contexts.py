@@ -36,6 +36,8 @@ from asyncloader.workers.stillness import standing_still
 
 OUR_THREADS = "asyncloader"
 
+_FDS_FOR_A_START = 12
+
 
 def refuse_unsafe_fork() -> None:
     """Raise WorkerStartupError if a thread runs that a forked child would miss."""
@@ -110,6 +112,7 @@ def _start(
     parent: int,
 ) -> Born:
     context: Any = multiprocessing.get_context(method)
+    _require_free_fds()
     loader_fd = open_pidfd(os.getpid())
     try:
         inherited = Inherited(sock.fileno()), Inherited(loader_fd)
@@ -119,8 +122,14 @@ def _start(
         process.start()
     finally:
         os.close(loader_fd)
-    pidfd = _pidfd_of(process)
-    return Born(process.pid, pidfd, OwnStatus(process, process.sentinel))
+    return Born(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
+
+
+def _require_free_fds() -> None:
+    """Raise OSError now if there are too few: multiprocessing leaks some if it finds out."""
+    with contextlib.ExitStack() as reserve:
+        for _ in range(_FDS_FOR_A_START):
+            reserve.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def _pidfd_of(process: BaseProcess) -> int:
@@ -130,6 +139,10 @@ def _pidfd_of(process: BaseProcess) -> int:
         # A server's child may be dead and reaped already. Its sentinel is readable then, as
         # a pidfd would be.
         return os.dup(process.sentinel)
+    except OSError:
+        process.kill()
+        process.join()
+        raise
 
 
 def _forked_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:

@@ -145,10 +145,11 @@ class Process:
                     kill_pidfd(self.pidfd)
 
     def release(self) -> None:
-        """Close the descriptors of a process that is dead; idempotent."""
+        """Close the descriptors, of a process that is dead or is killed now; idempotent."""
         with self._lock:
             if self._released:
                 return
+            self.kill()
             self._settled()
             self._released = True
             _alive.discard(self)
@@ -236,15 +237,17 @@ def _start_method(method: str | None) -> StartMethod:
 
 
 def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            born = start(plan, theirs, deadline)
-    except BaseException as error:
-        ours.close()
-        if isinstance(error, WorkerStartupError):
+    with contextlib.ExitStack() as undo:
+        try:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                born = start(plan, theirs, deadline)
+        except WorkerStartupError:
             raise
-        raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
+        except Exception as error:
+            raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
+        undo.pop_all()
     return Process(plan.name, ours, born)
 
 

@@ -27,7 +27,7 @@ def standing_still(loop: asyncio.AbstractEventLoop, deadline: float) -> Iterator
 
     def stand() -> None:
         arrived.set()
-        leave.wait()
+        leave.wait(max(0.0, deadline - time.monotonic()))
 
     try:
         loop.call_soon_threadsafe(stand)

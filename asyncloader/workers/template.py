@@ -94,6 +94,8 @@ def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> N
     forget_signals()
     show_name("asyncloader template")
     die_with_parent(parent)
+    # The children get the loader's filters; a warning must not end the template.
+    warnings.simplefilter("ignore")
     for module in preload:
         _import(module)
     # What was imported is the same in every child: no collection need look at it again.

@@ -64,18 +64,14 @@ class Template:
     def __init__(self, preload: tuple[str, ...]) -> None:
         self._ended = False
         self._control, theirs = socket.socketpair()
-        with theirs, _own_pidfd() as loader_fd, _output(2) as stderr, sigint_held():
-            fds = (theirs.fileno(), loader_fd)
-            self._process = subprocess.Popen(
-                _command(*fds, preload),
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                # OpenBLAS starts its threads on import; a template must have no threads.
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-            )
-        self._pidfd = open_pidfd(self._process.pid)
+        try:
+            with theirs:
+                self._process = _launch(theirs.fileno(), preload)
+            self._pidfd = open_pidfd(self._process.pid)
+        except BaseException:
+            # A template that was launched ends by itself with this socket.
+            self._control.close()
+            raise
 
     def is_running(self) -> bool:
         """Whether it may be asked; one that has ended is reaped and released by this."""
@@ -166,6 +162,19 @@ def _template(preload: tuple[str, ...]) -> Template:
     if known is None or not known.is_running():
         _templates[kind] = Template(preload)
     return _templates[kind]
+
+
+def _launch(control_fd: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    with _own_pidfd() as loader_fd, _output(2) as stderr, sigint_held():
+        return subprocess.Popen(
+            _command(control_fd, loader_fd, preload),
+            pass_fds=(control_fd, loader_fd),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            # OpenBLAS starts its threads on import; a template must have no threads.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        )
 
 
 def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[str]:

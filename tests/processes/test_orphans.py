@@ -200,3 +200,58 @@ def test_a_forked_copy_of_the_loader_starts_its_own_children(tmp_path: Path) -> 
     """
     done = run_script(tmp_path, guarded(None, body), "None")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_too_few_descriptors_are_a_startup_error_that_harms_nobody(
+    method: str | None, tmp_path: Path
+) -> None:
+    body = """
+    import os, resource
+    from asyncloader.errors import WorkerStartupError
+
+    async def echo(process):
+        process.sock.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(process.sock, b"x")
+        assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"x"
+
+    async def start():
+        return await start_process(plan("echo"), method=method, timeout=20)
+
+    async def main():
+        processes = [await start()]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for limit in range(24, 48):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            try:
+                while True:
+                    processes.append(await start())
+            except WorkerStartupError as error:
+                assert "Too many open files" in str(error), error
+        await asyncio.gather(*map(echo, processes))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        processes.append(await start())
+        await echo(processes[-1])
+        await close_processes(processes, grace=0)
+        print(len(processes) > 4)
+
+    asyncio.run(main())
+    """
+    done = run_script(tmp_path, guarded(method, body), repr(method))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_a_loader_that_ignores_sigchld_gets_exit_codes_from_its_template(tmp_path: Path) -> None:
+    body = """
+    import signal
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    async def main():
+        process = await start_process(plan("leave", "exit", 3), timeout=20)
+        process.sock.sendall(b"!")
+        print(await process.wait())
+
+    asyncio.run(main())
+    """
+    done = run_script(tmp_path, guarded(None, body), "None")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")

@@ -124,7 +124,7 @@ async def test_a_main_that_cannot_be_imported_is_named_on_stderr(
 
 @every_method
 async def test_a_child_is_clean(method: str | None) -> None:
-    async with running("describe", method=method) as process:
+    async with running("echo", method=method), running("describe", method=method) as process:
         found = json.loads(await hear_line(process))
     assert found["pid"] == process.pid
     assert found["comm"] == "loader worker 0"
@@ -262,6 +262,12 @@ async def test_arguments_that_cannot_be_sent_are_a_startup_error() -> None:
         await start_process(plan("echo", lambda: None), timeout=20)
 
 
+async def settled(process: Process) -> None:
+    """Wait for an echo, which only a child that is no copy of its template any more sends."""
+    await tell(process, b"?")
+    assert await hear(process) == b"?"
+
+
 def signal_templates(number: signal.Signals) -> None:
     for pid, what in descendants().items():
         if "loader template" in what:
@@ -270,6 +276,7 @@ def signal_templates(number: signal.Signals) -> None:
 
 async def test_a_template_that_was_killed_is_replaced() -> None:
     async with running("echo") as first:
+        await settled(first)
         signal_templates(signal.SIGKILL)
         assert await first.wait() == -9, "its children die with it"
     async with running("echo") as second:
@@ -278,8 +285,8 @@ async def test_a_template_that_was_killed_is_replaced() -> None:
 
 
 async def test_a_template_that_is_stopped_is_given_up() -> None:
-    async with running("echo"):
-        pass
+    async with running("echo") as process:
+        await settled(process)
     signal_templates(signal.SIGSTOP)
     with leaves_nothing(), pytest.raises(WorkerStartupError, match="worker 0"):
         await start_process(plan("echo"), timeout=0.2)
@@ -290,6 +297,7 @@ async def test_a_template_that_is_stopped_is_given_up() -> None:
 
 async def test_a_death_is_seen_while_the_template_is_stopped() -> None:
     async with running("echo") as process:
+        await settled(process)
         signal_templates(signal.SIGSTOP)
         process.kill()
         async with asyncio.timeout(1.0):
