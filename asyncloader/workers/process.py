@@ -30,7 +30,7 @@ from asyncloader.workers.contexts import fork, fork_from_server, refuse_unsafe_f
 from asyncloader.workers.deathwatch import DeathWatch
 from asyncloader.workers.pidfd import is_readable, kill_pidfd, require_pidfds
 from asyncloader.workers.plan import Born, ProcessPlan
-from asyncloader.workers.spawner import spawner
+from asyncloader.workers.spawner import retire_spawner, spawner
 from asyncloader.workers.template_client import end_templates, fork_from_template
 
 __all__ = ["Process", "ProcessPlan", "close_processes", "kill_processes_now", "start_process"]
@@ -307,6 +307,7 @@ _alive: set[Process] = set()
 
 def _end_everything() -> None:
     """Leave nothing behind when the interpreter exits."""
+    retire_spawner(_UNDO_SECONDS)
     kill_processes_now(list(_alive))
     end_templates()
 

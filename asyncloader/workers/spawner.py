@@ -24,6 +24,7 @@ class Spawner:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._turn = threading.Lock()
         # A daemon: it waits for the next job when the interpreter exits.
         threading.Thread(target=self._run, name="asyncloader spawner", daemon=True).start()
 
@@ -33,13 +34,22 @@ class Spawner:
         self._jobs.put((future, call))
         return future
 
+    def retire(self, timeout: float) -> None:
+        """Begin no other call; wait for the one that runs, for ``timeout`` seconds at most."""
+        # The thread stays, for ever waiting for its turn: its end would kill its children.
+        self._turn.acquire(timeout=timeout)
+
     def _run(self) -> None:
         while True:
             self._do(*self._jobs.get())
 
-    @staticmethod
-    def _do(future: Future[Any], call: Callable[[], Any]) -> None:
+    def _do(self, future: Future[Any], call: Callable[[], Any]) -> None:
         # A method of its own, so that an idle thread keeps no job's result alive.
+        with self._turn:
+            self._settle(future, call)
+
+    @staticmethod
+    def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -61,6 +71,12 @@ def spawner() -> Spawner:
         if _spawner is None:
             _spawner = Spawner()
         return _spawner
+
+
+def retire_spawner(timeout: float) -> None:
+    """Start nothing more in this process, which is exiting."""
+    if _spawner is not None:
+        _spawner.retire(timeout)
 
 
 def _forget() -> None:

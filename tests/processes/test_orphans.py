@@ -255,3 +255,26 @@ def test_a_loader_that_ignores_sigchld_gets_exit_codes_from_its_template(tmp_pat
     """
     done = run_script(tmp_path, guarded(None, body), "None")
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+@every_method
+def test_an_interpreter_exits_while_a_thread_starts_children(
+    method: str | None, tmp_path: Path
+) -> None:
+    body = """
+    import threading
+    begun = threading.Event()
+
+    async def start_for_ever():
+        while True:
+            process = await start_process(plan("echo"), method=method, timeout=20)
+            begun.set()
+            await close_processes([process], grace=0)
+
+    run = lambda: asyncio.run(start_for_ever())
+    threading.Thread(target=run, name="asyncloader loop", daemon=True).start()
+    begun.wait()
+    sys.exit(7)
+    """
+    done = run_script(tmp_path, guarded(method, body), repr(method))
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
