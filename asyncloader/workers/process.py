@@ -237,6 +237,8 @@ def _start_method(method: str | None) -> StartMethod:
 
 
 def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
+    if time.monotonic() > deadline:
+        raise WorkerStartupError(f"{plan.name} was not started: others before it took too long")
     with contextlib.ExitStack() as undo:
         try:
             ours, theirs = socket.socketpair()

@@ -208,8 +208,8 @@ def _move_in(request: Request) -> None:
     sys.path[:] = request.path
     importlib.invalidate_caches()
     sys.argv[:] = request.argv
-    warnings.filters[:] = request.warning_filters  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
+    warnings.resetwarnings()
+    warnings.filters.extend(request.warning_filters)  # type: ignore[attr-defined]
 
 
 def _receive(control: socket.socket) -> tuple[Request, ChildFds]:

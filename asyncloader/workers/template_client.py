@@ -34,6 +34,10 @@ _templates: dict[Kind, Template] = {}
 
 _END_SECONDS = 1.0
 
+# One that has forked before may have living children, which would die with it: it is not given
+# up because a caller was in a hurry.
+_PATIENCE_SECONDS = 2.0
+
 
 def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
     """Fork a child from a template, which is started or replaced where necessary."""
@@ -63,6 +67,7 @@ class Template:
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         self._ended = False
+        self._patience = 0.001
         self._control, theirs = socket.socketpair()
         try:
             with theirs:
@@ -104,6 +109,8 @@ class Template:
 
     def disown(self) -> None:
         """In a forked child of the loader: let go of the parent's template."""
+        if self._ended:
+            return
         self._ended = True
         self._control.close()
         os.close(self._pidfd)
@@ -112,7 +119,7 @@ class Template:
     def _ask(
         self, request: Request, sock: socket.socket, told_fd: int, deadline: float
     ) -> tuple[int, int]:
-        self._control.settimeout(max(0.001, deadline - time.monotonic()))
+        self._control.settimeout(max(self._patience, deadline - time.monotonic()))
         try:
             with _output(1) as stdout, _output(2) as stderr:
                 request.send(self._control, (sock.fileno(), stdout, stderr, told_fd))
@@ -128,6 +135,7 @@ class Template:
                 f"the template process ended with code {self._process.returncode}; "
                 "what it had to say is on stderr"
             ) from error
+        self._patience = _PATIENCE_SECONDS
         (answer,) = REPLY.unpack(reply)
         if answer < 0:
             raise WorkerStartupError(

@@ -288,11 +288,20 @@ async def test_a_template_that_is_stopped_is_given_up() -> None:
     async with running("echo") as process:
         await settled(process)
     signal_templates(signal.SIGSTOP)
-    with leaves_nothing(), pytest.raises(WorkerStartupError, match="worker 0"):
+    with pytest.raises(WorkerStartupError, match="worker 0"):
         await start_process(plan("echo"), timeout=0.2)
     async with running("echo") as process:
         await tell(process, b"again")
         assert await hear(process) == b"again"
+
+
+async def test_a_hurried_start_harms_no_other_child() -> None:
+    async with running("echo") as process:
+        for _ in range(3):
+            with pytest.raises(WorkerStartupError, match="worker 0"):
+                await start_process(plan("echo"), timeout=0.0)
+        await settled(process)
+    assert process.exitcode == -9
 
 
 async def test_a_death_is_seen_while_the_template_is_stopped() -> None:
