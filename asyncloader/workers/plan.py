@@ -16,7 +16,8 @@ class ProcessPlan:
 
     ``main`` is ``"package.module:function"``, imported in the child and called as
     ``function(sock, *args)``. ``args`` is plain data. ``preload`` names modules
-    that a child is spared from importing where its start method allows it.
+    that a template process imports once, before it forks; plans that name the same
+    ones share a template process.
     """
 
     name: str
