@@ -171,8 +171,14 @@ class LoopChannel:
         subscription.cancel_deadline()
         if self._incoming.partial and self._ended is None:
             subscription.deadline = subscription.loop.call_later(
-                self._frame_deadline, self._end, truncated(self._frame_deadline)
+                self._frame_deadline, self._on_deadline, self._incoming.total
             )
+
+    def _on_deadline(self, had: int) -> None:
+        # A loop that was busy may run its timers before it looks at its sockets.
+        self._on_readable()
+        if self._incoming.total == had and self._subscription is not None:
+            self._end(truncated(self._frame_deadline))
 
     def _end(self, error: Exception) -> None:
         if self._ended is None:

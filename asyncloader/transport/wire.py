@@ -43,6 +43,7 @@ class Incoming:
         self._decoder = FrameDecoder(max_payload=max_payload)
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self.filled = False  # whether the last read ended because the buffer did
+        self.total = 0  # bytes read so far
 
     @property
     def partial(self) -> bool:
@@ -66,6 +67,7 @@ class Incoming:
             self._decoder.eof()
             raise EOFError("the other end of the channel is closed")
         self.filled = count == _READ_BYTES
+        self.total += count
         return self._decoder.feed(self._buffer[:count], fds)
 
     def check(self) -> None:

@@ -109,9 +109,9 @@ async def ours(make: Callable[[], Iterator[object]], group: int, count: int) -> 
     seen, start = 0, time.perf_counter()
     while seen < count:
         for source in sources:
-            for item in await source.next_frame():
+            for _item in await source.next_frame():
                 seen += 1
-            del item
+            del _item
             source.send_releases()
     spent = time.perf_counter() - start
     for source in sources:
