@@ -8,6 +8,7 @@ also the only door to cloudpickle.
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -35,7 +36,10 @@ class Encoded:
 
 def refuse(item: Any, error: Exception) -> Any:
     """Give up on a list with an item that cannot be pickled."""
-    raise error
+    try:
+        raise error
+    finally:
+        del item, error  # the error's traceback has this frame, which must not keep them
 
 
 def in_band(nbytes: int) -> bool:
@@ -164,9 +168,23 @@ def _load(data: memoryview, buffers: list[Any]) -> Any:
     try:
         return load(data, buffers)
     except Exception as error:  # noqa: BLE001 - user code ran: __setstate__, constructors
-        refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
-        refused.__cause__ = error
-        return refused
+        return _refused(error)
+
+
+def _refused(error: Exception) -> TransportError:
+    refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
+    refused.add_note("".join(traceback.format_exception(error)))
+    # Frames hold the leases of the whole payload, and a kept error would keep the slots.
+    refused.__cause__ = _without_frames(error)
+    return refused
+
+
+def _without_frames(error: Exception) -> Exception:
+    chained: BaseException | None = error
+    while chained is not None and chained.__traceback__ is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return error
 
 
 def _spread(found: Any, count: int) -> list[Any]:
