@@ -15,6 +15,7 @@ that few pages are touched and those stay in the cache.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -51,6 +52,7 @@ class News:
     fds: tuple[int, ...] = ()
 
 
+@functools.lru_cache(maxsize=4096)
 def slot_size(nbytes: int) -> int:
     """The bytes a slot for ``nbytes`` takes: at most an eighth more, in whole pages."""
     step = max(_SMALLEST, 1 << max(nbytes.bit_length() - 4, 0))
@@ -403,6 +405,8 @@ class _Owners:
     def gone(self) -> Sequence[tuple[int, int]]:
         """The slots, and their bytes, whose owners have died since the last call."""
         self._told.yes = False
+        if not self._dead:
+            return ()
         gone = []
         while self._dead:
             owned = self._dead.popleft()

@@ -145,7 +145,8 @@ class Decoder:
         except TransportError:
             close_all(fds)
             raise
-        self._view.update(News(layout.added, layout.retired, tuple(fds)))
+        if layout.added or layout.retired or fds:
+            self._view.update(News(layout.added, layout.retired, tuple(fds)))
         return layout
 
 

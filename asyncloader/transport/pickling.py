@@ -241,28 +241,31 @@ def _address(raw: memoryview) -> int:
 
 @functools.cache
 def _dtype_names() -> dict[Any, str]:
+    kind = _torch().dtype
+    return {value: name for name, value in vars(_torch()).items() if type(value) is kind}
+
+
+@functools.cache
+def _torch() -> Any:
     import torch
 
-    return {value: name for name, value in vars(torch).items() if type(value) is torch.dtype}
+    return torch
 
 
 @functools.cache
 def _dtype(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
+    return getattr(_torch(), name)
 
 
 def _tensor(data: Any, name: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
     """Make a tensor over ``data``, which it keeps alive."""
-    import torch
-
+    torch = _torch()
     dtype = _dtype(name)
     if not len(data):
         tensor = torch.empty(shape, dtype=dtype)
     else:
         tensor = torch.frombuffer(data, dtype=dtype)
-        if len(shape) != 1 or shape[0] != len(tensor):
+        if tensor.shape != shape:
             tensor = tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
 

@@ -327,7 +327,7 @@ def test_an_item_that_does_not_unpickle_leaves_its_neighbours_alone(wire):
     assert isinstance(bad, TransportError)
     assert "KeyError: 'boom'" in str(bad)
     assert isinstance(bad.__cause__, KeyError)
-    assert 'raise KeyError(message)' in bad.__notes__[0]
+    assert "raise KeyError(message)" in bad.__notes__[0]
     np.testing.assert_array_equal(last, np.ones(BIG))
     assert wire.carry([1, Explodes()])[0] == 1
     del first, last
