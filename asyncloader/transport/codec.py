@@ -15,10 +15,12 @@ from itertools import islice
 from typing import Any
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.arena import Arena, ArenaView, News
+from asyncloader.transport.arena import Arena
+from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.frame import Buffer
 from asyncloader.transport.payload import IN_BAND, Layout, Placement, read_layout, write_payload
 from asyncloader.transport.pickling import LARGE, Dump, Pickled, Pickler, load
+from asyncloader.transport.slots import News
 from asyncloader.transport.wire import close_all
 
 __all__ = ["Decoder", "Encoded", "Encoder", "Substitute", "dumps_code", "is_heavy", "loads_code"]

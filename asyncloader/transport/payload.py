@@ -16,9 +16,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.arena import Arena, Block, News, SlotRef
+from asyncloader.transport.arena import Arena, Block
 from asyncloader.transport.frame import Buffer
 from asyncloader.transport.pickling import Pickled, Source
+from asyncloader.transport.slots import News, SlotRef
 
 __all__ = ["IN_BAND", "Layout", "Placement", "read_layout", "write_payload"]
 

@@ -21,7 +21,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from asyncloader.memory import Segment
-from asyncloader.transport.arena import Arena, ArenaView
+from asyncloader.transport.arena import Arena
+from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel, channel_pair
 from asyncloader.transport.codec import Decoder, Encoder
 from asyncloader.transport.frame import Frame

@@ -3,9 +3,12 @@ import os
 from collections.abc import Callable
 
 import pytest
+import torch
 import uvloop
 
 from asyncloader.transport.channel import channel_pair
+
+torch.set_num_threads(1)  # its own threads spin, and are in the way of everything here
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

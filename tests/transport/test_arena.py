@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from asyncloader.errors import ResourceExhausted, TransportError
-from asyncloader.transport.arena import Arena, ArenaView, News, SlotRef, slot_size
+from asyncloader.transport.arena import Arena
+from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.slots import News, SlotRef, slot_size
 
 MIB = 1 << 20
 
@@ -134,6 +136,28 @@ def test_unused_segments_make_room_for_other_sizes(leaves_nothing):
         ends.settle()
         assert ends.arena.mapped_bytes <= 4 * MIB
     ends.close()
+
+
+def test_a_slot_larger_than_the_budget_is_granted_alone(leaves_nothing):
+    ends = Ends(budget=MIB)
+    small = ends.view.lease(ends.send(100))
+    assert ends.send(3 * MIB) is None
+    del small
+    ends.settle()
+    large = ends.view.lease(ends.send(3 * MIB, b"large"))
+    assert bytes(large[:5]) == b"large"
+    assert ends.send(100) is None
+    del large
+    ends.settle()
+    assert ends.send(100) is not None
+    assert ends.arena.mapped_bytes <= MIB
+    ends.close()
+
+
+def test_an_arena_without_a_budget_grants_nothing():
+    assert Arena(0).allocate(1) is None
+    with pytest.raises(ValueError, match="at least 0 bytes, got -1"):
+        Arena(-1)
 
 
 def test_full_memory_is_waited_for_while_the_receiver_has_some(monkeypatch, leaves_nothing):
@@ -273,14 +297,16 @@ def test_a_small_arena_does_for_any_number_of_messages(ends):
 
 
 KEEP_EVERYTHING = """
-import os, resource, torch
+import os, resource, sys, torch
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 torch.set_num_threads(1)
-from asyncloader.transport.arena import Arena, ArenaView
+from asyncloader.transport.arena import Arena
+from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.codec import Decoder, Encoder
-view = ArenaView(copy_beyond=COPY_BEYOND)
-arena = Arena(BUDGET)
-encoder, decoder, kept, tensor = Encoder(arena), Decoder(view), [], torch.empty(1 << 18)
+nbytes, budget, segment_bytes, copy_beyond = map(int, sys.argv[1:])
+view = ArenaView(copy_beyond=copy_beyond)
+arena = Arena(budget, segment_bytes=segment_bytes)
+encoder, decoder, kept, tensor = Encoder(arena), Decoder(view), [], torch.empty(nbytes // 4)
 for number in range(2000):
     encoded = encoder.encode([tensor.fill_(number)])
     kept += decoder.decode(b"".join(encoded.parts), encoded.fds)
@@ -290,12 +316,17 @@ assert len(os.listdir("/proc/self/fd")) < 8, os.listdir("/proc/self/fd")
 """
 
 
-@pytest.mark.parametrize(("budget", "copy_beyond"), [(4096 * MIB, None), (64 * MIB, 32 * MIB)])
-def test_keeping_everything_takes_no_descriptors(budget, copy_beyond):
-    script = KEEP_EVERYTHING.replace("BUDGET", str(budget)).replace("COPY_BEYOND", str(copy_beyond))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.mark.parametrize(
+    ("nbytes", "budget", "segment_bytes", "copy_beyond"),
+    [
+        (MIB // 4, 1024 * MIB, MIB // 4, sys.maxsize),  # each in a segment of its own
+        (MIB, 64 * MIB, 16 * MIB, 32 * MIB),
+    ],
+)
+def test_keeping_everything_takes_no_descriptors(nbytes, budget, segment_bytes, copy_beyond):
+    numbers = map(str, (nbytes, budget, segment_bytes, copy_beyond))
+    command = [sys.executable, "-c", KEEP_EVERYTHING, *numbers]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
