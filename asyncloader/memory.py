@@ -23,6 +23,7 @@ from asyncloader.errors import ResourceExhausted, TransportError
 __all__ = ["Segment"]
 
 _HUGE_PAGE = 2 << 20
+_POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
 _MAP_FIXED = 0x10  # the same number on Linux, macOS and the BSDs
 _MADV_POPULATE_WRITE = 23
 _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
@@ -55,6 +56,7 @@ class Segment:
         try:
             os.ftruncate(fd, size)
             segment = cls(fd, size)
+            _populate(segment.buffer, segment.address, size)
             # Reserving says ENOSPC here; a write to a full tmpfs would be SIGBUS later.
             # The mapping comes first, since pages that are touched through it may be huge.
             _reserve(fd, size)
@@ -79,6 +81,8 @@ class Segment:
             if _can_seal() and not _is_sealed(fd):
                 raise TransportError("a shared segment must be sealed against truncation")
             segment = cls(fd, size)
+            if size <= _POPULATE_AT_MOST:
+                _populate(segment.buffer, segment.address, size)
         finally:
             os.close(fd)
         segment._fd = -1
@@ -120,7 +124,6 @@ def _map(fd: int, size: int) -> mmap.mmap:
     if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size} bytes: {os.strerror(number)}")
-    _populate(mapped, address, size)
     return mapped
 
 

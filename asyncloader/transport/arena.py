@@ -75,8 +75,8 @@ class Arena:
 
     A slot that is larger than all of the budget is granted when nothing else is in
     use, unless the budget is 0. ``budget`` may be changed at any time; what is there
-    is not taken away. One thread at a time may use an arena; references to slots
-    may die in any.
+    is not taken away. An arena belongs to the process that made it, and to one
+    thread at a time; references to slots may die in any.
     """
 
     def __init__(self, budget: int, *, segment_bytes: int = _SEGMENT_BYTES) -> None:

@@ -130,14 +130,15 @@ class Dump:
         """Say how an object is pickled; NotImplemented leaves it to pickle."""
         kind = type(item)
         torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor:
+        # Another thread may be in the middle of importing it.
+        if torch is not None and kind is getattr(torch, "Tensor", None):
             return self._reduce_tensor(torch, item)
         if kind is _Beside:
             return item.kind, (pickle.PickleBuffer(item.data),)
         if kind is memoryview:
             return _reduce_memoryview(item)
         numpy = sys.modules.get("numpy")
-        if numpy is not None and kind is numpy.ndarray:
+        if numpy is not None and kind is getattr(numpy, "ndarray", None):
             return _reduce_array(numpy, item)
         if not self.foreign:
             self.foreign = _is_foreign(item, kind)
