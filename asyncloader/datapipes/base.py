@@ -48,9 +48,20 @@ class DataPipe:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
         return True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def lives_with_loader(self) -> bool:
+        """Whether the pipe stays with the loader while its readers may run in workers."""
+        return False
+
+    def is_splitter(self) -> bool:
+        """Whether the pipe is read through branches that share what it holds."""
+        return False
+
+    def __getstate__(self) -> Any:
         # A copy is a pipe that nobody has iterated yet.
-        return {name: value for name, value in self.__dict__.items() if name != "current_pass"}
+        state = object.__getstate__(self)
+        fields, *slots = state if isinstance(state, tuple) else (state,)
+        kept = {name: value for name, value in (fields or {}).items() if name != "current_pass"}
+        return (kept, *slots) if slots else kept
 
     def __repr__(self) -> str:
         return stage_name(self)
