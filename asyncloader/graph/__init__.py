@@ -11,7 +11,7 @@ from asyncloader.graph.cut import (
 )
 from asyncloader.graph.draw import to_mermaid, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
-from asyncloader.graph.fingerprint import differences, fingerprint
+from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.seeding import PartSeeds, SeedPlaces, draw_shared_seeds
 from asyncloader.graph.settings import (
     apply_random_seed,
@@ -50,6 +50,7 @@ __all__ = [
     "fingerprint",
     "list_dps",
     "lowest_common_ancestor",
+    "read_without_fork",
     "remove_dp",
     "replace_dp",
     "replicable_branches",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from enum import Enum
 from types import MethodType
@@ -54,7 +54,7 @@ def differences(before: Any, after: Any) -> list[str]:
     # Sources first, as one reads a graph; entries are numbered from the end.
     classes = [[entry["class"] for entry in reversed(graph)] for graph in (before, after)]
     sentences: list[str] = []
-    for tag, start, stop, begin, end in SequenceMatcher(None, *classes, False).get_opcodes():
+    for tag, start, stop, begin, end in _edits(*classes):
         if tag == "equal":
             same = zip(range(start, stop), range(begin, end), strict=True)
             for one, other in same:
@@ -111,7 +111,7 @@ class _Settings:
     def _container(self, value: Any) -> Any:
         if len(value) > _LONGEST:
             return _UNKNOWN
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        pairs: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
         plain = [[self._key(key), self.plain(element)] for key, element in pairs]
         if any(_UNKNOWN in pair for pair in plain):
             return _UNKNOWN
@@ -125,17 +125,13 @@ class _Settings:
 
 def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parameters a pipe was made with that it still holds, and if it shuffles."""
-    try:
-        parameters = inspect.signature(type(pipe)).parameters
-    except (TypeError, ValueError):
-        parameters = {}
-    for name in parameters:
-        for attribute in (name, f"_{name}"):
-            if hasattr(pipe, attribute):
-                yield name, getattr(pipe, attribute)
-                break
+    for name in inspect.signature(type(pipe)).parameters:
+        held = [attribute for attribute in (name, f"_{name}") if hasattr(pipe, attribute)]
+        if held:
+            yield name, getattr(pipe, held[0])
     if is_shuffler(pipe):
-        yield "shuffles", getattr(pipe, "enabled", getattr(pipe, "_enabled", None))
+        # torch's shufflers hold it under the second name.
+        yield "shuffles", getattr(pipe, "shuffles", getattr(pipe, "_enabled", True))
 
 
 def _function(value: Any, settings: _Settings) -> Any:
@@ -167,6 +163,10 @@ def _is_fingerprint(value: Any) -> bool:
         and isinstance(entry.get("settings"), dict)
         for entry in value
     )
+
+
+def _edits(before: list[str], after: list[str]) -> list[tuple[str, int, int, int, int]]:
+    return SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:

@@ -271,7 +271,9 @@ class _Search:
         if len(container) <= self.left:
             self.left -= len(container)
             return True
-        return is_pipe(next(iter(container)))
+        # Looking at the first of too many counts as well.
+        self.left -= 1
+        return self.left >= 0 and is_pipe(next(iter(container)))
 
 
 def _elements(container: Any) -> list[Any]:
