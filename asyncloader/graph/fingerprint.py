@@ -165,7 +165,7 @@ def _is_fingerprint(value: Any) -> bool:
     )
 
 
-def _edits(before: list[str], after: list[str]) -> list[tuple[str, int, int, int, int]]:
+def _edits(before: list[str], after: list[str]) -> Iterable[tuple[str, int, int, int, int]]:
     return SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
 
 
