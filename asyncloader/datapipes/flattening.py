@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.columns import reading
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
 
 T = TypeVar("T")
 
@@ -104,11 +104,6 @@ class FlatMapper(IterDataPipe[T]):
 
     def new_pass(self) -> FlatMapPass[T]:
         return FlatMapPass(self, self._expand)
-
-
-def itself(item: T) -> T:
-    """Return the item."""
-    return item
 
 
 def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
