@@ -12,6 +12,7 @@ comes from here.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -56,6 +57,10 @@ class DataPipe:
         """Whether the pipe is read through branches that share what it holds."""
         return False
 
+    def waits(self) -> bool:
+        """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        return False
+
     def __getstate__(self) -> Any:
         # A copy is a pipe that nobody has iterated yet.
         state = object.__getstate__(self)
@@ -92,7 +97,6 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         return from_thread(self)
 
     def waits(self) -> bool:
-        """Whether iterating this pipe itself takes an event loop."""
         cls = type(self)
         return (
             cls.__aiter__ is not IterDataPipe.__aiter__
@@ -157,9 +161,19 @@ def _register(base: type, name: str, pipe_class: type) -> None:
     build.__name__ = name
     build.__qualname__ = f"{base.__name__}.{name}"
     build.__doc__ = pipe_class.__doc__
-    build.__wrapped__ = pipe_class.__init__  # type: ignore[attr-defined, misc]
+    build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
     build.builds = pipe_class  # type: ignore[attr-defined]
     setattr(base, name, build)
+
+
+def _method_signature(pipe_class: type) -> inspect.Signature:
+    signature = inspect.signature(pipe_class)
+    source, *others = signature.parameters.values()
+    # `self` is the first source. A pipe of several takes the others under its own name.
+    if source.kind is source.VAR_POSITIONAL:
+        others.insert(0, source)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[itself, *others])
 
 
 def _identity(pipe_class: type | None) -> tuple[str, str] | None:
@@ -182,8 +196,8 @@ def is_pipe(value: object) -> bool:
 
 
 def waits(pipe: object) -> bool:
-    """Whether iterating the pipe itself takes an event loop; torch's pipes never do."""
-    return pipe.waits() if isinstance(pipe, IterDataPipe) else False
+    """Whether the pipe itself takes an event loop; torch's pipes never do."""
+    return pipe.waits() if isinstance(pipe, DataPipe) else False
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:
