@@ -1,0 +1,58 @@
+"""The PyTorch data loader you can await."""
+
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.errors import (
+    ConcurrentIterationError,
+    ForkedError,
+    IteratorInvalidated,
+    LoaderClosed,
+    LoaderError,
+    LoopMismatchError,
+    Overloaded,
+    PipelineError,
+    ResourceExhausted,
+    SnapshotError,
+    TransportError,
+    WorkerDied,
+    WorkerStartupError,
+    WorkerTimeout,
+)
+from asyncloader.loader.dataloader2 import DataLoader2
+from asyncloader.loader.iterators import DataLoader2Iterator
+from asyncloader.runtime import WorkerInfo, get_worker_info
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import (
+    CheckpointableReadingServiceInterface,
+    ReadingServiceInterface,
+)
+from asyncloader.services.in_process import InProcessReadingService
+from asyncloader.services.sequential import SequentialReadingService
+
+__all__ = [
+    "CheckpointableReadingServiceInterface",
+    "ConcurrentIterationError",
+    "DataLoader2",
+    "DataLoader2Iterator",
+    "ForkedError",
+    "InProcessReadingService",
+    "IterDataPipe",
+    "IteratorInvalidated",
+    "LoaderClosed",
+    "LoaderError",
+    "LoopMismatchError",
+    "MapDataPipe",
+    "Overloaded",
+    "PipelineError",
+    "ReadingServiceInterface",
+    "ResourceExhausted",
+    "SeedGenerator",
+    "SequentialReadingService",
+    "SnapshotError",
+    "TransportError",
+    "WorkerDied",
+    "WorkerInfo",
+    "WorkerStartupError",
+    "WorkerTimeout",
+    "functional_datapipe",
+    "get_worker_info",
+]

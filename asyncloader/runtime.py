@@ -122,7 +122,10 @@ class LoopThread:
 
     def __init__(self, name: str = "asyncloader loop") -> None:
         self.loop = new_event_loop()
-        self._thread = threading.Thread(target=_run_loop, args=(self.loop,), name=name, daemon=True)
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self.loop, self._ended), name=name, daemon=True
+        )
         self._thread.start()
         _loop_threads.add(self)
 
@@ -143,17 +146,24 @@ class LoopThread:
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
+    async def aclose(self, seconds: float = 3.0) -> None:
+        """Stop the loop and wait for its thread, from another loop."""
+        _loop_threads.discard(self)
+        call_soon(self.loop, self.loop.stop)
+        await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=seconds)
+
     def __del__(self) -> None:
         call_soon(self.loop, self.loop.stop)
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, ended: Future[None]) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
     finally:
         loop.run_until_complete(_wind_up())
         loop.close()
+        ended.set_result(None)
 
 
 async def _wind_up() -> None:
@@ -174,9 +184,9 @@ def _close_loop_threads() -> None:
         thread.close(seconds=1.0)
 
 
-def in_running_loop() -> bool:
-    """Whether an event loop is running in this thread."""
-    return asyncio._get_running_loop() is not None
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    return asyncio._get_running_loop()
 
 
 # Forks ----------------------------------------------------------------------------------

@@ -96,13 +96,17 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def __aiter__(self) -> AsyncIterator[T_co]:
         return from_thread(self)
 
+    def is_async(self) -> bool:
+        """Whether a loop iterates this pipe by itself, without a thread."""
+        return type(self).__aiter__ is not IterDataPipe.__aiter__
+
     def waits(self) -> bool:
+        """Whether this pipe, used in a ``for``, needs an event loop to run on."""
         cls = type(self)
-        return (
-            cls.__aiter__ is not IterDataPipe.__aiter__
-            and cls.__iter__ is IterDataPipe.__iter__
-            and cls.new_pass is IterDataPipe.new_pass
+        computes = (
+            cls.__iter__ is not IterDataPipe.__iter__ or cls.new_pass is not IterDataPipe.new_pass
         )
+        return self.is_async() and not computes
 
     @classmethod
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
@@ -195,9 +199,14 @@ def is_pipe(value: object) -> bool:
     return is_iter_pipe(value) or is_map_pipe(value)
 
 
-def waits(pipe: object) -> bool:
-    """Whether the pipe itself takes an event loop; torch's pipes never do."""
-    return pipe.waits() if isinstance(pipe, DataPipe) else False
+def is_async_pipe(value: object) -> bool:
+    """Whether a loop iterates ``value`` by itself, without a thread; torch's pipes never."""
+    return isinstance(value, IterDataPipe) and value.is_async()
+
+
+def waits(value: object) -> bool:
+    """Whether ``value``, used in a ``for``, needs an event loop; torch's pipes never do."""
+    return isinstance(value, DataPipe) and value.waits()
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:

@@ -209,9 +209,9 @@ class TaskGiver(Generic[T]):
         self._task = self._home.loop.create_task(self._run(), name=name, context=self._context)
 
     def stop(self) -> None:
-        """Cancel the task; to be called on the home's loop."""
+        """Cancel the task; to be called on the home's loop, unless that is closed."""
         self._stopped = True
-        if self._task is not None:
+        if self._task is not None and not self._home.loop.is_closed():
             self._task.cancel()
 
     async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -276,7 +276,7 @@ class Home:
         self._givers.discard(giver)
 
     def stop(self) -> None:
-        """Tell all to end, without waiting for them; to be called on the loop."""
+        """Tell all to end, without waiting for them; on the loop, unless that is closed."""
         for giver in list(self._givers):
             giver.stop()
 

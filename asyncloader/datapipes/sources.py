@@ -43,8 +43,11 @@ class IterableWrapper(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
 
-    def waits(self) -> bool:
+    def is_async(self) -> bool:
         return isinstance(self.iterable, AsyncIterable)
+
+    def waits(self) -> bool:
+        return self.is_async()
 
     def new_pass(self) -> IterablePass[T]:
         assert isinstance(self.iterable, Iterable)

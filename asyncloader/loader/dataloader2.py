@@ -1,0 +1,199 @@
+"""The data loader.
+
+This file is about ``DataLoader2``: a graph of pipes, adapted once, run by a
+reading service, and iterated with ``async for`` or ``for``.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
+from asyncloader.datapipes.converting import MapToIterConverter
+from asyncloader.errors import IteratorInvalidated, LoaderClosed
+from asyncloader.graph.copying import copy_graph
+from asyncloader.loader.engine import Engine
+from asyncloader.loader.gate import Gate
+from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
+from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.services.base import ReadingServiceInterface
+from asyncloader.services.in_process import InProcessReadingService
+
+T_co = TypeVar("T_co", covariant=True)
+I = TypeVar("I", bound=DataLoader2Iterator[Any])
+
+_CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
+
+AdapterFn = Callable[[Any], Any]
+
+
+class DataLoader2(Generic[T_co]):
+    """Load the items of a graph, by ``async for`` or ``for``.
+
+    The graph and the service are copied (the data inside the pipes is not), so
+    both can be used again elsewhere. Adapters are applied once, here. Nothing is
+    started before the first item is asked for, ``await loader.start()``, or
+    entering ``with`` or ``async with``, which also shut the loader down.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with DataLoader2(IterableWrapper(range(4)).batch(2)) as loader:
+    ...     list(loader)
+    [[0, 1], [2, 3]]
+    """
+
+    def __init__(
+        self,
+        datapipe: Any,
+        datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+    ) -> None:
+        self.datapipe = _adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn)
+        self.reading_service = _copied_service(reading_service)
+        self._engine = Engine(Lifecycle(copy_graph(self.datapipe), self.reading_service))
+        self._gate = Gate()
+        self._iterators: weakref.WeakSet[DataLoader2Iterator[T_co]] = weakref.WeakSet()
+
+    def __iter__(self) -> SyncIterator[T_co]:
+        return self._latest(SyncIterator(self._engine, self._next_gate()))
+
+    def __aiter__(self) -> AsyncIterator[T_co]:
+        return self._latest(AsyncIterator(self._engine, self._next_gate()))
+
+    def __len__(self) -> int:
+        """The number of items in an epoch; a TypeError where the graph cannot tell."""
+        return len(self.datapipe)
+
+    def seed(self, seed: int) -> None:
+        """Begin this seed's sequence of epochs with the next epoch.
+
+        The same seed gives the same sequence, also when it is given again.
+        Raises ValueError for anything but an integer from 0 to 2**64 - 1.
+        """
+        self._engine.seed(seed)
+
+    def limit(self, num_items: int | None) -> None:
+        """End iteration after ``num_items`` more without ending the epoch.
+
+        ``resume`` lets as many pass again. The limit holds for this and later
+        iterators, until None takes it away.
+        """
+        self._gate.limit(num_items)
+        self._engine.lifecycle.limit(num_items)
+
+    def pause(self) -> None:
+        """Produce and hand out nothing until ``resume``; the item in progress finishes."""
+        self._gate.pause()
+        self._engine.lifecycle.pause()
+
+    def resume(self) -> None:
+        """Go on after ``pause`` or a limit."""
+        self._gate.resume()
+        self._engine.lifecycle.resume()
+
+    def stats(self) -> LoaderStats:
+        """Return what was handed out so far; to be called at any moment."""
+        return LoaderStats(epochs=self._engine.epochs, items=self._gate.passed)
+
+    async def start(self) -> None:
+        """Start the reading service now, instead of with the first item."""
+        await self._engine.lifecycle.start()
+
+    async def aclose(self) -> None:
+        """Shut down within three seconds; afterwards iterating raises LoaderClosed."""
+        self._invalidate(LoaderClosed(_CLOSED))
+        await self._engine.aclose()
+
+    def shutdown(self) -> None:
+        """Shut down within three seconds, from a thread; the async form is ``aclose``."""
+        self._invalidate(LoaderClosed(_CLOSED))
+        self._engine.shutdown()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        self._engine.start_sync()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
+
+    def _next_gate(self) -> Gate:
+        self._gate = self._gate.renewed()
+        return self._gate
+
+    def _latest(self, iterator: I) -> I:
+        self._invalidate(
+            IteratorInvalidated(
+                "this iterator has been invalidated: its loader was iterated again, and only"
+                " the latest iterator of a loader is live"
+            )
+        )
+        self._iterators.add(iterator)
+        if self._engine.is_closed:
+            iterator.invalidate(LoaderClosed(_CLOSED))
+        return iterator
+
+    def _invalidate(self, reason: BaseException) -> None:
+        for iterator in self._iterators:
+            iterator.invalidate(reason)
+        self._iterators.clear()
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """What a loader has handed out: epochs begun, and items of the present epoch."""
+
+    epochs: int
+    items: int
+
+
+def _iter_pipe(datapipe: Any) -> Any:
+    if is_iter_pipe(datapipe):
+        return datapipe
+    if is_map_pipe(datapipe):
+        return MapToIterConverter(datapipe)
+    raise TypeError(
+        f"DataLoader2 takes a datapipe, got {type(datapipe).__name__}; wrap"
+        f" {_wrapper_for(datapipe)} first, from asyncloader.datapipes"
+    )
+
+
+def _wrapper_for(data: object) -> str:
+    if hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
+        return "it in map.SequenceWrapper(...)"
+    return "it in iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
+
+
+def _adapted(datapipe: Any, adapters: Iterable[AdapterFn] | AdapterFn | None) -> Any:
+    if adapters is None:
+        return datapipe
+    for adapter in [adapters] if callable(adapters) else adapters:
+        datapipe = adapter(datapipe)
+        if not is_iter_pipe(datapipe):
+            raise TypeError(
+                f"the adapter {adapter!r} must return a datapipe, got {type(datapipe).__name__}"
+            )
+    return datapipe
+
+
+def _copied_service(service: ReadingServiceInterface | None) -> ReadingServiceInterface:
+    if service is None:
+        return InProcessReadingService()
+    if not isinstance(service, ReadingServiceInterface):
+        raise TypeError(
+            "reading_service must derive from ReadingServiceInterface, got"
+            f" {type(service).__name__}"
+        )
+    return copy.deepcopy(service)

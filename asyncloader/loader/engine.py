@@ -1,0 +1,143 @@
+"""What runs a loader's epochs, one at a time.
+
+This file is about ``Engine``, which a loader and its iterators share: it knows
+the seed of the next epoch, the epoch that is under way and where it runs, and
+closes everything in a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import warnings
+from typing import Any
+
+from asyncloader.datapipes.base import waits
+from asyncloader.errors import LoopMismatchError
+from asyncloader.graph.walk import breadth_first
+from asyncloader.loader.gate import Gate
+from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
+from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
+from asyncloader.loader.seeding import EpochSeeds
+from asyncloader.runtime import LoopThread, running_loop
+from asyncloader.seeds import SeedGenerator
+
+
+class Engine:
+    """Begins and ends the epochs of one loader."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        self._seeds = EpochSeeds()
+        self._generator: SeedGenerator | None = None
+        self._gate = Gate()
+        self._items: RunningItems | None = None
+        self._thread: LoopThread | None = None
+        self._closed: concurrent.futures.Future[None] | None = None
+        self._warned_of_blocking = False
+        self.epochs = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the loader was shut down, or is being so."""
+        return self._closed is not None
+
+    def seed(self, seed: int) -> None:
+        """Begin a seed's sequence of epochs with the next epoch."""
+        self._seeds = EpochSeeds.from_seed(seed)
+        self._generator = None
+
+    async def begin_async(self, gate: Gate) -> AsyncItems:
+        """Begin an epoch on the running loop."""
+        await self.end_epoch()
+        self._items = items = AsyncItems(self.lifecycle, self._next_generator(gate))
+        return items
+
+    def start_sync(self) -> None:
+        """Start the service, from a thread."""
+        self._warn_if_blocking()
+        self._private_loop().call(self.lifecycle.start())
+
+    def begin_sync(self, gate: Gate) -> DirectItems | LoopItems:
+        """Begin an epoch for a thread: in that thread itself where the graph allows it."""
+        self._warn_if_blocking()
+        thread = self._private_loop()
+        thread.call(self._prepare())
+        kind = LoopItems if self._needs_loop() else DirectItems
+        self._items = items = kind(self.lifecycle, self._next_generator(gate), thread)
+        return items
+
+    async def end_epoch(self) -> None:
+        """End the epoch that is under way, if there is one."""
+        if self._items is not None:
+            await self._items.aclose()
+            self._items = None
+
+    async def aclose(self) -> None:
+        """Close everything; calls while one is at work share it."""
+        if self._closed is not None:
+            await asyncio.wrap_future(self._closed)
+            return
+        self._closed = concurrent.futures.Future()
+        try:
+            await bounded(self._close())
+        finally:
+            self._closed.set_result(None)
+
+    def shutdown(self) -> None:
+        """Close everything, from a thread."""
+        if self._closed is not None:
+            self._closed.result(timeout=2 * CLOSE_SECONDS)
+            return
+        if self._items is not None and self._items.runs_on(running_loop()):
+            raise LoopMismatchError(
+                "shutdown() would block the event loop that the running epoch needs in order"
+                " to end; use `await loader.aclose()`"
+            )
+        self._closed = concurrent.futures.Future()
+        try:
+            self._private_loop().call(self._close())
+        finally:
+            if self._thread is not None:
+                self._thread.close()
+            self._closed.set_result(None)
+
+    async def _prepare(self) -> None:
+        await self.end_epoch()
+        await self.lifecycle.start()
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.end_epoch()
+        finally:
+            await self.lifecycle.aclose()
+            if self._thread is not None and self._thread.loop is not running_loop():
+                await self._thread.aclose()
+
+    def _next_generator(self, gate: Gate) -> SeedGenerator:
+        # An epoch nobody saw anything of is not skipped: its seed is used again.
+        if self._generator is None or self._gate.was_read():
+            self._generator = self._seeds.generator()
+            self._seeds = self._seeds.advanced()
+            self.epochs += 1
+        self._gate = gate
+        return self._generator.clone()
+
+    def _needs_loop(self) -> bool:
+        adapted = self.lifecycle.adapted
+        return any(waits(pipe) for pipe in breadth_first(adapted))
+
+    def _private_loop(self) -> LoopThread:
+        if self._thread is None:
+            self._thread = LoopThread()
+        return self._thread
+
+    def _warn_if_blocking(self) -> None:
+        if running_loop() is not None and not self._warned_of_blocking:
+            self._warned_of_blocking = True
+            warnings.warn(
+                "this `for` blocks the event loop that runs in its thread; use `async for`",
+                RuntimeWarning,
+                stacklevel=5,
+            )

@@ -1,0 +1,124 @@
+"""One epoch, run by a task of its own.
+
+This file is about ``Epoch``: it begins the epoch, runs the graph where it
+belongs, and ends the epoch, whoever consumes it and however. The consumer only
+ever waits for what lies in the exchange, so cancelling it cannot hurt a pipe.
+
+    supervisor task ─ runs ─▶ graph ─▶ Exchange ─▶ consumer (a task, or a thread)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+from asyncloader.datapipes.base import is_async_pipe
+from asyncloader.datapipes.crossing import Exchange, Home, Waiter, give_groups, run_at
+from asyncloader.errors import LoaderClosed
+from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
+from asyncloader.runtime import call_soon
+from asyncloader.seeds import SeedGenerator
+
+
+class Epoch:
+    """An epoch on the loop ``loop``; ``consumer`` is woken when there is something to take."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        seed_generator: SeedGenerator,
+        loop: asyncio.AbstractEventLoop,
+        consumer: Waiter,
+    ) -> None:
+        self.loop = loop
+        self.is_over = False
+        self._lifecycle = lifecycle
+        self._seed_generator = seed_generator
+        self._consumer = consumer
+        self._home = Home(loop)
+        self._exchange: Exchange[Any] = Exchange(consumer)
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def start(self) -> None:
+        """Begin the epoch; to be called on its loop."""
+        context = run_at(self._home)
+        self._task = self.loop.create_task(
+            self._supervise(), name="asyncloader epoch", context=context
+        )
+        # A loop may be closed under us; the iterator's own warning says so, once.
+        self._task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def is_ready(self) -> bool:
+        """Whether there is something to take: items, the end, or an error."""
+        return self._exchange.has_items() or self.is_over
+
+    def take(self) -> list[Any]:
+        """Return the items that are ready; [] at the end, and the error each time after one."""
+        if self._exchange.has_items():
+            return self._exchange.take()
+        if self._error is not None:
+            raise self._error
+        return []
+
+    def abandon(self) -> None:
+        """End the epoch without waiting for it; any thread may call this."""
+        if self.is_over:
+            return
+        if self.loop.is_closed():
+            self._home.stop()
+            warnings.warn(
+                "the event loop was closed while an epoch was running; use `async with loader`"
+                " or `await loader.aclose()` before the loop ends",
+                ResourceWarning,
+                stacklevel=3,
+            )
+        call_soon(self.loop, self._cancel)
+
+    async def aclose(self) -> None:
+        """End the epoch and wait until it is over, for a bounded time; on any loop."""
+        if self.is_over or self.loop.is_closed():
+            return
+        if asyncio.get_running_loop() is self.loop:
+            await self._close()
+        else:
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self.loop)
+            await asyncio.wait([asyncio.wrap_future(closing)], timeout=CLOSE_SECONDS)
+
+    async def _close(self) -> None:
+        self._cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+
+    def _cancel(self) -> None:
+        # Once is enough: a second cancel would disturb the cleaning up.
+        if self._task is not None and not self._is_closing:
+            self._is_closing = True
+            self._task.cancel()
+
+    async def _supervise(self) -> None:
+        try:
+            await self._run(await self._lifecycle.begin_epoch(self._seed_generator))
+        except asyncio.CancelledError:
+            self._error = LoaderClosed("the epoch was closed before its end")
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self._error = error
+        finally:
+            self.is_over = True
+            self._consumer.wake()
+
+    async def _run(self, pipe: Any) -> None:
+        try:
+            if is_async_pipe(pipe):
+                await give_groups(pipe, self._exchange, self.loop)
+            else:
+                await self._home.start_thread(pipe, self._exchange).finish()
+        finally:
+            await bounded(self._end())
+
+    async def _end(self) -> None:
+        await self._home.aclose()
+        await self._lifecycle.end_epoch()

@@ -1,0 +1,123 @@
+"""The items of one epoch, as an iterator draws them.
+
+This file is about three ways to run an epoch, which iterators choose from:
+in a task on the consumer's own loop, in a task on a private loop, or right in
+the consumer's thread where the whole graph is made of plain generators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from typing import Any
+
+from asyncloader.datapipes.crossing import close_items
+from asyncloader.loader.epoch import Epoch
+from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.runtime import LoopThread, LoopWaiter, ThreadWaiter
+from asyncloader.seeds import SeedGenerator
+
+
+class RunningItems(ABC):
+    """An epoch under way, as its loader sees it."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the epoch and wait until it is over, for a bounded time; on any loop."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """End the epoch without waiting, from wherever the garbage collector runs."""
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether the epoch can go on only while ``loop`` does."""
+        return False
+
+
+class AsyncItems(RunningItems):
+    """Items of an epoch on the running loop, taken by one of its tasks."""
+
+    def __init__(self, lifecycle: Lifecycle, seed_generator: SeedGenerator) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = LoopWaiter(loop)
+        self._epoch = Epoch(lifecycle, seed_generator, loop, self._waiter)
+        self._epoch.start()
+
+    async def group(self) -> list[Any]:
+        """Wait for the next items; [] at the end. Cancelling this loses nothing."""
+        await self._waiter.until(self._epoch.is_ready)
+        return self._epoch.take()
+
+    async def aclose(self) -> None:
+        await self._epoch.aclose()
+
+    def abandon(self) -> None:
+        self._epoch.abandon()
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        return self._epoch.loop is loop and not self._epoch.is_over
+
+
+class LoopItems(RunningItems):
+    """Items of an epoch on a private loop, taken by a thread."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, seed_generator: SeedGenerator, thread: LoopThread
+    ) -> None:
+        self._waiter = ThreadWaiter()
+        self._epoch = Epoch(lifecycle, seed_generator, thread.loop, self._waiter)
+        self._group: Iterator[Any] = iter(())
+        thread.loop.call_soon_threadsafe(self._epoch.start)
+
+    def next(self) -> Any:
+        """Wait for the next item; StopIteration at the end, and after an error it again."""
+        for item in self._group:
+            return item
+        self._waiter.until(self._epoch.is_ready)
+        group = self._epoch.take()
+        self._group = iter(group)
+        return next(self._group)
+
+    async def aclose(self) -> None:
+        self._waiter.stop()
+        await self._epoch.aclose()
+
+    def abandon(self) -> None:
+        self._epoch.abandon()
+
+
+class DirectItems(RunningItems):
+    """Items made right in the consumer's thread, nothing ahead of it."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, seed_generator: SeedGenerator, thread: LoopThread
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._thread = thread
+        self._error: BaseException | None = None
+        pipe = thread.call(lifecycle.begin_epoch(seed_generator))
+        self.iterator: Iterator[Any] = iter(pipe)
+
+    def next(self) -> Any:
+        """Make the next item; StopIteration at the end, and after an error it again."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self.iterator)
+        except BaseException as error:
+            self._error = StopIteration() if isinstance(error, StopIteration) else error
+            self._thread.call(self._lifecycle.end_epoch())
+            raise
+
+    async def aclose(self) -> None:
+        close_items(self.iterator)
+        await self._lifecycle.end_epoch()
+
+    def abandon(self) -> None:
+        close_items(self.iterator)
+        work = self._lifecycle.end_epoch()
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._thread.loop)
+        except RuntimeError:  # the private loop is closed, and with it the loader
+            work.close()

@@ -1,0 +1,113 @@
+"""A graph and its reading service, from start to shutdown.
+
+This file is about the order in which a service's moments are called, whatever
+happens: started once, one epoch at a time, every epoch ended, finalized once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from asyncloader.datapipes.base import is_pipe
+from asyncloader.errors import LoaderClosed
+from asyncloader.graph.settings import set_graph_random_seed
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import ReadingServiceInterface, unchanged
+from asyncloader.services.calls import ServiceCalls
+
+CLOSE_SECONDS = 3.0
+
+
+class Lifecycle:
+    """Starts a service on a graph, opens its epochs one by one, and finalizes it."""
+
+    def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
+        self.adapted: Any = None
+        self.is_closed = False
+        self._datapipe = datapipe
+        self._service = service
+        self._calls = ServiceCalls(service)
+        self._starting = asyncio.Lock()
+        self._epoch_open = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the service has adapted the graph."""
+        return self.adapted is not None
+
+    async def start(self) -> None:
+        """Let the service adapt the graph; a start that fails may be tried again."""
+        async with self._starting:
+            if self.is_closed:
+                raise LoaderClosed("the loader was shut down; make a new one to iterate again")
+            if not self.is_started:
+                await self._initialize()
+
+    async def begin_epoch(self, seed_generator: SeedGenerator) -> Any:
+        """Open an epoch, after ending the one before; return the graph to iterate."""
+        await self.start()
+        await self.end_epoch()
+        self._epoch_open = True
+        try:
+            return await self._begin(seed_generator)
+        except BaseException:
+            await bounded(self.end_epoch())
+            raise
+
+    async def end_epoch(self) -> None:
+        """Tell the service that the epoch is over, if one is open."""
+        if self._epoch_open:
+            self._epoch_open = False
+            await self._calls.finalize_iteration()
+
+    def pause(self) -> None:
+        """Tell the service to produce nothing more for now."""
+        self._service.pause()
+
+    def resume(self) -> None:
+        """Tell the service to go on."""
+        self._service.resume()
+
+    def limit(self, num_items: int | None) -> None:
+        """Tell the service how many items will be handed out before a stop."""
+        self._service.limit(num_items)
+
+    async def aclose(self) -> None:
+        """End the epoch and finalize the service; every later start raises LoaderClosed."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            await self.end_epoch()
+        finally:
+            if self.is_started:
+                await self._calls.finalize()
+
+    async def _initialize(self) -> None:
+        try:
+            self.adapted = await self._calls.initialize(self._datapipe)
+        except BaseException as failure:
+            # What was begun is undone, so that the start may be tried again.
+            try:
+                await bounded(self._calls.finalize())
+            except Exception as error:  # noqa: BLE001 - the failure itself matters more
+                failure.add_note(f"finalize failed too: {error!r}")
+            raise
+
+    async def _begin(self, seed_generator: SeedGenerator) -> Any:
+        reset = await self._calls.initialize_iteration(seed_generator, unchanged)
+        if is_pipe(self.adapted):
+            set_graph_random_seed(self.adapted, seed_generator)
+        return await reset(self.adapted)
+
+
+async def bounded(work: Any, seconds: float = CLOSE_SECONDS) -> None:
+    """Finish closing work for up to so long even if cancelled; then the cancel goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=seconds)
+        task.cancel()
+        raise

@@ -1,0 +1,239 @@
+"""A loader calls its service at the right moments, whatever style it is written in."""
+
+import pytest
+
+from asyncloader import (
+    DataLoader2,
+    InProcessReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+)
+from asyncloader.datapipes.iter import IterableWrapper
+
+
+class Recorder(ReadingServiceInterface):
+    """Writes down what it is called with; copies share the log."""
+
+    def __init__(self, log, name="service"):
+        self.log = log
+        self.name = name
+
+    def __deepcopy__(self, memo):
+        return type(self)(self.log, self.name)
+
+    async def initialize(self, datapipe):
+        self.log.append(f"{self.name} initialize")
+        return datapipe
+
+    async def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        self.log.append(f"{self.name} initialize_iteration")
+
+        async def reset(datapipe):
+            datapipe = await iter_reset_fn(datapipe)
+            self.log.append(f"{self.name} reset")
+            return datapipe
+
+        return reset
+
+    async def finalize_iteration(self):
+        self.log.append(f"{self.name} finalize_iteration")
+
+    async def finalize(self):
+        self.log.append(f"{self.name} finalize")
+
+
+EPOCH = ["initialize_iteration", "reset", "finalize_iteration"]
+
+
+async def test_the_moments_come_in_order():
+    log = []
+    async with DataLoader2(IterableWrapper([1]), reading_service=Recorder(log)) as loader:
+        for _ in range(2):
+            assert [item async for item in loader] == [1]
+    moments = [line.removeprefix("service ") for line in log]
+    assert moments == ["initialize", *EPOCH, *EPOCH, "finalize"]
+
+
+@pytest.mark.parametrize("form", ["async", "sync"])
+async def test_an_abandoned_epoch_is_finalized_once(form):
+    log = []
+    loader = DataLoader2(IterableWrapper(range(500)), reading_service=Recorder(log))
+    if form == "async":
+        async for _ in loader:
+            break
+        async for _ in loader:
+            break
+    else:
+        with pytest.warns(RuntimeWarning, match="blocks the event loop"):
+            for _ in range(2):
+                next(iter(loader))
+    await loader.aclose()
+    assert [line.removeprefix("service ") for line in log] == [
+        "initialize",
+        *EPOCH,
+        *EPOCH,
+        "finalize",
+    ]
+
+
+async def test_services_in_sequence_go_forwards_and_are_finalized_backwards():
+    log = []
+    service = SequentialReadingService(Recorder(log, "a"), Recorder(log, "b"))
+    async with DataLoader2(IterableWrapper([1]), reading_service=service) as loader:
+        assert [item async for item in loader] == [1]
+    assert log == [
+        "a initialize",
+        "b initialize",
+        "a initialize_iteration",
+        "b initialize_iteration",
+        "a reset",
+        "b reset",
+        "b finalize_iteration",
+        "a finalize_iteration",
+        "b finalize",
+        "a finalize",
+    ]
+
+
+class FailsToFinalize(Recorder):
+    async def finalize(self):
+        await super().finalize()
+        raise OSError(self.name)
+
+
+async def test_finalize_reaches_every_service_when_some_fail():
+    log = []
+    services = [FailsToFinalize(log, "a"), Recorder(log, "b"), FailsToFinalize(log, "c")]
+    service = SequentialReadingService(*services)
+    loader = DataLoader2(IterableWrapper([1]), reading_service=service)
+    await loader.start()
+    with pytest.raises(ExceptionGroup) as caught:
+        await loader.aclose()
+    assert [str(error) for error in caught.value.exceptions] == ["c", "a"]
+    assert log[-3:] == ["c finalize", "b finalize", "a finalize"]
+
+
+class FailsToInitialize(Recorder):
+    async def initialize(self, datapipe):
+        await super().initialize(datapipe)
+        raise OSError("no luck")
+
+
+async def test_a_failed_start_is_rolled_back_and_says_the_same_again():
+    log = []
+    service = SequentialReadingService(
+        Recorder(log, "a"), FailsToInitialize(log, "b"), Recorder(log, "c")
+    )
+    loader = DataLoader2(IterableWrapper([1]), reading_service=service)
+    for _ in range(2):
+        log.clear()
+        with pytest.raises(OSError, match="no luck"):
+            await anext(aiter(loader))
+        assert log == ["a initialize", "b initialize", "b finalize", "a finalize"]
+    await loader.aclose()
+
+
+class Plain(ReadingServiceInterface):
+    """The original's style: plain methods, resets that may be None."""
+
+    def initialize(self, datapipe):
+        return datapipe.map(lambda x: x + 1)
+
+    def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        def reset(datapipe):
+            if iter_reset_fn is not None:
+                datapipe = iter_reset_fn(datapipe)
+            return datapipe.map(lambda x: 10 * x)
+
+        return reset
+
+    def finalize_iteration(self):
+        return None
+
+    def finalize(self):
+        return None
+
+
+class Short(Plain):
+    """A service that neither takes nor returns a reset, and returns any iterable."""
+
+    def initialize(self, datapipe):
+        return list(datapipe)
+
+    def initialize_iteration(self, seed_generator):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("service", "items"),
+    [
+        (Plain(), [10, 20, 30]),
+        (Short(), [0, 1, 2]),
+        (SequentialReadingService(Plain(), Plain()), [200, 300, 400]),
+        (SequentialReadingService(InProcessReadingService(), Short(), Plain()), [10, 20, 30]),
+    ],
+    ids=["plain", "short", "plain twice", "mixed"],
+)
+async def test_services_in_the_plain_style_work(service, items):
+    async with DataLoader2(IterableWrapper(range(3)), reading_service=service) as loader:
+        for _ in range(2):
+            assert [item async for item in loader] == items
+
+
+class AsyncSource(Plain):
+    def initialize(self, datapipe):
+        class Stream:
+            async def __aiter__(self):
+                yield "streamed"
+
+        return Stream()
+
+    def initialize_iteration(self, seed_generator):
+        return None
+
+
+async def test_initialize_may_return_an_async_iterable():
+    async with DataLoader2(IterableWrapper([]), reading_service=AsyncSource()) as loader:
+        assert [item async for item in loader] == ["streamed"]
+
+
+async def test_a_service_may_re_key_the_epochs_generator():
+    class Rekeys(ReadingServiceInterface):
+        async def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+            seed_generator.seed(5)
+            return iter_reset_fn
+
+    graph = IterableWrapper(range(50)).shuffle()
+    async with DataLoader2(graph, reading_service=Rekeys()) as loader:
+        epochs = [[item async for item in loader] for _ in range(2)]
+    assert epochs[0] == epochs[1]
+
+
+async def test_in_process_service_calls_its_functions_and_prefetches():
+    calls = []
+
+    async def reset_fn(datapipe):
+        calls.append("reset")
+        return datapipe.map(lambda x: x + 1)
+
+    def init_fn(datapipe):
+        calls.append("init")
+        return datapipe.map(lambda x: 10 * x)
+
+    service = InProcessReadingService(prefetch_cnt=2, init_fn=init_fn, reset_fn=reset_fn)
+    async with DataLoader2(IterableWrapper(range(3)), reading_service=service) as loader:
+        assert [item async for item in loader] == [1, 11, 21]
+        assert [item async for item in loader] == [1, 11, 21]
+    assert calls == ["init", "reset", "reset"]
+
+
+def test_the_service_is_copied():
+    service = SequentialReadingService(InProcessReadingService(prefetch_cnt=3))
+    loader = DataLoader2(IterableWrapper([1]), reading_service=service)
+    assert loader.reading_service is not service
+    assert loader.reading_service.reading_services[0] is not service.reading_services[0]
+
+
+def test_what_is_no_service_is_refused():
+    with pytest.raises(TypeError, match="ReadingServiceInterface"):
+        DataLoader2(IterableWrapper([1]), reading_service="processes")
