@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 _WORD = 0xFFFFFFFF
@@ -114,12 +115,19 @@ class SeedGenerator:
         return f"SeedGenerator(shared={self._shared}, worker={self._worker})"
 
 
-def entropy() -> int:
-    """Return a fresh seed, governed by ``torch.manual_seed`` where torch is in use."""
+def _from_system() -> int:
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def entropy(otherwise: Callable[[], int] = _from_system) -> int:
+    """Return a fresh seed, governed by ``torch.manual_seed`` where torch is in use.
+
+    While it is not, the seed comes from ``otherwise``: the operating system.
+    """
     torch = sys.modules.get("torch")
     # Another thread may be in the middle of importing torch: then it is not in use yet.
     if torch is None or not hasattr(torch, "empty"):
-        return int.from_bytes(os.urandom(8), "little")
+        return otherwise()
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 

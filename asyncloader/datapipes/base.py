@@ -12,6 +12,7 @@ comes from here.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -48,9 +49,24 @@ class DataPipe:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
         return True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def lives_with_loader(self) -> bool:
+        """Whether the pipe stays with the loader while its readers may run in workers."""
+        return False
+
+    def is_splitter(self) -> bool:
+        """Whether the pipe is read through branches that share what it holds."""
+        return False
+
+    def waits(self) -> bool:
+        """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        return False
+
+    def __getstate__(self) -> Any:
         # A copy is a pipe that nobody has iterated yet.
-        return {name: value for name, value in self.__dict__.items() if name != "current_pass"}
+        state = object.__getstate__(self)
+        fields, *slots = state if isinstance(state, tuple) else (state,)
+        kept = {name: value for name, value in (fields or {}).items() if name != "current_pass"}
+        return (kept, *slots) if slots else kept
 
     def __repr__(self) -> str:
         return stage_name(self)
@@ -149,9 +165,19 @@ def _register(base: type, name: str, pipe_class: type) -> None:
     build.__name__ = name
     build.__qualname__ = f"{base.__name__}.{name}"
     build.__doc__ = pipe_class.__doc__
-    build.__wrapped__ = pipe_class.__init__  # type: ignore[attr-defined, misc]
+    build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
     build.builds = pipe_class  # type: ignore[attr-defined]
     setattr(base, name, build)
+
+
+def _method_signature(pipe_class: type) -> inspect.Signature:
+    signature = inspect.signature(pipe_class)
+    source, *others = signature.parameters.values()
+    # `self` is the first source. A pipe of several takes the others under its own name.
+    if source.kind is source.VAR_POSITIONAL:
+        others.insert(0, source)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[itself, *others])
 
 
 def _identity(pipe_class: type | None) -> tuple[str, str] | None:
@@ -180,7 +206,7 @@ def is_async_pipe(value: object) -> bool:
 
 def waits(value: object) -> bool:
     """Whether ``value``, used in a ``for``, needs an event loop; torch's pipes never do."""
-    return isinstance(value, IterDataPipe) and value.waits()
+    return isinstance(value, DataPipe) and value.waits()
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:

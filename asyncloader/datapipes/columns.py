@@ -7,11 +7,13 @@ list or dict a function is given, and where its result goes.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.function import is_async
 
 
@@ -68,9 +70,7 @@ class ColumnFunction:
     @staticmethod
     def of(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[..., Any]:
         """Return the function of whole items; the function itself where no column is named."""
-        if not callable(function):
-            raise TypeError(f"fn must be callable, got {type(function).__name__}")
-        columns = checked_columns(function, input_col, output_col)
+        columns = checked_columns(checked_function("fn", function), input_col, output_col)
         if input_col is None and output_col is None:
             return function
         kind = AsyncColumnFunction if is_async(function) else ColumnFunction
@@ -88,6 +88,22 @@ class AsyncColumnFunction(ColumnFunction):
         columns = self.columns
         result: Awaitable[Any] = self.function(*columns.pick(item))
         return columns.put(item, await result)
+
+
+def reading(function: Callable[..., Any], input_col: Any) -> Callable[..., Any]:
+    """Return a function of whole items that gives what ``function`` gives for their columns."""
+    columns = checked_columns(function, input_col, None)
+    if input_col is None:
+        return function
+    return functools.partial(_read_async if is_async(function) else _read, function, columns)
+
+
+def _read(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
+    return function(*columns.pick(item))
+
+
+async def _read_async(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
+    return await function(*columns.pick(item))
 
 
 def checked_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Columns:

@@ -12,11 +12,13 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.runtime import Stopped, get_worker_info
+
+T = TypeVar("T")
 
 
 def is_async(function: object) -> bool:
@@ -25,6 +27,11 @@ def is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(call) or (
         callable(call) and inspect.iscoroutinefunction(call.__call__)
     )
+
+
+def itself(item: T) -> T:
+    """Return the item: the function that does nothing."""
+    return item
 
 
 @contextlib.contextmanager

@@ -1,7 +1,57 @@
 """The iter pipes, under the import path that torchdata gave them."""
 
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.mapping import Mapper
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.combining import (
+    Multiplexer,
+    MultiplexerLongest,
+    Zipper,
+    ZipperLongest,
+)
+from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
+from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
+from asyncloader.datapipes.grouping import Grouper
+from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
+from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
+from asyncloader.datapipes.selecting import Filter, Header
+from asyncloader.datapipes.sharding import (
+    SHARDING_PRIORITIES,
+    ShardingFilter,
+    ShardingRoundRobinDispatcher,
+)
+from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
 
-__all__ = ["IterDataPipe", "IterableWrapper", "Mapper", "functional_datapipe"]
+__all__ = [
+    "SHARDING_PRIORITIES",
+    "Batcher",
+    "Collator",
+    "Concater",
+    "Cycler",
+    "Demultiplexer",
+    "Enumerator",
+    "Filter",
+    "FlatMapper",
+    "Forker",
+    "Grouper",
+    "Header",
+    "InBatchShuffler",
+    "IterDataPipe",
+    "IterToMapConverter",
+    "IterableWrapper",
+    "LengthSetter",
+    "MapToIterConverter",
+    "Mapper",
+    "Multiplexer",
+    "MultiplexerLongest",
+    "Repeater",
+    "RoundRobinDemultiplexer",
+    "ShardingFilter",
+    "ShardingRoundRobinDispatcher",
+    "Shuffler",
+    "UnBatcher",
+    "Zipper",
+    "ZipperLongest",
+    "functional_datapipe",
+]

@@ -1,15 +1,21 @@
 """One item in, one item out.
 
 This file is about pipes that apply something to every item and keep their
-number and order: map, collate, enumerate and the like.
+number and order: map, collate, enumerate, set_length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    iterable_source,
+    keyed_source,
+)
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
@@ -31,12 +37,12 @@ class Mapper(IterDataPipe[T]):
 
     def __init__(
         self,
-        datapipe: IterDataPipe[Any],
+        datapipe: Iterable[Any],
         fn: Callable[..., Any],
         input_col: Any = None,
         output_col: Any = None,
     ) -> None:
-        self.source = datapipe
+        self.source = iterable_source(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
@@ -46,7 +52,7 @@ class Mapper(IterDataPipe[T]):
         return is_async(self.fn)
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        return len(self.source)
 
     def __iter__(self) -> Iterator[T]:
         with calling(self._apply) as apply:
@@ -63,11 +69,19 @@ class Mapper(IterDataPipe[T]):
 
 @functional_datapipe("map")
 class MapMapper(MapDataPipe[T]):
-    """Look items up as ``fn(source[key])``."""
+    """Look items up as ``fn(source[key])``.
 
-    def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], T]) -> None:
-        self.source = datapipe
-        self.fn = fn
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper([1, 2]).map(str)[1]
+    '2'
+    """
+
+    def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], Any]) -> None:
+        self.source = keyed_source(datapipe)
+        self.fn = checked_function("fn", fn)
+
+    def waits(self) -> bool:
+        return is_async(self.fn)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -75,7 +89,91 @@ class MapMapper(MapDataPipe[T]):
     def __getitem__(self, key: Any) -> T:
         item = self.source[key]
         try:
-            return self.fn(item)
+            result = self._apply(item)
         except BaseException as error:
             blame(error, self)
             raise
+        if result.__class__ is CoroutineType:
+            raise unawaited(self)
+        return result
+
+    def _apply(self, item: Any) -> T:
+        if not self.waits():
+            return self.fn(item)  # type: ignore[no-any-return]
+        with calling(self.fn) as apply:
+            return apply(item)  # type: ignore[no-any-return]
+
+
+@functional_datapipe("collate")
+class Collator(Mapper[T]):
+    """Yield each batch made into tensors, or into what ``collate_fn`` makes of it.
+
+    The default is torch's ``default_collate``, with which torch is imported when
+    the first batch is there. ``conversion`` is another name for ``collate_fn``,
+    which wins where both are given.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2, 3, 4]).batch(2).collate(sum))
+    [3, 7]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        conversion: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.conversion = conversion
+        self.collate_fn = collate_fn
+        if conversion is not None:
+            checked_function("conversion", conversion)
+        super().__init__(datapipe, collate_fn or conversion or default_collate)
+
+
+def default_collate(batch: Any) -> Any:
+    """Return torch's collation of a batch."""
+    from torch.utils.data import default_collate
+
+    return default_collate(batch)
+
+
+@functional_datapipe("enumerate")
+class Enumerator(IterDataPipe[tuple[int, T]]):
+    """Yield ``(index, item)``, counting from ``starting_index``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper("ab").enumerate())
+    [(0, 'a'), (1, 'b')]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T], starting_index: int = 0) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.starting_index = starting_index
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[int, T]]:
+        yield from enumerate(self.source, self.starting_index)
+
+
+@functional_datapipe("set_length")
+class LengthSetter(IterDataPipe[T]):
+    """Yield the source's items and say that there are ``length`` of them.
+
+    What is said is not held against what comes.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> len(IterableWrapper(range(10)).filter(lambda n: n % 2 == 0).set_length(5))
+    5
+    """
+
+    def __init__(self, source_datapipe: Iterable[T], length: int) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.length = checked_count("length", length, at_least=0)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.source)

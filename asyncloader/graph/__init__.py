@@ -1,0 +1,63 @@
+"""Graphs as data: walk them, change them, copy them, cut them, draw them."""
+
+from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.cut import (
+    Branch,
+    Cut,
+    cut_graph,
+    lowest_common_ancestor,
+    replicable_branches,
+    unsharded_sources,
+)
+from asyncloader.graph.draw import to_mermaid, to_text
+from asyncloader.graph.edit import remove_dp, replace_dp
+from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
+from asyncloader.graph.seeding import PartSeeds, SeedPlaces, draw_shared_seeds
+from asyncloader.graph.settings import (
+    apply_random_seed,
+    apply_sharding,
+    apply_shuffle_settings,
+    check_shuffle_before_sharding,
+    set_datapipes_seed,
+    set_graph_random_seed,
+)
+from asyncloader.graph.walk import (
+    DataPipeGraph,
+    breadth_first,
+    edges_of,
+    find_dps,
+    list_dps,
+    traverse_dps,
+)
+
+__all__ = [
+    "Branch",
+    "Cut",
+    "DataPipeGraph",
+    "PartSeeds",
+    "SeedPlaces",
+    "apply_random_seed",
+    "apply_sharding",
+    "apply_shuffle_settings",
+    "breadth_first",
+    "check_shuffle_before_sharding",
+    "copy_graph",
+    "cut_graph",
+    "differences",
+    "draw_shared_seeds",
+    "edges_of",
+    "find_dps",
+    "fingerprint",
+    "list_dps",
+    "lowest_common_ancestor",
+    "read_without_fork",
+    "remove_dp",
+    "replace_dp",
+    "replicable_branches",
+    "set_datapipes_seed",
+    "set_graph_random_seed",
+    "to_mermaid",
+    "to_text",
+    "traverse_dps",
+    "unsharded_sources",
+]

@@ -1,0 +1,69 @@
+"""Changing a graph before it runs.
+
+This file is about ``Adapter``: it is given a graph and returns one, which may be the
+same graph, changed. Any callable that does so is an adapter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
+
+#: What is accepted as an adapter: a function from graph to graph.
+AdapterFn = Callable[[Any], Any]
+
+
+class Adapter(ABC):
+    """Changes a graph; a class of adapters says how in ``__call__``."""
+
+    @abstractmethod
+    def __call__(self, datapipe: Any) -> Any:
+        """Return the graph to use instead of the one that ends in ``datapipe``.
+
+        The graph may be changed in place.
+        """
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({told})"
+
+
+def adapted(datapipe: Any, adapters: AdapterFn | Iterable[AdapterFn] | None) -> Any:
+    """Return the graph after one adapter, or several in turn.
+
+    TypeError for an adapter that is no callable or returns no graph.
+    """
+    for adapter in _each(adapters):
+        if not callable(adapter):
+            raise TypeError(f"an adapter must be callable, got {type(adapter).__name__}")
+        datapipe = adapter(datapipe)
+        if not is_pipe(datapipe):
+            raise TypeError(
+                f"an adapter must return a datapipe, but {adapter!r} returned"
+                f" {type(datapipe).__name__}"
+            )
+    return datapipe
+
+
+def appended(datapipe: Any, name: str, *args: Any) -> Any:
+    """Return the pipe that the fluent method ``name`` makes over ``datapipe``, ours or torch's."""
+    method = getattr(IterDataPipe, name, None)
+    if method is None:
+        raise LookupError(
+            f"no pipe is registered as {name!r}; import the module that defines it first"
+        )
+    if not is_iter_pipe(datapipe):
+        raise TypeError(
+            f"{name} follows a stream of items, and the graph ends in {datapipe!r}, which is"
+            " looked up by key; put .to_iter_datapipe() at its end"
+        )
+    return method(datapipe, *args)
+
+
+def _each(adapters: AdapterFn | Iterable[AdapterFn] | None) -> Iterable[AdapterFn]:
+    if adapters is None:
+        return ()
+    return adapters if isinstance(adapters, Iterable) else (adapters,)

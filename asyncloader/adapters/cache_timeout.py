@@ -1,0 +1,37 @@
+"""How long to wait for a cache entry that somebody else makes.
+
+This file is about ``CacheTimeout``.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from asyncloader.adapters.base import Adapter
+from asyncloader.graph.kinds import can
+from asyncloader.graph.walk import breadth_first
+
+
+class CacheTimeout(Adapter):
+    """Let every caching pipe of the graph wait ``timeout`` seconds for an entry in the making.
+
+    A caching pipe is one with a ``set_timeout`` method, as ``end_caching`` has.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        if not _is_duration(timeout):
+            raise ValueError(f"timeout must be a number of seconds, at least 0, got {timeout!r}")
+        self.timeout = timeout
+
+    def __call__(self, datapipe: Any) -> Any:
+        for pipe in breadth_first(datapipe):
+            if can(pipe, "set_timeout"):
+                pipe.set_timeout(self.timeout)
+        return datapipe
+
+
+def _is_duration(timeout: Any) -> bool:
+    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    # A NaN compares as false.
+    return is_number and timeout >= 0

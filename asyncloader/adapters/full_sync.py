@@ -1,0 +1,28 @@
+"""As many items on every rank.
+
+This file is about ``FullSync``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncloader.adapters.base import Adapter, appended
+from asyncloader.graph.kinds import functional_name
+
+
+class FullSync(Adapter):
+    """End the graph with ``fullsync``; one that ends so already is left.
+
+    ``timeout`` is how many seconds a rank waits for the others.
+    """
+
+    def __init__(self, timeout: float = 1800) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, got {timeout!r}")
+        self.timeout = timeout
+
+    def __call__(self, datapipe: Any) -> Any:
+        if functional_name(datapipe) == "fullsync":
+            return datapipe
+        return appended(datapipe, "fullsync", self.timeout)

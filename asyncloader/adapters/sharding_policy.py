@@ -1,0 +1,215 @@
+"""Where and how a graph is sharded.
+
+This file is about ``ShardingPolicy``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from asyncloader.adapters.base import Adapter, appended
+from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
+from asyncloader.graph.kinds import (
+    functional_name,
+    is_dispatch,
+    is_replicable,
+    is_sharding,
+    is_shuffler,
+    is_splitter,
+)
+from asyncloader.graph.walk import DataPipeGraph, Wiring, traverse_dps
+
+Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
+
+#: The groups of ``SHARDING_PRIORITIES``.
+DISTRIBUTED, MULTIPROCESSING = 2, 3
+
+#: Pipes that do the same to every item: it makes no difference to shard above them.
+_ONE_TO_ONE = frozenset(
+    {"map", "collate", "async_map", "thread_map", "threadpool_map", "prefetch", "pin_memory"}
+)
+
+
+class ShardingPolicy(Adapter):
+    """Add sharding where there is none; move it to a place; change its kind or group.
+
+    ``place`` is where the items are divided, seen from the end of the graph:
+
+    - ``"after_shuffle"``: right after the nearest shuffle, or the source where none is.
+      Pipes that work hard then work on a share only.
+    - ``"after_source"``: right after the source, or where several come together.
+    - ``"after_batch"``: right after the last batch. Whole batches are divided, so what
+      is in them does not depend on the number of workers.
+    - ``"end"``: after all that workers run.
+
+    Without a place sharding stays where it is, and is added after the shuffle. It is
+    moved up only past pipes that do the same to each item (ValueError names another).
+
+    With ``dispatch=True`` what is above runs in one process that deals its items to the
+    workers, with ``dispatch=False`` each worker runs it and takes every n-th item. Ranks
+    are divided by a filter either way. ``group`` restricts filters to one of
+    ``SHARDING_PRIORITIES``.
+    """
+
+    def __init__(
+        self,
+        place: Place | None = None,
+        *,
+        dispatch: bool | None = None,
+        group: int | None = None,
+    ) -> None:
+        if place is not None and place not in get_args(Place):
+            raise ValueError(f"place must be one of {get_args(Place)}, got {place!r}")
+        if dispatch and group is not None:
+            raise ValueError("items are dealt to worker processes only; leave group out")
+        self.place = place
+        self.dispatch = dispatch
+        self.group = group
+
+    def __call__(self, datapipe: Any) -> Any:
+        if not _sharding(datapipe):
+            return self._added(datapipe)
+        if self.place is not None:
+            for pipe in _sharding(datapipe):
+                datapipe = self._moved(datapipe, pipe)
+        for pipe in _sharding(datapipe):
+            datapipe = self._changed(datapipe, pipe)
+        return datapipe
+
+    # Adding
+
+    def _added(self, datapipe: Any) -> Any:
+        place = self._place_among(_trunk(Wiring(datapipe), datapipe))
+        if self.dispatch:
+            return _put(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
+        return _put(datapipe, place, _filtering(place, self.group))
+
+    # Moving
+
+    def _moved(self, datapipe: Any, pipe: Any) -> Any:
+        wiring = Wiring(datapipe)
+        if not wiring.sources(pipe):
+            raise ValueError(f"{stage_name(pipe)} is a source that shards itself; it stays")
+        (source,) = wiring.sources(pipe)
+        above = _trunk(wiring, source)
+        trunk = _trunk(wiring, datapipe)
+        on_trunk = any(other is pipe for other in trunk)
+        places = [other for other in trunk if other is not pipe] if on_trunk else above
+        place = self._place_among(places)
+        if place is source:
+            return datapipe
+        if any(other is place for other in above):
+            _check_one_to_one(above, place, pipe)
+        end = _end(remove_dp(traverse_dps(datapipe), pipe))
+        replace_edge(pipe, source, place)
+        return _put(end, place, pipe)
+
+    def _place_among(self, pipes: list[Any]) -> Any:
+        """Return which of some pipes, from the end to the source, sharding is to follow."""
+        if not pipes:
+            raise ValueError("there is no stream of items here that could be sharded")
+        match self.place:
+            case "end":
+                return next((pipe for pipe in pipes if is_replicable(pipe)), pipes[-1])
+            case "after_batch":
+                return _nearest(pipes, "batch")
+            case "after_source":
+                return pipes[-1]
+            case _:
+                return next((pipe for pipe in pipes if _shuffles_items(pipe)), pipes[-1])
+
+    # Changing
+
+    def _changed(self, datapipe: Any, pipe: Any) -> Any:
+        if not Wiring(datapipe).sources(pipe):
+            return datapipe
+        if is_dispatch(pipe):
+            return self._dispatch_changed(datapipe, pipe) if self.dispatch is False else datapipe
+        if self.dispatch:
+            return _dealt(datapipe, pipe)
+        if self.group is None or pipe.sharding_group_filter == self.group:
+            return datapipe
+        return _swapped(datapipe, pipe, lambda source: _filtering(source, self.group))
+
+    def _dispatch_changed(self, datapipe: Any, pipe: Any) -> Any:
+        groups = {
+            getattr(other, "sharding_group_filter", None)
+            for other in _sharding(pipe)
+            if not is_dispatch(other)
+        }
+        if groups & {None, MULTIPROCESSING}:
+            # The filter above divides among workers once nothing is dealt below it.
+            return _end(remove_dp(traverse_dps(datapipe), pipe))
+        group = MULTIPROCESSING if groups else self.group
+        return _swapped(datapipe, pipe, lambda source: _filtering(source, group))
+
+
+def _sharding(datapipe: Any) -> list[Any]:
+    return [pipe for pipe in Wiring(datapipe).pipes if is_sharding(pipe)]
+
+
+def _trunk(wiring: Wiring, end: Any) -> list[Any]:
+    """Return the streams from ``end`` up to where several meet, or to the source."""
+    trunk, sources = [], [end]
+    while len(sources) == 1 and not is_splitter(sources[0]):
+        trunk.append(sources[0])
+        sources = wiring.sources(sources[0])
+    return [pipe for pipe in trunk if is_iter_pipe(pipe)]
+
+
+def _nearest(pipes: list[Any], name: str) -> Any:
+    for pipe in pipes:
+        if functional_name(pipe) == name:
+            return pipe
+    raise ValueError(f"there is no {name} in the graph to shard after")
+
+
+def _shuffles_items(pipe: Any) -> bool:
+    return is_shuffler(pipe) and functional_name(pipe) != "in_batch_shuffle"
+
+
+def _check_one_to_one(above: list[Any], place: Any, pipe: Any) -> None:
+    for other in above:
+        if other is place:
+            return
+        if functional_name(other) not in _ONE_TO_ONE and not is_sharding(other):
+            raise ValueError(
+                f"{stage_name(pipe)} cannot be moved above {stage_name(other)}, which would then"
+                " make other items of what it gets; remove one of them, or choose another place"
+            )
+
+
+def _dealt(datapipe: Any, pipe: Any) -> Any:
+    group = getattr(pipe, "sharding_group_filter", None)
+    readers = Wiring(datapipe).readers(pipe)
+    if group == MULTIPROCESSING:
+        return _swapped(datapipe, pipe, _dispatching)
+    if group is None and not any(is_dispatch(reader) for reader in readers):
+        # Above the dealing, the filter divides among ranks only.
+        return _put(datapipe, pipe, _dispatching(pipe))
+    return datapipe
+
+
+def _filtering(source: Any, group: int | None) -> Any:
+    return appended(source, "sharding_filter", group)
+
+
+def _dispatching(source: Any) -> Any:
+    return appended(source, "sharding_round_robin_dispatch", MULTIPROCESSING)
+
+
+def _swapped(datapipe: Any, pipe: Any, make: Any) -> Any:
+    (source,) = Wiring(datapipe).sources(pipe)
+    return _end(replace_dp(traverse_dps(datapipe), pipe, make(source)))
+
+
+def _put(datapipe: Any, place: Any, pipe: Any) -> Any:
+    """Let all that reads ``place`` read ``pipe``, which reads ``place`` itself."""
+    return _end(replace_dp(traverse_dps(datapipe), place, pipe))
+
+
+def _end(graph: DataPipeGraph) -> Any:
+    ((end, _),) = graph.values()
+    return end

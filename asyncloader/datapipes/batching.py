@@ -1,0 +1,131 @@
+"""Items put together in batches.
+
+This file is about batch, in its iter and map forms.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    iterable_source,
+    keyed_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.function import blame
+
+T = TypeVar("T")
+
+
+@functional_datapipe("batch")
+class Batcher(IterDataPipe[list[T]]):
+    """Yield the source's items in lists of ``batch_size``.
+
+    The last may be shorter, unless ``drop_last`` says to leave it out. A
+    ``wrapper_class`` other than list is called with each list, and what it
+    returns is yielded.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(5)).batch(2))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: Callable[[list[T]], Any] = list,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        self.drop_last = drop_last
+        self.wrapper_class = checked_function("wrapper_class", wrapper_class)
+
+    def __len__(self) -> int:
+        return batch_count(len(self.source), self.batch_size, self.drop_last)
+
+    def new_pass(self) -> BatchPass[T]:
+        return BatchPass(self)
+
+    def wrapped(self, batch: list[T]) -> Any:
+        """Return the batch as ``wrapper_class`` makes it."""
+        return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
+
+
+@dataclass
+class BatchPass(Pass[list[T]]):
+    """One pass over a Batcher, which knows how many batches it has yielded."""
+
+    pipe: Batcher[T]
+    yielded: int = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        size, wrapped = self.pipe.batch_size, self.pipe.wrapped
+        items = iter(self.pipe.source)
+        while batch := list(islice(items, size)):
+            if len(batch) < size and self.pipe.drop_last:
+                return
+            self.yielded += 1
+            yield wrapped(batch)
+            # The batch just yielded is not kept alive here while the next is made.
+            del batch
+
+
+@functional_datapipe("batch")
+class MapBatcher(MapDataPipe[list[T]]):
+    """Look up batches: batch ``i`` holds items ``i * batch_size`` and those that follow.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper(range(5)).batch(2)[1]
+    [2, 3]
+    """
+
+    def __init__(
+        self,
+        datapipe: MapDataPipe[T],
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: Callable[[list[T]], Any] = list,
+    ) -> None:
+        self.source = keyed_source(datapipe)
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        self.drop_last = drop_last
+        self.wrapper_class = checked_function("wrapper_class", wrapper_class)
+
+    def __len__(self) -> int:
+        return batch_count(len(self.source), self.batch_size, self.drop_last)
+
+    def __getitem__(self, key: Any) -> Any:
+        first = index_within(key, len(self)) * self.batch_size
+        end = min(first + self.batch_size, len(self.source))
+        batch = [self.source[index] for index in range(first, end)]
+        return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
+
+
+def batch_count(items: int, batch_size: int, drop_last: bool) -> int:
+    """Return how many batches so many items make."""
+    return items // batch_size if drop_last else -(-items // batch_size)
+
+
+def index_within(key: Any, length: int) -> int:
+    """Return ``key`` as an index from 0; one from the end may be negative, as in a list."""
+    index = operator.index(key)
+    if not -length <= index < length:
+        raise IndexError(f"index {index} is out of range for {length} items")
+    return index % length
+
+
+def wrapped(batch: list[T], wrapper_class: Callable[[list[T]], Any], pipe: object) -> Any:
+    """Return what a user's class makes of a batch."""
+    try:
+        return wrapper_class(batch)
+    except BaseException as error:
+        blame(error, pipe)
+        raise

@@ -1,0 +1,148 @@
+"""From streams to lookups and back.
+
+This file is about to_map_datapipe and to_iter_datapipe.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import (
+    checked_function,
+    checked_indices,
+    iterable_source,
+    keyed_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+
+T = TypeVar("T")
+
+
+@functional_datapipe("to_map_datapipe", on=IterDataPipe)
+class IterToMapConverter(MapDataPipe[T]):
+    """Look up what a stream of ``(key, value)`` pairs holds.
+
+    ``key_value_fn`` makes a pair of each item. The stream is read once, at the
+    first lookup, whichever thread asks. Of values with the same key the last
+    counts, with a warning. A key that is not there is an IndexError.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> IterableWrapper(["a", "b"]).enumerate().to_map_datapipe()[1]
+    'b'
+    """
+
+    def __init__(
+        self, datapipe: Iterable[Any], key_value_fn: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.key_value_fn = key_value_fn
+        if key_value_fn is not None:
+            checked_function("key_value_fn", key_value_fn)
+        self._items: dict[Any, T] | None = None
+        self._loading = threading.Lock()
+
+    def waits(self) -> bool:
+        return is_async(self.key_value_fn)
+
+    def __len__(self) -> int:
+        if self._items is not None:
+            return len(self._items)
+        try:
+            return len(self.source)
+        except TypeError:
+            warnings.warn(
+                f"the whole source of {self!r} is read to tell its length; use set_length"
+                " before it to say what it is",
+                stacklevel=2,
+            )
+            return len(self._loaded())
+
+    def __getitem__(self, key: Any) -> T:
+        items = self._loaded()
+        try:
+            return items[key]
+        except KeyError:
+            raise IndexError(f"{self!r} has no item under the key {key!r}") from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_loading"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._loading = threading.Lock()
+
+    def _loaded(self) -> dict[Any, T]:
+        with self._loading:
+            if self._items is None:
+                self._items = self._load()
+        return self._items
+
+    def _load(self) -> dict[Any, T]:
+        items: dict[Any, T] = {}
+        with calling(self.key_value_fn or itself) as key_value:
+            for item in self.source:
+                try:
+                    pair = key_value(item)
+                except BaseException as error:
+                    blame(error, self)
+                    raise
+                key, value = self._checked(pair)
+                if key in items:
+                    warnings.warn(f"{self!r} got the key {key!r} more than once", stacklevel=4)
+                items[key] = value
+        return items
+
+    def _checked(self, pair: Any) -> Any:
+        if pair.__class__ is CoroutineType:
+            raise unawaited(self)
+        try:
+            length = len(pair)
+        except TypeError:
+            raise TypeError(
+                f"{self!r} takes (key, value) pairs, got {type(pair).__name__}"
+            ) from None
+        if length != 2:
+            raise ValueError(f"{self!r} takes (key, value) pairs, got {length} values")
+        return pair
+
+
+@functional_datapipe("to_iter_datapipe", on=MapDataPipe)
+class MapToIterConverter(IterDataPipe[T]):
+    """Yield the items that are looked up under ``indices``: by default 0 to ``len - 1``.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> list(SequenceWrapper("abc").to_iter_datapipe([2, 0]))
+    ['c', 'a']
+    """
+
+    def __init__(self, datapipe: MapDataPipe[T], indices: Sequence[Any] | None = None) -> None:
+        self.source = keyed_source(datapipe)
+        self.indices = checked_indices(indices)
+
+    def __len__(self) -> int:
+        return len(self.source if self.indices is None else self.indices)
+
+    def new_pass(self) -> LookupPass[T]:
+        keys = range(len(self.source)) if self.indices is None else self.indices
+        return LookupPass(self.source, keys)
+
+
+@dataclass
+class LookupPass(Pass[T]):
+    """One pass over keys, which can go on from any position at once."""
+
+    source: MapDataPipe[T]
+    keys: Sequence[Any] = field(repr=False)
+    yielded: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for position in range(self.yielded, len(self.keys)):
+            item = self.source[self.keys[position]]
+            self.yielded += 1
+            yield item

@@ -1,0 +1,162 @@
+"""More items out than in.
+
+This file is about pipes that take an item apart: unbatch and flatmap.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.columns import reading
+from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+
+T = TypeVar("T")
+
+
+@functional_datapipe("unbatch")
+class UnBatcher(IterDataPipe[T]):
+    """Yield what is in the source's lists, ``unbatch_level`` levels deep.
+
+    0 yields the items as they are and -1 goes as deep as there are lists. A level
+    at which something is no list is an IndexError.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([[1, 2], [3]]).unbatch())
+    [1, 2, 3]
+    """
+
+    def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
+        self.source = iterable_source(datapipe)
+        self.unbatch_level = checked_count("unbatch_level", unbatch_level, at_least=-1)
+
+    def new_pass(self) -> UnbatchPass[T]:
+        return UnbatchPass(self)
+
+    def leaves(self, item: Any) -> Iterator[T]:
+        """Yield what an item holds, in order."""
+        return self._leaves(item, self.unbatch_level)
+
+    def _leaves(self, item: Any, level: int) -> Iterator[T]:
+        if level == 0 or (level < 0 and not isinstance(item, list)):
+            yield item
+        elif level == 1 and isinstance(item, list):
+            yield from item
+        elif isinstance(item, list):
+            for part in item:
+                yield from self._leaves(part, level - 1 if level > 0 else level)
+        else:
+            raise IndexError(
+                f"unbatch_level={self.unbatch_level} goes deeper than the lists that"
+                f" {self!r} reads: there is a {type(item).__name__}"
+            )
+
+
+@dataclass
+class UnbatchPass(Pass[T]):
+    """One pass over an UnBatcher, which knows how far it is inside the batch it took last."""
+
+    pipe: UnBatcher[T]
+    taken: int = 0
+    offset: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for batch in self.pipe.source:
+            self.taken += 1
+            self.offset = 0
+            for item in self.pipe.leaves(batch):
+                self.offset += 1
+                yield item
+
+
+@functional_datapipe("flatmap")
+class FlatMapper(IterDataPipe[T]):
+    """Yield each item of ``fn(item)``; without ``fn`` the items of each item.
+
+    ``fn`` may be a generator function, which is read as far as its items are
+    asked for, or an async generator function, whose items are collected for each
+    item first. ``input_col`` picks what is handed to it out of a tuple, list or dict.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n] * n))
+    [1, 2, 2]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any] | None = None,
+        input_col: Any = None,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.fn = itself if fn is None else checked_function("fn", fn)
+        self.input_col = input_col
+        self._expand = reading(_collecting(self.fn), input_col)
+
+    def waits(self) -> bool:
+        return is_async(self._expand)
+
+    def new_pass(self) -> FlatMapPass[T]:
+        return FlatMapPass(self, self._expand)
+
+
+def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.isasyncgenfunction(function):
+        return functools.partial(_collected, function)
+    return function
+
+
+async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) -> list[Any]:
+    return [item async for item in function(*args)]
+
+
+@dataclass
+class FlatMapPass(Pass[T]):
+    """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
+
+    pipe: FlatMapper[T]
+    expand: Callable[..., Any]
+    taken: int = 0
+    offset: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        with calling(self.expand) as expand:
+            for item in self.pipe.source:
+                self.taken += 1
+                self.offset = 0
+                parts = self._parts(expand, item)
+                # The user's code goes on running while a generator is read.
+                while (part := self._next(parts)) is not _END:
+                    self.offset += 1
+                    yield part
+
+    def _parts(self, expand: Callable[..., Any], item: Any) -> Iterator[T]:
+        try:
+            result = expand(item)
+        except BaseException as error:
+            blame(error, self.pipe)
+            raise
+        if result.__class__ is CoroutineType:
+            raise unawaited(self.pipe)
+        if not isinstance(result, Iterable):
+            raise TypeError(
+                f"fn must return something to iterate, got {type(result).__name__}"
+                f" from the function of {self.pipe!r}"
+            )
+        return iter(result)
+
+    def _next(self, parts: Iterator[T]) -> Any:
+        try:
+            return next(parts, _END)
+        except BaseException as error:
+            blame(error, self.pipe)
+            raise
+
+
+_END: Any = object()

@@ -1,0 +1,137 @@
+"""Items put together by what they have in common.
+
+This file is about groupby: which groups are held, and which must go when the
+buffer is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+
+T = TypeVar("T")
+
+
+@functional_datapipe("groupby")
+class Grouper(IterDataPipe[Any]):
+    """Yield lists of items for which ``group_key_fn(item)`` is the same.
+
+    A group is yielded once it has ``group_size`` items. When ``buffer_size`` items
+    are held, the largest group is yielded if it has ``guaranteed_group_size``
+    (default: ``group_size``); otherwise it is left out with ``drop_remaining``, and
+    a RuntimeError without. At the end of the source all that is held is yielded,
+    in the order the groups began. With ``keep_key`` each comes as ``(key, group)``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(["apple", "beet", "avocado"]).groupby(lambda name: name[0]))
+    [['apple', 'avocado'], ['beet']]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        group_key_fn: Callable[[T], Any],
+        *,
+        keep_key: bool = False,
+        buffer_size: int = 10000,
+        group_size: int | None = None,
+        guaranteed_group_size: int | None = None,
+        drop_remaining: bool = False,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.group_key_fn = checked_function("group_key_fn", group_key_fn)
+        self.keep_key = keep_key
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.group_size = _checked_size("group_size", group_size, "buffer_size", buffer_size)
+        self.guaranteed_group_size = _checked_size(
+            "guaranteed_group_size", guaranteed_group_size, "group_size", group_size
+        )
+        self.drop_remaining = drop_remaining
+
+    def waits(self) -> bool:
+        return is_async(self.group_key_fn)
+
+    def new_pass(self) -> GroupPass:
+        return GroupPass(self)
+
+
+def _checked_size(name: str, size: int | None, limit_name: str, limit: int | None) -> int | None:
+    if size is None:
+        return None
+    checked_count(name, size, at_least=1)
+    if limit is None or size > limit:
+        raise ValueError(f"{name} must be at most {limit_name} ({limit}), got {size}")
+    return size
+
+
+@dataclass
+class GroupPass(Pass[Any]):
+    """One pass over a Grouper, which holds the groups that are not yet full."""
+
+    pipe: Grouper
+    taken: int = 0
+    yielded: int = 0
+    held: int = 0
+    groups: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        pipe = self.pipe
+        with calling(pipe.group_key_fn) as key_of:
+            for item in pipe.source:
+                key = self._key(key_of, item)
+                self._hold(key, item)
+                if len(self.groups[key]) == pipe.group_size:
+                    yield self._yielded(key)
+                if self.held == pipe.buffer_size:
+                    largest = max(self.groups, key=lambda key: len(self.groups[key]))
+                    if self._may_leave(largest):
+                        yield self._yielded(largest)
+        while self.groups:
+            yield self._yielded(next(iter(self.groups)))
+
+    def _key(self, key_of: Callable[..., Any], item: Any) -> Any:
+        try:
+            key = key_of(item)
+        except BaseException as error:
+            blame(error, self.pipe)
+            raise
+        if key.__class__ is CoroutineType:
+            raise unawaited(self.pipe)
+        return key
+
+    def _hold(self, key: Any, item: Any) -> None:
+        self.groups.setdefault(key, []).append(item)
+        self.held += 1
+        self.taken += 1
+
+    def _yielded(self, key: Any) -> Any:
+        group = self._released(key)
+        self.yielded += 1
+        return (key, group) if self.pipe.keep_key else group
+
+    def _released(self, key: Any) -> list[Any]:
+        group = self.groups.pop(key)
+        self.held -= len(group)
+        return group
+
+    def _may_leave(self, key: Any) -> bool:
+        # Whether the group may be yielded to make room. One that is too small is
+        # dropped here where that is allowed.
+        pipe, size = self.pipe, len(self.groups[key])
+        least = pipe.guaranteed_group_size or pipe.group_size or 1
+        if size >= least:
+            return True
+        if not pipe.drop_remaining:
+            raise RuntimeError(
+                f"the buffer of {pipe!r} is full and its largest group has {size} items, fewer"
+                f" than the {least} guaranteed; make buffer_size larger, guaranteed_group_size"
+                " smaller, or set drop_remaining=True to leave such groups out"
+            )
+        self._released(key)
+        return False

@@ -1,0 +1,23 @@
+"""The map pipes, under the import path that torchdata gave them."""
+
+from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import MapBatcher as Batcher
+from asyncloader.datapipes.combining import MapZipper as Zipper
+from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
+from asyncloader.datapipes.mapping import MapMapper as Mapper
+from asyncloader.datapipes.repeating import MapConcater as Concater
+from asyncloader.datapipes.shuffling import MapShuffler as Shuffler
+from asyncloader.datapipes.sources import SequenceWrapper
+
+__all__ = [
+    "Batcher",
+    "Concater",
+    "IterToMapConverter",
+    "MapDataPipe",
+    "MapToIterConverter",
+    "Mapper",
+    "SequenceWrapper",
+    "Shuffler",
+    "Zipper",
+    "functional_datapipe",
+]

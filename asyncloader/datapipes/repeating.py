@@ -1,0 +1,165 @@
+"""Sources one after the other.
+
+This file is about pipes that begin a source where another, or the same, has
+ended: concat (in its iter and map forms), cycle, and repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    iterable_source,
+    iterable_sources,
+    keyed_sources,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.batching import index_within
+
+T = TypeVar("T")
+
+
+@functional_datapipe("concat")
+class Concater(IterDataPipe[T]):
+    """Yield all items of the first source, then all of the next, to the last.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).concat(IterableWrapper([3])))
+    [1, 2, 3]
+    """
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def new_pass(self) -> ConcatPass[T]:
+        return ConcatPass(self.sources)
+
+
+@dataclass
+class ConcatPass(Pass[T]):
+    """One pass over a Concater: which source is being read, and how much of it was."""
+
+    sources: tuple[Iterable[T], ...]
+    current: int = 0
+    taken: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for current, source in enumerate(self.sources):
+            self.current, self.taken = current, 0
+            for item in source:
+                self.taken += 1
+                yield item
+
+
+@functional_datapipe("concat")
+class MapConcater(MapDataPipe[T]):
+    """Look items up by the index they would have if the sources were one sequence.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper("ab").concat(SequenceWrapper("cd"))[2]
+    'c'
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[T]) -> None:
+        self.sources = keyed_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def __getitem__(self, key: Any) -> T:
+        index = index_within(key, len(self))
+        for source in self.sources:
+            if index < len(source):
+                break
+            index -= len(source)
+        item: T = source[index]
+        return item
+
+
+@functional_datapipe("cycle")
+class Cycler(IterDataPipe[T]):
+    """Yield the source's items ``count`` times over; without a count, for ever.
+
+    Each round is a new pass over the source. A source that has no items ends a
+    cycle that would otherwise never yield and never end.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).cycle(2))
+    [1, 2, 1, 2]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T], count: int | None = None) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.count = None if count is None else checked_count("count", count, at_least=0)
+
+    def __len__(self) -> int:
+        if self.count is None:
+            raise TypeError(f"{self!r} goes on for ever and has no length")
+        return self.count * len(self.source)
+
+    def new_pass(self) -> CyclePass[T]:
+        return CyclePass(self.source, self.count)
+
+
+@dataclass
+class CyclePass(Pass[T]):
+    """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
+
+    source: Iterable[T]
+    count: int | None
+    rounds: int = 0
+    taken: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        while self.rounds != self.count:
+            self.taken = 0
+            for item in self.source:
+                self.taken += 1
+                yield item
+            if not self.taken:
+                return
+            self.rounds += 1
+
+
+@functional_datapipe("repeat")
+class Repeater(IterDataPipe[T]):
+    """Yield each item ``times`` times in a row; it is the same object each time.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).repeat(2))
+    [1, 1, 2, 2]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T], times: int) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.times = checked_count("times", times, at_least=2)
+
+    def __len__(self) -> int:
+        return self.times * len(self.source)
+
+    def new_pass(self) -> RepeatPass[T]:
+        return RepeatPass(self.source, self.times)
+
+
+@dataclass
+class RepeatPass(Pass[T]):
+    """One pass over a Repeater: the items taken, and how often the last was yielded."""
+
+    source: Iterable[T]
+    times: int
+    taken: int = 0
+    repeated: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.source:
+            self.taken += 1
+            self.repeated = 0
+            while self.repeated < self.times:
+                self.repeated += 1
+                yield item

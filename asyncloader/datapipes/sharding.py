@@ -1,0 +1,147 @@
+"""Each worker its share.
+
+This file is about pipes at which a graph is divided: sharding_filter, which lets
+each instance have every n-th item, and sharding_round_robin_dispatch, above which
+a graph runs only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import islice
+from typing import TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+
+T = TypeVar("T")
+
+
+class SHARDING_PRIORITIES(IntEnum):
+    """Among whom a stream is divided; the lower divides first."""
+
+    DEFAULT = 1
+    DISTRIBUTED = 2
+    MULTIPROCESSING = 3
+
+
+@functional_datapipe("sharding_filter")
+class ShardingFilter(IterDataPipe[T]):
+    """Yield this instance's share of the items: all of them, until sharding is applied.
+
+    Among n instances, instance k yields the items whose number leaves k when divided
+    by n. Where there are several ranks with several workers each, k is
+    ``rank * workers + worker``. With ``sharding_group_filter`` only that group's
+    sharding counts.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(6)).sharding_filter()
+    >>> pipe.apply_sharding(2, 1)
+    >>> list(pipe)
+    [1, 3, 5]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[T],
+        sharding_group_filter: SHARDING_PRIORITIES | int | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.sharding_group_filter = _group_or_none(sharding_group_filter)
+        self.groups: dict[SHARDING_PRIORITIES, tuple[int, int]] = {}
+        self.num_of_instances = 1
+        self.instance_id = 0
+
+    def apply_sharding(
+        self,
+        num_of_instances: int,
+        instance_id: int,
+        sharding_group: SHARDING_PRIORITIES | int = SHARDING_PRIORITIES.DEFAULT,
+    ) -> None:
+        """Say which of how many instances of a group this one is.
+
+        The DEFAULT group does not go together with others: that is a RuntimeError.
+        """
+        checked_count("num_of_instances", num_of_instances, at_least=1)
+        checked_count("instance_id", instance_id, at_least=0)
+        if instance_id >= num_of_instances:
+            raise ValueError(
+                f"instance_id must be less than num_of_instances ({num_of_instances}),"
+                f" got {instance_id}"
+            )
+        group = SHARDING_PRIORITIES(sharding_group)
+        groups = {**self.groups, group: (num_of_instances, instance_id)}
+        if SHARDING_PRIORITIES.DEFAULT in groups and len(groups) > 1:
+            raise RuntimeError(
+                f"{self!r} cannot be sharded by DEFAULT and by another group as well, got"
+                f" {', '.join(group.name for group in sorted(groups))}"
+            )
+        self.groups = groups
+        self.num_of_instances, self.instance_id = self._share()
+
+    def _share(self) -> tuple[int, int]:
+        count, instance = 1, 0
+        for group, (group_count, group_instance) in sorted(self.groups.items()):
+            if self.sharding_group_filter in (None, group):
+                count, instance = count * group_count, instance * group_count + group_instance
+        return count, instance
+
+    def __len__(self) -> int:
+        return len(range(self.instance_id, len(self.source), self.num_of_instances))
+
+    def new_pass(self) -> ShardPass[T]:
+        return ShardPass(self.source, self.num_of_instances, self.instance_id)
+
+
+@dataclass
+class ShardPass(Pass[T]):
+    """One pass over a share, which knows how many items of it have been yielded."""
+
+    source: Iterable[T]
+    count: int
+    instance: int
+    yielded: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in islice(self.source, self.instance, None, self.count):
+            self.yielded += 1
+            yield item
+
+
+@functional_datapipe("sharding_round_robin_dispatch")
+class ShardingRoundRobinDispatcher(IterDataPipe[T]):
+    """Mark where the graph above runs in one process that deals its items to the workers.
+
+    Without worker processes the items pass as they are. The group must be
+    MULTIPROCESSING; ranks are divided by a ``sharding_filter`` above.
+
+    >>> from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+    >>> pipe = IterableWrapper(range(3))
+    >>> list(pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING))
+    [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[T],
+        sharding_group_filter: SHARDING_PRIORITIES | int | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.sharding_group_filter = _group_or_none(sharding_group_filter)
+        if self.sharding_group_filter is not SHARDING_PRIORITIES.MULTIPROCESSING:
+            raise NotImplementedError(
+                "items are dealt among worker processes only: pass"
+                f" SHARDING_PRIORITIES.MULTIPROCESSING, not {sharding_group_filter!r}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.source)
+
+
+def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITIES | None:
+    return None if group is None else SHARDING_PRIORITIES(group)

@@ -1,0 +1,156 @@
+"""One pass that several branches share.
+
+This file is about ``SplitPass``: it draws items from the source, puts them into the
+branches' queues, and knows which branches are in the pass and when it is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from asyncloader.datapipes.base import Pass
+from asyncloader.datapipes.crossing import close_items
+from asyncloader.datapipes.function import calling
+from asyncloader.errors import IteratorInvalidated
+
+T = TypeVar("T")
+
+
+class Split(Protocol):
+    """How a pipe is split: what its pass has to know."""
+
+    source: Any
+    num_instances: int
+    buffer_size: int
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's function that ``takers`` needs, which may be async."""
+        ...
+
+    def takers(self, item: Any, number: int, function: Callable[..., Any]) -> Iterable[int]:
+        """Return the branches that get an item, given its number and the callable function."""
+        ...
+
+    def held(self, lengths: Iterable[int]) -> int:
+        """Return what ``buffer_size`` bounds, given how many items wait for each other branch."""
+        ...
+
+
+class SplitPass(Pass[T]):
+    """One pass over a splitter: what was taken, what waits for whom, and who is in it."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.taken = 0
+        self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
+        self.joined: set[int] = set()
+        self.left: set[int] = set()
+        self.at_end = False
+        self.is_invalid = False
+        self._errors: dict[int, BaseException] = {}
+        self._drawing = threading.Lock()
+        self._draws = self._draw_all()
+
+    def join(self, index: int) -> bool:
+        """Let a branch take part, if it can still get all of its items."""
+        with self._drawing:
+            if self.is_invalid or index in self.joined or self._is_abandoned():
+                return False
+            self.joined.add(index)
+            return True
+
+    def next_of(self, index: int) -> T:
+        """Return a branch's next item; raise StopIteration at its end."""
+        queue = self.queues[index]
+        while True:
+            if self.is_invalid:
+                raise IteratorInvalidated(
+                    f"this iterator has been invalidated: a branch of {self.split!r} that had"
+                    " taken part in its pass is being iterated again"
+                )
+            # Only a draw takes the lock: a deque is safe between threads by itself.
+            if queue:
+                return queue.popleft()
+            with self._drawing:
+                if not queue and not self.is_invalid:
+                    self._draw_for(index)
+
+    def leave(self, index: int) -> None:
+        """Give a branch no more items; when all have left, close the source."""
+        self.left.add(index)
+        self.queues[index].clear()
+        # Whoever is drawing has not left and sees to the rest when it does. So nobody
+        # waits here, which an iterator that is dropped within a draw never could.
+        if self._is_abandoned() and self._drawing.acquire(blocking=False):
+            try:
+                if self._is_abandoned():
+                    self._close()
+            finally:
+                self._drawing.release()
+
+    def invalidate(self) -> None:
+        """End the pass for all who are in it."""
+        with self._drawing:
+            self.is_invalid = True
+            self._close()
+
+    def _is_abandoned(self) -> bool:
+        # Branches that have not joined yet may as well begin again, as nobody has seen
+        # their items. If the source was read to its end, theirs wait in their queues.
+        return not self.at_end and bool(self.joined) and self.joined <= self.left
+
+    def _draw_for(self, index: int) -> None:
+        if index in self._errors:
+            raise self._errors[index]
+        if self.at_end or index in self.left:
+            raise StopIteration
+        try:
+            next(self._draws)
+        except StopIteration:
+            self.at_end = True
+        except BaseException as error:
+            # No branch may take a source that failed for the end of the data.
+            self._errors = dict.fromkeys(range(self.split.num_instances), error)
+            raise
+        else:
+            self._check_room(index)
+
+    def _draw_all(self) -> Iterator[None]:
+        split, queues = self.split, self.queues
+        with calling(split.function) as function:
+            items = iter(split.source)
+            try:
+                for item in items:
+                    for taker in split.takers(item, self.taken, function):
+                        if taker not in self.left:
+                            queues[taker].append(item)
+                    self.taken += 1
+                    # The queues alone keep the item alive.
+                    del item
+                    yield
+            finally:
+                close_items(items)
+
+    def _check_room(self, index: int) -> None:
+        size = self.split.buffer_size
+        others = (len(queue) for place, queue in enumerate(self.queues) if place != index)
+        if size == -1 or self.split.held(others) <= size:
+            return
+        # The branch that ran ahead fails, for good. The others can go on.
+        self.left.add(index)
+        self.queues[index].clear()
+        self._errors[index] = BufferError(
+            f"{self.split!r} would have to hold more than {size} items for branches that are"
+            " behind; read the branches in step (zip them), or make buffer_size larger (-1:"
+            " without bound)"
+        )
+        raise self._errors[index]
+
+    def _close(self) -> None:
+        close_items(self._draws)
+        for queue in self.queues:
+            queue.clear()

@@ -1,0 +1,192 @@
+"""Where a graph is divided between processes.
+
+This file is about ``cut_graph``, which says which pipes run in the dispatching
+process, which in every worker, and which with the loader. It starts nothing and
+changes nothing.
+
+    source ─ shuffle ─ dispatch ┆ map ─ batch ┆ pin_memory
+           dispatching process  ┆ each worker ┆ loader
+
+What cannot be cut safely stays with the loader, where it runs as if there were no
+cut at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.kinds import is_dispatch, is_filter_of_shards, lives_with_loader
+from asyncloader.graph.reach import Reach
+from asyncloader.graph.settings import acts_for
+from asyncloader.graph.walk import Wiring
+
+#: The sharding group of worker processes: ``SHARDING_PRIORITIES.MULTIPROCESSING``.
+WORKER_GROUP = 3
+
+Place = Literal["dispatcher", "workers", "loader"]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A part of a graph of which every worker runs a copy."""
+
+    #: The branch's last pipe; with the loader, the workers' items take its place.
+    end: Any
+    #: What a worker runs, breadth-first; nothing if the end is itself an inlet.
+    pipes: tuple[Any, ...]
+    #: Pipes that run elsewhere and whose items are sent to the workers.
+    inlets: tuple[Any, ...]
+    #: Sources that every worker reads in full, because nothing shards them.
+    unsharded: tuple[Any, ...]
+    #: Whether workers get different items at all; if not, each comes once from every worker.
+    is_sharded: bool
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which pipes of a graph run where."""
+
+    #: The graph's last pipe.
+    end: Any
+    #: The dispatching process runs this pipe and all above it; None without dispatching.
+    dispatch: Any | None
+    #: The loader sends the items of this pipe to the workers; None where it sends none.
+    feed: Any | None
+    #: What the workers run; nothing where all has to stay with the loader.
+    branches: tuple[Branch, ...]
+    #: Every pipe of the graph, breadth-first, and where it runs.
+    places: tuple[tuple[Any, Place], ...]
+
+    def pipes_in(self, place: Place) -> list[Any]:
+        """Return the pipes that run in a place, breadth-first."""
+        return [pipe for pipe, where in self.places if where == place]
+
+    def place_of(self, pipe: Any) -> Place:
+        """Return where a pipe of the graph runs."""
+        return next(where for other, where in self.places if other is pipe)
+
+
+def cut_graph(datapipe: Any) -> Cut:
+    """Say how the graph that ends in ``datapipe`` is divided.
+
+    The pipes that dispatch, and whatever shares a source with them, go to the
+    dispatching process; the longest branches of replicable pipes to the workers; the
+    rest stays with the loader. ValueError for a graph that cannot be divided so.
+    """
+    wiring = Wiring(datapipe)
+    whole = Reach(wiring)
+    dispatch = _cut_below(whole, [pipe for pipe in wiring.pipes if is_dispatch(pipe)])
+    feed = _cut_below(whole, [pipe for pipe in wiring.pipes if lives_with_loader(pipe)])
+    _check_apart(whole, dispatch, feed)
+    inlets = [pipe for pipe in (dispatch, feed) if pipe is not None]
+    branches = _branches(Reach(wiring, inlets), inlets, feed)
+    sent = [inlet for branch in branches for inlet in branch.inlets]
+    return Cut(
+        end=datapipe,
+        dispatch=dispatch,
+        feed=feed if any(inlet is feed for inlet in sent) else None,
+        branches=branches,
+        places=_places(wiring, dispatch, branches),
+    )
+
+
+def lowest_common_ancestor(datapipe: Any, pipes: Iterable[Any]) -> Any:
+    """Return the pipe nearest to ``pipes`` after which all of them can be cut off together.
+
+    Whatever shares a source with them is above it as well. ValueError where the graph
+    has no such pipe.
+    """
+    pipes = list(pipes)
+    if not pipes:
+        raise ValueError("lowest_common_ancestor needs at least one pipe, got none")
+    return _cut_below(Reach(Wiring(datapipe)), pipes)
+
+
+def replicable_branches(datapipe: Any) -> list[Any]:
+    """Return the last pipes of the longest branches that workers can run copies of."""
+    return [branch.end for branch in cut_graph(datapipe).branches]
+
+
+def unsharded_sources(end: Any, inlets: Sequence[Any] = ()) -> list[Any]:
+    """Return the sources that every worker would read in full.
+
+    Sharded is what comes through a pipe that shards for workers, or out of an inlet.
+    """
+    wiring = Wiring(end)
+    found, waiting = [], [end]
+    seen = {id(pipe) for pipe in inlets}
+    for pipe in waiting:  # it grows while it is read
+        if id(pipe) in seen or _shards(pipe):
+            continue
+        seen.add(id(pipe))
+        waiting.extend(wiring.sources(pipe))
+        if not wiring.sources(pipe):
+            found.append(pipe)
+    return found
+
+
+def _shards(pipe: Any) -> bool:
+    return is_dispatch(pipe) or (is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP))
+
+
+def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:
+    if not pipes:
+        return None
+    found = reach.lowest_cut(pipes)
+    if found is None:
+        names = ", ".join(stage_name(pipe) for pipe in pipes)
+        raise ValueError(f"the graph can be cut nowhere below {names}: it must end in an iter pipe")
+    return found
+
+
+def _check_apart(reach: Reach, dispatch: Any | None, feed: Any | None) -> None:
+    if dispatch is None or feed is None:
+        return
+    if reach.has_above(dispatch, feed) or reach.has_above(feed, dispatch):
+        raise ValueError(
+            f"{stage_name(feed)} lives with the loader, which sends each item to one worker"
+            f" already; take the dispatching pipe ({stage_name(dispatch)}) off its path"
+        )
+
+
+def _branches(reach: Reach, inlets: Sequence[Any], feed: Any | None) -> tuple[Branch, ...]:
+    wiring = reach.wiring
+    branches: list[Branch] = []
+    waiting, seen = [wiring.end], {id(wiring.end)}
+    for pipe in waiting:  # it grows while it is read
+        if pipe is feed:
+            continue  # the loader reads it itself: there is nothing for workers to do
+        if reach.can_copy(pipe) and reach.can_cut_after(pipe):
+            branches.append(_branch(reach, pipe, inlets))
+        else:
+            fresh = [source for source in wiring.sources(pipe) if id(source) not in seen]
+            seen.update(map(id, fresh))
+            waiting.extend(fresh)
+    return tuple(branches)
+
+
+def _branch(reach: Reach, end: Any, inlets: Sequence[Any]) -> Branch:
+    reached = reach.above(end)
+    outside = {id(inlet) for inlet in inlets}
+    pipes = [pipe for pipe in reached if id(pipe) not in outside]
+    sent = [pipe for pipe in reached if id(pipe) in outside]
+    return Branch(
+        end=end,
+        pipes=tuple(pipes),
+        inlets=tuple(sent),
+        unsharded=tuple(unsharded_sources(end, sent)),
+        is_sharded=bool(sent) or any(_shards(pipe) for pipe in pipes),
+    )
+
+
+def _places(
+    wiring: Wiring, dispatch: Any | None, branches: Sequence[Branch]
+) -> tuple[tuple[Any, Place], ...]:
+    where: dict[int, Place] = {id(pipe): "loader" for pipe in wiring.pipes}
+    where.update((id(pipe), "workers") for branch in branches for pipe in branch.pipes)
+    if dispatch is not None:
+        where.update((key, "dispatcher") for key in wiring.upstream([dispatch]))
+    return tuple((pipe, where[id(pipe)]) for pipe in wiring.pipes)

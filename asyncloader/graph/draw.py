@@ -1,0 +1,99 @@
+"""A graph for the eye.
+
+This file is about ``to_text`` and ``to_mermaid``. Both read from the sources at the
+top down to the last pipe, and both take labels, such as where each pipe runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.walk import Wiring
+
+#: A label for each pipe, as a mapping or as pairs.
+Labels = Mapping[Any, str] | Sequence[tuple[Any, str]]
+
+
+def to_text(datapipe: Any, labels: Labels = ()) -> str:
+    """Return the graph as text, one pipe to a line, sources first.
+
+    What a pipe reads stands above it; if it reads several, each of them is indented and
+    begins with a dash. A pipe with several readers is drawn once and numbered.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> print(to_text(IterableWrapper(range(3)).map(str).map(len)))
+    IterableWrapper()
+    map(str)
+    map(len)
+    """
+    lines = _Text(Wiring(datapipe)).down_to(datapipe)
+    label_of = _by_id(labels)
+    width = max(len(text) for text, _ in lines)
+    labelled = ((text, label_of.get(id(pipe), "")) for text, pipe in lines)
+    return "\n".join(f"{text:<{width}}  | {label}" if label else text for text, label in labelled)
+
+
+def to_mermaid(datapipe: Any, labels: Labels = ()) -> str:
+    """Return the graph as a Mermaid flowchart, with a box around the pipes of each label."""
+    wiring = Wiring(datapipe)
+    pipes = wiring.pipes[::-1]
+    name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
+    label_of = _by_id(labels)
+    boxes: dict[str, list[str]] = {}
+    for pipe in pipes:
+        node = f'{name[id(pipe)]}["{_escaped(stage_name(pipe))}"]'
+        boxes.setdefault(label_of.get(id(pipe), ""), []).append(node)
+    lines = [f"    {node}" for node in boxes.pop("", [])]
+    for place, (label, nodes) in enumerate(boxes.items()):
+        lines.append(f'    subgraph s{place}["{_escaped(label)}"]')
+        lines.extend(f"        {node}" for node in nodes)
+        lines.append("    end")
+    lines.extend(
+        f"    {name[id(source)]} --> {name[id(pipe)]}"
+        for pipe in pipes
+        for source in wiring.sources(pipe)
+    )
+    return "\n".join(["flowchart TD", *lines])
+
+
+class _Text:
+    """The lines of a graph, each with the pipe that it shows."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        shared = [pipe for pipe in wiring.pipes if len(wiring.readers(pipe)) > 1]
+        self.number = {id(pipe): number for number, pipe in enumerate(shared, 1)}
+        self.drawn: set[int] = set()
+
+    def down_to(self, end: Any) -> list[tuple[str, Any]]:
+        chain: list[Any] = []
+        sources = [end]
+        while len(sources) == 1 and id(sources[0]) not in self.drawn:
+            chain.append(sources[0])
+            self.drawn.add(id(sources[0]))
+            sources = self.wiring.sources(sources[0])
+        lines = [(self._line(pipe), pipe) for pipe in reversed(chain)]
+        if len(sources) == 1:
+            return [(f"{self._line(sources[0])}, as above", sources[0]), *lines]
+        return [line for source in sources for line in self._indented(source)] + lines
+
+    def _indented(self, source: Any) -> list[tuple[str, Any]]:
+        (text, pipe), *rest = self.down_to(source)
+        return [(f"  - {text}", pipe), *((f"    {text}", pipe) for text, pipe in rest)]
+
+    def _line(self, pipe: Any) -> str:
+        number = self.number.get(id(pipe))
+        return stage_name(pipe) + (f" [{number}]" if number else "")
+
+
+def _by_id(labels: Labels) -> dict[int, str]:
+    pairs = labels.items() if isinstance(labels, Mapping) else labels
+    return {id(pipe): label for pipe, label in pairs}
+
+
+def _escaped(text: str) -> str:
+    for character, code in {"#": "35", '"': "quot", "<": "lt", ">": "gt"}.items():
+        text = text.replace(character, f"#{code};")
+    return text.replace("\n", " ")

@@ -1,0 +1,198 @@
+"""What a graph is made of, as plain data.
+
+This file is about telling whether two graphs are the same but for their data:
+classes, edges, settings and functions by name. Neither the data nor its length, nor
+how many workers or ranks there are, is part of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from enum import Enum
+from types import MethodType
+from typing import Any
+
+from asyncloader.datapipes.base import is_iter_pipe, is_pipe
+from asyncloader.graph.kinds import is_shuffler, is_splitter
+from asyncloader.graph.walk import Wiring
+
+#: One entry for each pipe, breadth-first from the last:
+#: ``{"class": name, "reads": [places of other entries], "settings": {name: value}}``.
+Fingerprint = list[dict[str, Any]]
+
+#: Longer texts and containers are taken to be data.
+_LONGEST = 256
+
+_UNKNOWN = object()
+
+
+def fingerprint(datapipe: Any) -> Fingerprint:
+    """Return the fingerprint of the graph that ends in ``datapipe``.
+
+    It is made of lists, dicts, texts and numbers only.
+    """
+    wiring = Wiring(datapipe)
+    place = {id(pipe): number for number, pipe in enumerate(wiring.pipes)}
+    return [
+        {
+            "class": _qualified(type(pipe)),
+            "reads": [place[id(source)] for source in wiring.sources(pipe)],
+            "settings": _Settings(place, may_hold_lists=bool(wiring.sources(pipe))).of(pipe),
+        }
+        for pipe in wiring.pipes
+    ]
+
+
+def differences(before: Any, after: Any) -> list[str]:
+    """Return a sentence for each thing in which two fingerprints differ; none if they agree."""
+    if not _is_fingerprint(before) or not _is_fingerprint(after):
+        return ["one of them is no fingerprint of a graph"]
+    # Sources first, as one reads a graph; entries are numbered from the end.
+    classes = [[entry["class"] for entry in reversed(graph)] for graph in (before, after)]
+    sentences: list[str] = []
+    for tag, start, stop, begin, end in _edits(*classes):
+        if tag == "equal":
+            same = zip(range(start, stop), range(begin, end), strict=True)
+            for one, other in same:
+                sentences.extend(_changes(before[~one], after[~other]))
+            continue
+        sentences.extend(f"{_short(before[~i])} is gone" for i in range(start, stop))
+        sentences.extend(f"{_short(after[~i])} is new" for i in range(begin, end))
+    return sentences or _edge_changes(before, after)
+
+
+def read_without_fork(datapipe: Any) -> list[Any]:
+    """Return the iter pipes that have several readers and are no splitters.
+
+    Each reader makes a pass of its own over such a pipe, so that no single place in it
+    says how far the graph has come.
+    """
+    wiring = Wiring(datapipe)
+    return [
+        pipe
+        for pipe in wiring.pipes
+        if len(wiring.readers(pipe)) > 1 and is_iter_pipe(pipe) and not is_splitter(pipe)
+    ]
+
+
+class _Settings:
+    """Reads what a pipe was told when it was made, as far as that is plain data."""
+
+    def __init__(self, place: dict[int, int], may_hold_lists: bool) -> None:
+        self.place = place
+        # A source's lists are the data itself.
+        self.may_hold_lists = may_hold_lists
+
+    def of(self, pipe: Any) -> dict[str, Any]:
+        settings = {name: self.plain(value) for name, value in _told(pipe)}
+        return {name: value for name, value in settings.items() if value is not _UNKNOWN}
+
+    def plain(self, value: Any) -> Any:
+        """Return a value as plain data, or ``_UNKNOWN`` where it is none."""
+        if is_pipe(value):
+            return _UNKNOWN  # it is among the edges
+        if isinstance(value, Enum) and not isinstance(value, int):
+            return f"{_qualified(type(value))}.{value.name}"
+        for kind in (bool, int, float):
+            if isinstance(value, kind):
+                return kind(value)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if value is None or isinstance(value, str | bytes):
+            return value if value is None or len(value) <= _LONGEST else _UNKNOWN
+        if isinstance(value, list | tuple | dict):
+            return self._container(value) if self.may_hold_lists else _UNKNOWN
+        return _function(value, self) if callable(value) else _UNKNOWN
+
+    def _container(self, value: Any) -> Any:
+        if len(value) > _LONGEST:
+            return _UNKNOWN
+        pairs: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
+        plain = [[self._key(key), self.plain(element)] for key, element in pairs]
+        if any(_UNKNOWN in pair for pair in plain):
+            return _UNKNOWN
+        return plain if isinstance(value, dict) else [element for _, element in plain]
+
+    def _key(self, key: Any) -> Any:
+        if id(key) in self.place:
+            return f"pipe {self.place[id(key)]}"
+        return self.plain(key)
+
+
+def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters a pipe was made with that it still holds, and if it shuffles."""
+    for name in inspect.signature(type(pipe)).parameters:
+        held = [attribute for attribute in (name, f"_{name}") if hasattr(pipe, attribute)]
+        if held:
+            yield name, getattr(pipe, held[0])
+    if is_shuffler(pipe):
+        # torch's shufflers hold it under the second name.
+        yield "shuffles", getattr(pipe, "shuffles", getattr(pipe, "_enabled", True))
+
+
+def _function(value: Any, settings: _Settings) -> Any:
+    if isinstance(value, functools.partial):
+        told = [*value.args, *(item for pair in value.keywords.items() for item in pair)]
+        plain = [settings.plain(argument) for argument in told]
+        shown = ["…" if argument is _UNKNOWN else argument for argument in plain]
+        return f"partial of {_function(value.func, settings)} with {shown!r}"
+    if isinstance(value, MethodType):
+        return f"{_qualified(type(value.__self__))}.{value.__name__}"
+    if hasattr(value, "__qualname__"):
+        return _qualified(value)
+    return f"an instance of {_qualified(type(value))}"
+
+
+def _qualified(named: Any) -> str:
+    module = getattr(named, "__module__", None)
+    return f"{module}.{named.__qualname__}" if module else str(named.__qualname__)
+
+
+# Comparing ------------------------------------------------------------------------------
+
+
+def _is_fingerprint(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("class"), str)
+        and isinstance(entry.get("reads"), list)
+        and isinstance(entry.get("settings"), dict)
+        for entry in value
+    )
+
+
+def _edits(before: list[str], after: list[str]) -> Iterable[tuple[str, int, int, int, int]]:
+    return SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    old, new = before["settings"], after["settings"]
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old or name not in new or old[name] != new[name]:
+            was, now = (_shown(told, name) for told in (old, new))
+            yield f"{name} of {_short(after)} was {was} and is {now}"
+
+
+def _shown(settings: dict[str, Any], name: str) -> str:
+    return repr(settings[name]) if name in settings else "not plain data"
+
+
+def _edge_changes(before: Fingerprint, after: Fingerprint) -> list[str]:
+    return [
+        f"{_short(new)} read {_names(before, old)} and reads {_names(after, new)}"
+        for old, new in zip(before, after, strict=True)
+        if old["reads"] != new["reads"]
+    ]
+
+
+def _names(graph: Sequence[dict[str, Any]], entry: dict[str, Any]) -> str:
+    names = [f"{_short(graph[place])} (pipe {place})" for place in entry["reads"]]
+    return ", ".join(names) or "nothing"
+
+
+def _short(entry: dict[str, Any]) -> str:
+    return str(entry["class"].rpartition(".")[2])

@@ -1,0 +1,163 @@
+"""Telling every pipe of a graph something.
+
+This file is about shards, shuffling and seeds: which pipes are told, in which
+order, and which must be told the same in every process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.kinds import (
+    is_filter_of_shards,
+    is_random,
+    is_sharding,
+    is_shuffler,
+)
+from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.seeds import SeedGenerator
+
+#: The sharding group of whoever names none: ``SHARDING_PRIORITIES.DEFAULT``.
+DEFAULT_GROUP = 1
+
+
+# Shards ---------------------------------------------------------------------------------
+
+
+def apply_sharding(
+    datapipe: Any,
+    num_of_instances: int,
+    instance_id: int,
+    sharding_group: int = DEFAULT_GROUP,
+) -> Any:
+    """Tell every sharding pipe which shard of how many is its own; return the graph.
+
+    One path may not be sharded twice for one group, which would lose items: that is a
+    RuntimeError, and then no pipe was told anything.
+    """
+    wiring = Wiring(datapipe)
+    filters = [pipe for pipe in wiring.pipes if is_filter_of_shards(pipe)]
+    _check_sharded_once(wiring, [pipe for pipe in filters if acts_for(pipe, sharding_group)])
+    for pipe in filters:
+        if _takes_a_group(pipe):
+            pipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
+        else:
+            pipe.apply_sharding(num_of_instances, instance_id)
+    return datapipe
+
+
+def acts_for(pipe: Any, sharding_group: int) -> bool:
+    """Whether a sharding pipe shards for a group; one that names no group shards for all."""
+    group = getattr(pipe, "sharding_group_filter", None)
+    return group is None or group == sharding_group
+
+
+def _check_sharded_once(wiring: Wiring, filters: Sequence[Any]) -> None:
+    reached = {id(pipe): wiring.upstream([pipe]) for pipe in filters}
+    for one, other in combinations(filters, 2):
+        if id(one) in reached[id(other)] or id(other) in reached[id(one)]:
+            raise RuntimeError(
+                f"{stage_name(one)} and {stage_name(other)} shard the same path, so items would be"
+                " lost; keep one of them, or give each a sharding group of its own"
+            )
+
+
+def _takes_a_group(pipe: Any) -> bool:
+    parameters = inspect.signature(pipe.apply_sharding).parameters
+    return len(parameters) > 2 or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+
+
+# Shuffling ------------------------------------------------------------------------------
+
+
+def apply_shuffle_settings(datapipe: Any, shuffle: bool | None = None) -> Any:
+    """Switch every shuffler of the graph on or off; None leaves them. Return the graph.
+
+    To shuffle a graph without a shuffler, one is put at its end, with a warning.
+    """
+    if shuffle is None:
+        return datapipe
+    shufflers = [pipe for pipe in breadth_first(datapipe) if is_shuffler(pipe)]
+    if shuffle and not shufflers:
+        warnings.warn(
+            "there is no shuffle in the graph, so one is added at its end, where it mixes whatever"
+            " the graph yields (batches, if it batches); put .shuffle() where it belongs",
+            stacklevel=2,
+        )
+        datapipe = datapipe.shuffle()
+        shufflers = [datapipe]
+    for pipe in shufflers:
+        pipe.set_shuffle(shuffle)
+    return datapipe
+
+
+def check_shuffle_before_sharding(datapipe: Any) -> bool:
+    """Whether every path from a sharding pipe to a source goes through a shuffler."""
+    wiring = Wiring(datapipe)
+    waiting = [pipe for pipe in wiring.pipes if is_sharding(pipe)]
+    seen: set[int] = set()
+    while waiting:
+        pipe = waiting.pop()
+        if id(pipe) in seen or is_shuffler(pipe):
+            continue
+        seen.add(id(pipe))
+        if not wiring.sources(pipe):
+            return False
+        waiting.extend(wiring.sources(pipe))
+    return True
+
+
+# Seeds ----------------------------------------------------------------------------------
+
+
+def set_datapipes_seed(
+    datapipes: Iterable[Any], seed_generator: SeedGenerator, distributed_shared: bool
+) -> None:
+    """Give each of these pipes that takes a seed one, in this order.
+
+    Shared seeds are the same in every process that holds the generator; the others are
+    the worker's own.
+    """
+    generator = seed_generator
+    draw = generator.generate_shared_seed if distributed_shared else generator.generate_seed
+    for pipe in datapipes:
+        if is_random(pipe):
+            pipe.set_seed(draw())
+
+
+def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
+    """Give every pipe of the graph that takes a seed one; return the graph.
+
+    What a sharding pipe reads from, however far, and the sharding pipe itself, get
+    shared seeds; the others get the worker's own. Both are drawn breadth-first.
+    """
+    shared, own = shared_and_own(datapipe)
+    set_datapipes_seed(shared, seed_generator, distributed_shared=True)
+    set_datapipes_seed(own, seed_generator, distributed_shared=False)
+    return datapipe
+
+
+def apply_random_seed(datapipe: Any, rng: Any) -> Any:
+    """Give every pipe that takes a seed one drawn from a ``torch.Generator``, breadth-first."""
+    import torch
+
+    for pipe in breadth_first(datapipe):
+        if is_random(pipe):
+            pipe.set_seed(int(torch.empty((), dtype=torch.int64).random_(generator=rng).item()))
+    return datapipe
+
+
+def shared_and_own(datapipe: Any) -> tuple[list[Any], list[Any]]:
+    """Return the pipes that take a shared seed and those that take the worker's own."""
+    wiring = Wiring(datapipe)
+    above = wiring.upstream(pipe for pipe in wiring.pipes if is_sharding(pipe))
+    random = [pipe for pipe in wiring.pipes if is_random(pipe)]
+    shared = [pipe for pipe in random if id(pipe) in above]
+    return shared, [pipe for pipe in random if id(pipe) not in above]

@@ -1,0 +1,302 @@
+"""Finding the pipes of a graph.
+
+This file is about edges: which pipes a pipe reads from, and every pipe that is
+reached that way. A pipe that declares its ``edges`` is believed. Otherwise they
+are looked for in its attributes, and in lists, tuples, dicts and sets there, three
+deep and up to 1,024 elements, so that a pipe over a million rows costs no more
+than one over ten. Nothing is pickled, iterated or called.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.naming import stage_name
+
+#: A graph in nested form: each pipe's id, with the pipe and the graph it reads from.
+DataPipeGraph: TypeAlias = "dict[int, tuple[Any, DataPipeGraph]]"
+
+MAX_DEPTH = 3
+MAX_ELEMENTS = 1024
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_MUTABLE = (list, dict, set)
+
+#: Attributes that are about an iteration that is going on, not about the graph.
+_PASSING = frozenset({"current_pass", "_datapipe_iter", "_datapipe_iterator"})
+
+
+def traverse_dps(datapipe: Any) -> DataPipeGraph:
+    """Return the graph that ends in ``datapipe``, as ``{id: (pipe, graph it reads from)}``.
+
+    A pipe with several readers appears under each of them. Where pipes read one
+    another in a circle, the edge that closes it is left out.
+    """
+    wiring = Wiring(datapipe)
+    below: dict[int, DataPipeGraph] = {id(pipe): {} for pipe in wiring.pipes}
+    for pipe, source in _forward_edges(datapipe, wiring):
+        below[id(pipe)][id(source)] = (source, below[id(source)])
+    return {id(datapipe): (datapipe, below[id(datapipe)])}
+
+
+def find_dps(graph: DataPipeGraph, dp_type: type) -> list[Any]:
+    """Return the graph's pipes of a type (or of types derived from it), breadth-first."""
+    return [pipe for pipe in list_dps(graph) if isinstance(pipe, dp_type)]
+
+
+def list_dps(graph: DataPipeGraph, exclude_dps: Any = None) -> list[Any]:
+    """Return every pipe of a graph once, breadth-first from its end.
+
+    ``exclude_dps``, a pipe or several, are left out together with all they read from.
+    """
+    excluded = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps or ())
+    hidden = {id(pipe) for end in excluded for pipe in breadth_first(end)}
+    found: dict[int, Any] = {}
+    level = graph
+    while level:
+        fresh = {key: entry for key, entry in level.items() if key not in found}
+        found.update((key, pipe) for key, (pipe, _) in fresh.items())
+        level = {key: entry for _, below in fresh.values() for key, entry in below.items()}
+    return [pipe for key, pipe in found.items() if key not in hidden]
+
+
+def breadth_first(datapipe: Any) -> list[Any]:
+    """Return every pipe of the graph that ends in ``datapipe`` once, breadth-first."""
+    return list(Wiring(datapipe).pipes)
+
+
+class Wiring:
+    """Who reads whom in the graph that ends in a pipe, found once and kept.
+
+    It does not follow later changes of the graph.
+    """
+
+    def __init__(self, datapipe: Any) -> None:
+        if not is_pipe(datapipe):
+            raise TypeError(f"a graph ends in a datapipe, got {type(datapipe).__name__}")
+        self.end = datapipe
+        self._sources: dict[int, list[Any]] = {}
+        self.pipes: list[Any] = [datapipe]
+        seen = {id(datapipe)}
+        for pipe in self.pipes:  # it grows while it is read
+            self._sources[id(pipe)] = edges = edges_of(pipe)
+            fresh = [source for source in edges if id(source) not in seen]
+            seen.update(map(id, fresh))
+            self.pipes.extend(fresh)
+
+    def sources(self, pipe: Any) -> list[Any]:
+        """Return the pipes that a pipe of the graph reads from."""
+        return self._sources[id(pipe)]
+
+    def readers(self, pipe: Any) -> list[Any]:
+        """Return the pipes of the graph that read from a pipe, breadth-first."""
+        return self._readers.get(id(pipe), [])
+
+    def upstream(self, pipes: Iterable[Any]) -> set[int]:
+        """Return the ids of some pipes and of all they read from, however far."""
+        reached: set[int] = set()
+        waiting = list(pipes)
+        while waiting:
+            pipe = waiting.pop()
+            if id(pipe) not in reached:
+                reached.add(id(pipe))
+                waiting.extend(self.sources(pipe))
+        return reached
+
+    def sources_first(self) -> list[Any]:
+        """Return every pipe after all that it reads from; ValueError where they form a circle."""
+        unread = {id(pipe): len(self.readers(pipe)) for pipe in self.pipes}
+        order = [self.end] if not unread[id(self.end)] else []
+        for pipe in order:  # it grows while it is read
+            for source in self.sources(pipe):
+                unread[id(source)] -= 1
+                if not unread[id(source)]:
+                    order.append(source)
+        if len(order) < len(self.pipes):
+            names = ", ".join(stage_name(pipe) for pipe in self.pipes if unread[id(pipe)])
+            raise ValueError(f"pipes must not read from one another in a circle: {names}")
+        return order[::-1]
+
+    def __contains__(self, pipe: object) -> bool:
+        return id(pipe) in self._sources
+
+    @cached_property
+    def _readers(self) -> dict[int, list[Any]]:
+        readers: dict[int, list[Any]] = {}
+        for pipe in self.pipes:
+            for source in self.sources(pipe):
+                readers.setdefault(id(source), []).append(pipe)
+        return readers
+
+
+def _forward_edges(datapipe: Any, wiring: Wiring) -> Iterator[tuple[Any, Any]]:
+    # Depth-first, with a stack of our own: a graph may be deeper than Python recurses.
+    entered, on_path = {id(datapipe)}, {id(datapipe)}
+    stack = [(datapipe, iter(wiring.sources(datapipe)))]
+    while stack:
+        pipe, sources = stack[-1]
+        for source in sources:
+            if id(source) in on_path:
+                continue
+            yield pipe, source
+            if id(source) not in entered:
+                entered.add(id(source))
+                on_path.add(id(source))
+                stack.append((source, iter(wiring.sources(source))))
+                break
+        else:
+            stack.pop()
+            on_path.discard(id(pipe))
+
+
+# Edges ----------------------------------------------------------------------------------
+
+
+def edges_of(pipe: Any) -> list[Any]:
+    """Return the pipes that ``pipe`` itself reads from, each once, in its own order."""
+    declared = declared_edges(pipe)
+    found = _found_edges(pipe) if declared is None else declared
+    return list({id(edge): edge for edge in found if edge is not pipe}.values())
+
+
+def declared_edges(pipe: Any) -> list[Any] | None:
+    """Return the edges that a pipe declares, or None where they are to be found."""
+    # The name means something in our own pipes only.
+    declared = pipe.edges if isinstance(pipe, DataPipe) else None
+    if declared is None:
+        return None
+    edges = list(declared)
+    for edge in edges:
+        if not is_pipe(edge):
+            raise TypeError(
+                f"edges of {type(pipe).__qualname__} must be the datapipes it reads from, got"
+                f" {type(edge).__name__}; give the attribute another name if it is data"
+            )
+    return edges
+
+
+def _found_edges(pipe: Any) -> Iterator[Any]:
+    for _, value in attributes(pipe):
+        yield from pipes_in(value)
+
+
+def attributes(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a pipe's own attributes, slots included."""
+    yield from (item for item in list(vars_of(pipe).items()) if item[0] not in _PASSING)
+    for name in slots_of(type(pipe)):
+        if hasattr(pipe, name):
+            yield name, getattr(pipe, name)
+
+
+def vars_of(pipe: Any) -> dict[str, Any]:
+    """Return the attributes that a pipe keeps in its ``__dict__``."""
+    fields: dict[str, Any] = getattr(pipe, "__dict__", {})
+    return fields
+
+
+def slots_of(cls: type) -> list[str]:
+    """Return the attribute names that a class and its bases keep in ``__slots__``."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            hides = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hides else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+# Containers -----------------------------------------------------------------------------
+
+
+def pipes_in(value: Any) -> Iterator[Any]:
+    """Yield ``value`` if it is a pipe, else the pipes in it if it is a container."""
+    if is_pipe(value):
+        yield value
+    elif isinstance(value, _CONTAINERS):
+        yield from _Search().pipes(value)
+
+
+def rewritten(value: Any, leaf: Callable[[Any], Any], fresh: bool = False) -> Any:
+    """Return ``value`` with ``leaf(element)`` for all that is looked at in it.
+
+    Containers in which something changes are made anew, of the same type; with
+    ``fresh`` so is every list, dict and set that is looked into.
+    """
+    return _Search().rewritten(value, leaf, fresh)
+
+
+class _Search:
+    """Looks into one attribute, no deeper and no longer than a search for pipes may."""
+
+    def __init__(self) -> None:
+        self.left = MAX_ELEMENTS
+
+    def pipes(self, container: Any, depth: int = 1) -> Iterator[Any]:
+        if not self.opens(container, depth):
+            return
+        elements = _elements(container)
+        kinds = {type(element): element for element in elements}
+        pipes = {kind for kind, element in kinds.items() if is_pipe(element)}
+        nested = {kind for kind in kinds if issubclass(kind, _CONTAINERS)} - pipes
+        if not pipes and not nested:
+            return
+        if isinstance(container, set | frozenset):
+            # A set has an order of its own in every process.
+            elements = sorted(elements, key=lambda e: stage_name(e) if type(e) in pipes else "")
+        for element in elements:
+            if type(element) in pipes:
+                yield element
+            elif type(element) in nested:
+                yield from self.pipes(element, depth + 1)
+
+    def rewritten(self, value: Any, leaf: Callable[[Any], Any], fresh: bool, depth: int = 1) -> Any:
+        if not isinstance(value, _CONTAINERS) or is_pipe(value):
+            return leaf(value)
+        if not self.opens(value, depth):
+            return value
+        old = _elements(value)
+        new = [self.rewritten(element, leaf, fresh, depth + 1) for element in old]
+        unchanged = all(before is after for before, after in zip(old, new, strict=True))
+        if unchanged and not (fresh and isinstance(value, _MUTABLE)):
+            return value
+        return _refilled(value, new)
+
+    def opens(self, container: Any, depth: int) -> bool:
+        if depth > MAX_DEPTH:
+            return False
+        if len(container) <= self.left:
+            self.left -= len(container)
+            return True
+        # Looking at the first of too many counts as well.
+        self.left -= 1
+        return self.left >= 0 and is_pipe(next(iter(container)))
+
+
+def _elements(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
+
+
+def _refilled(container: Any, elements: Sequence[Any]) -> Any:
+    cls = type(container)
+    if isinstance(container, tuple):
+        return tuple.__new__(cls, elements)
+    if isinstance(container, frozenset):
+        return frozenset.__new__(cls, elements)
+    refilled = copy.copy(container)
+    if isinstance(container, list):
+        refilled[:] = elements
+        return refilled
+    refilled.clear()
+    half = len(elements) // 2
+    refilled.update(
+        zip(elements[:half], elements[half:], strict=True)
+        if isinstance(container, dict)
+        else elements
+    )
+    return refilled
