@@ -42,10 +42,13 @@ def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
     # torch's own get_worker_info reads this variable; other libraries shard by it.
     from torch.utils.data._utils import worker
 
-    told: Any = worker.WorkerInfo(
-        id=info.worker_id, num_workers=info.num_workers, seed=seed, dataset=None
-    )
-    worker._worker_info = told  # type: ignore[assignment]
+    facts: dict[str, Any] = {
+        "id": info.worker_id,
+        "num_workers": info.num_workers,
+        "seed": seed or 0,
+        "dataset": None,
+    }
+    worker._worker_info = worker.WorkerInfo(**facts)
 
 
 def _seed_numpy(seed: int, numpy: ModuleType) -> None:

@@ -6,6 +6,7 @@ shared memory that come and go beside them.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 from asyncloader.errors import TransportError
@@ -32,6 +33,8 @@ class Talk:
         self._channel = channel
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
+        #: Held by whoever makes or sends a frame of items.
+        self.lock = threading.Lock()
         self.encoder = Encoder(self._arena, on_full=self._wait_for_slot)
 
     @property
