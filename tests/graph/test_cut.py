@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
-from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from asyncloader.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    ShardingRoundRobinDispatcher,
+)
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import (
     breadth_first,
@@ -46,7 +51,7 @@ def source() -> IterDataPipe[int]:
 
 
 def dealt(pipe: Any) -> Any:
-    return pipe.sharding_round_robin_dispatch(MULTIPROCESSING)
+    return ShardingRoundRobinDispatcher(pipe, MULTIPROCESSING)
 
 
 def everywhere(end: Any) -> dict[str, set[int]]:
@@ -170,17 +175,10 @@ def test_a_dispatch_in_one_of_two_zipped_branches_leaves_the_other_to_the_worker
 @pytest.mark.parametrize("wrap", [IterableWrapper, torch_iter.IterableWrapper])
 def test_a_branch_that_shares_a_splitter_with_a_dispatch_goes_along(wrap: Any) -> None:
     left, right = wrap(range(4)).fork(2)
-    both = IterableWrapper([]).zip(left)
-    both = dealt_over(left).zip(right.map(str))
+    both = dealt(left).zip(right.map(str))
     end = both.map(len)
     assert cut_graph(end).dispatch is both
     assert everywhere(end)["workers"] == ids(end)
-
-
-def dealt_over(pipe: Any) -> Any:
-    from asyncloader.datapipes.iter import ShardingRoundRobinDispatcher
-
-    return ShardingRoundRobinDispatcher(pipe, MULTIPROCESSING)
 
 
 def test_a_branch_that_shares_a_plain_source_with_a_dispatch_goes_along() -> None:
