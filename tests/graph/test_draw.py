@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from asyncloader.datapipes.iter import IterableWrapper
+import torch.utils.data.datapipes.iter as torch_iter
+
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.graph import cut_graph, to_mermaid, to_text
 
 
@@ -17,10 +19,10 @@ def test_what_is_joined_is_indented_and_what_is_shared_is_numbered() -> None:
     assert to_text(end).splitlines() == [
         "  - IterableWrapper()",
         "    fork(2) [1]",
-        f"    {left.__class__.__name__}(0)",
+        "    fork(2)[0]",
         "    map(str)",
         "  - fork(2) [1], as above",
-        f"    {left.__class__.__name__}(1)",
+        "    fork(2)[1]",
         "zip()",
         "map(len)",
     ]
@@ -53,3 +55,15 @@ def test_a_circle_is_drawn_too() -> None:
     end = IterableWrapper([1]).map(str).map(len)
     end.source.source = end
     assert to_text(end).splitlines() == ["map(len), as above", "map(str)", "map(len)"]
+
+
+def test_a_pipe_with_a_long_name_stays_on_one_line() -> None:
+    class Wordy(IterDataPipe[int]):
+        def __repr__(self) -> str:
+            return "one\n  two"
+
+    assert to_text(Wordy().map(str)).splitlines() == ["one two", "map(str)"]
+
+
+def test_torch_pipes_are_drawn() -> None:
+    assert "(str)" in to_text(torch_iter.IterableWrapper([1]).map(str)).splitlines()[1]

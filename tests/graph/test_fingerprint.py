@@ -135,7 +135,20 @@ def test_differing_edges_are_named() -> None:
     ]
 
 
-@pytest.mark.parametrize("hostile", [None, 1, [1], [{}], [{"class": 1}], {"class": "a"}])
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        None,
+        1,
+        [1],
+        [{}],
+        {"class": "a"},
+        [{"class": 1, "reads": [], "settings": {}}],
+        [{"class": "a", "reads": [1], "settings": {}}],
+        [{"class": "a", "reads": ["0"], "settings": {}}],
+        [{"class": "a", "reads": [], "settings": {1: 2}}],
+    ],
+)
 def test_what_is_no_fingerprint_is_told_so(hostile: Any) -> None:
     assert differences(hostile, fingerprint(a_graph())) == [
         "one of them is no fingerprint of a graph"
