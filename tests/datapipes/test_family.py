@@ -186,6 +186,16 @@ def test_an_iterator_that_is_dropped_closes_the_source(name: str) -> None:
     assert source.open == 0
 
 
+def test_a_wrapped_iterable_is_closed_as_soon_as_nobody_reads_it() -> None:
+    source = Watched(range(20))
+    pipe = IterableWrapper(source, deepcopy=False).map(str)
+
+    for _ in pipe:
+        break
+
+    assert source.open == 0
+
+
 @every_pipe
 async def test_an_async_iterator_that_is_closed_closes_the_source(name: str) -> None:
     source = Watched(range(20))

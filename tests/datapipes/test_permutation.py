@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -70,7 +70,7 @@ def test_neighbours_in_row_and_column_end_up_apart(length: int) -> None:
 
 def test_a_long_order_rises_and_falls_like_a_random_one() -> None:
     order = list(GridPermutation(50_000, Random(3)))
-    rises = sum(after > before for before, after in itertools.pairwise(order))
+    rises = sum(after > before for before, after in pairwise(order))
 
     # The standard deviation of the number of rises is sqrt(n / 12).
     assert abs(rises - 25_000) < 4 * math.sqrt(50_000 / 12)
