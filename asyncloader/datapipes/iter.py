@@ -8,10 +8,12 @@ from asyncloader.datapipes.combining import (
     Zipper,
     ZipperLongest,
 )
+from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.grouping import Grouper
 from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
+from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
 from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
 from asyncloader.datapipes.selecting import Filter, Header
 from asyncloader.datapipes.sharding import (
@@ -25,6 +27,7 @@ from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDem
 
 __all__ = [
     "SHARDING_PRIORITIES",
+    "AsyncMapper",
     "Batcher",
     "Collator",
     "Concater",
@@ -45,11 +48,14 @@ __all__ = [
     "Mapper",
     "Multiplexer",
     "MultiplexerLongest",
+    "PinMemory",
+    "Prefetcher",
     "Repeater",
     "RoundRobinDemultiplexer",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
     "Shuffler",
+    "ThreadMapper",
     "UnBatcher",
     "Zipper",
     "ZipperLongest",
