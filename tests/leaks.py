@@ -1,0 +1,95 @@
+"""What a test may leave behind: nothing.
+
+This file is about counting what this process holds of the system, before and
+after. It only reports what is left; others share the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What is held at one moment: things that can be counted, in words."""
+
+    fds: Counter[str]
+    threads: Counter[str]
+    tasks: Counter[str]
+    processes: Counter[str]
+    shared_memory: Counter[str]
+
+    @classmethod
+    def now(cls) -> Belongings:
+        gc.collect()
+        fds = Counter(_fds())
+        return cls(
+            fds=fds,
+            threads=Counter(f"thread {each.name}" for each in threading.enumerate()),
+            tasks=Counter(_tasks()),
+            processes=Counter(f"process {pid}: {what}" for pid, what in descendants().items()),
+            shared_memory=Counter(_maps()),
+        )
+
+    def beyond(self, before: Belongings) -> list[str]:
+        """What is held here and was not before."""
+        pairs = zip(vars(self).values(), vars(before).values(), strict=True)
+        return sorted(text for now, then in pairs for text in (now - then).elements())
+
+
+@contextlib.contextmanager
+def leaves_nothing() -> Iterator[None]:
+    """Fail with a list of the fds, threads, tasks, processes and memfds that the block left."""
+    before = Belongings.now()
+    yield
+    left = Belongings.now().beyond(before)
+    assert not left, "left behind:\n" + "\n".join(left)
+
+
+def descendants(root: int | None = None) -> dict[int, str]:
+    """The processes, zombies among them, that descend from ``root`` (by default this one)."""
+    parents: dict[int, tuple[int, str]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            parents[int(name)] = _parent_and_name(int(name))
+    found: dict[int, str] = {}
+    ancestors = {os.getpid() if root is None else root}
+    while ancestors:
+        children = {pid: what for pid, (up, what) in parents.items() if up in ancestors}
+        found |= children
+        ancestors = set(children)
+    return found
+
+
+def _parent_and_name(pid: int) -> tuple[int, str]:
+    with open(f"/proc/{pid}/stat") as file:
+        head, _, tail = file.read().rpartition(")")
+    state, parent = tail.split()[:2]
+    return int(parent), f"{head.partition('(')[2]} ({state if state == 'Z' else 'alive'})"
+
+
+def _fds() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        # The listing's own descriptor is gone.
+        with contextlib.suppress(OSError):
+            yield f"fd to {os.readlink(f'/proc/self/fd/{name}')}"
+
+
+def _maps() -> Iterator[str]:
+    with open("/proc/self/maps") as file:
+        for line in file:
+            if "/memfd:" in line or "/dev/shm/" in line:
+                yield f"mapping {line.split(maxsplit=5)[-1].strip()}"
+
+
+def _tasks() -> Iterator[str]:
+    with contextlib.suppress(RuntimeError):
+        for task in asyncio.all_tasks():
+            yield f"task {task.get_name()}: {task.get_coro()}"
