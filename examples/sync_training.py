@@ -1,5 +1,7 @@
 """Train with a plain `for`: the same loader, the same order, no event loop in sight.
 
+Run it with
+
     python examples/sync_training.py
 """
 
