@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Literal
 
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
@@ -60,6 +60,34 @@ class IterFluent(Generic[T_co]):
         def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]: ...
 
         def set_length(self, length: int) -> LengthSetter[T_co]: ...
+
+        # Many at once, and ahead
+
+        def async_map(
+            self,
+            fn: Callable[..., Awaitable[U]],
+            input_col: Any = None,
+            output_col: Any = None,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+        ) -> IterDataPipe[U]: ...
+
+        def thread_map(
+            self,
+            fn: Callable[..., U],
+            input_col: Any = None,
+            output_col: Any = None,
+            *,
+            concurrency: int | None = None,
+            ordered: bool = True,
+        ) -> IterDataPipe[U]: ...
+
+        def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]: ...
+
+        def pin_memory(
+            self, device: Any = None, pin_memory_fn: Callable[[T_co, Any], T_co] | None = None
+        ) -> IterDataPipe[T_co]: ...
 
         # Many to one, one to many
 

@@ -109,6 +109,10 @@ class PinMemory(IterDataPipe[T]):
     (``tensor.to(device, non_blocking=True)``). Tuples, lists, dicts and objects
     with a ``pin_memory`` method are pinned through. Without an accelerator the
     items pass unchanged, with a warning. The pipe stays in the loader's process.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1]).pin_memory(pin_memory_fn=lambda item, device: item))
+    [1]
     """
 
     def __init__(

@@ -65,13 +65,21 @@ class IterableWrapper(IterDataPipe[T]):
 
 
 class IterablePass(Pass[T]):
-    """One pass over an iterable, whose own iterator knows the place."""
+    """One pass over an iterable, whose own iterator knows the place.
+
+    ``iterator`` is that of a list or the like. One that can be closed is not kept
+    here: it is to end when its reader drops it, and would live on with the pipe.
+    """
 
     def __init__(self, iterable: Iterable[T]) -> None:
-        self.iterator = iter(iterable)
+        self.iterable = iterable
+        self.iterator: Iterator[T] = iter(())
 
     def __iter__(self) -> Iterator[T]:
-        return self.iterator
+        iterator = iter(self.iterable)
+        if not hasattr(iterator, "close"):
+            self.iterator = iterator
+        return iterator
 
 
 class OneShot(Generic[T]):

@@ -85,7 +85,7 @@ class Splitter(IterDataPipe[T]):
         if buffer_size == -1:
             warnings.warn(
                 f"{self!r} holds as many items as one branch is ahead of another, without bound",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def is_splitter(self) -> bool:

@@ -36,7 +36,7 @@ def as_torch_dataset(pipe: Iterable[Any]) -> Any:
 def _dataset_class() -> type:
     from torch.utils.data import IterableDataset, get_worker_info
 
-    class PipeDataset(IterableDataset):  # type: ignore[misc, type-arg]
+    class PipeDataset(IterableDataset):  # type: ignore[type-arg]
         """The items of a graph, divided among the workers of a DataLoader."""
 
         def __init__(self, pipe: Iterable[Any]) -> None:

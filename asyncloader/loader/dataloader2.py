@@ -24,7 +24,7 @@ from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
 
 T_co = TypeVar("T_co", covariant=True)
-I = TypeVar("I", bound=DataLoader2Iterator[Any])
+Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
 _CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 
@@ -133,7 +133,7 @@ class DataLoader2(Generic[T_co]):
         self._gate = self._gate.renewed()
         return self._gate
 
-    def _latest(self, iterator: I) -> I:
+    def _latest(self, iterator: Latest) -> Latest:
         self._invalidate(
             IteratorInvalidated(
                 "this iterator has been invalidated: its loader was iterated again, and only"

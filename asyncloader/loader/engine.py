@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import warnings
-from typing import Any
 
 from asyncloader.datapipes.base import waits
 from asyncloader.errors import LoopMismatchError

@@ -8,8 +8,8 @@ the consumer's thread where the whole graph is made of plain generators.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.datapipes.crossing import close_items

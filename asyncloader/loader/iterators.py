@@ -25,6 +25,8 @@ from asyncloader.runtime import fork_count, running_loop
 
 T_co = TypeVar("T_co", covariant=True)
 
+_NOTHING = object()
+
 
 class DataLoader2Iterator(Generic[T_co]):
     """What the sync and the async iterator of a loader share.
@@ -149,13 +151,12 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         gate = self._gate
         if not gate.left:
             raise StopAsyncIteration
-        for item in self._group:
-            break
-        else:
+        item = next(self._group, _NOTHING)
+        if item is _NOTHING:
             item = await self._first_of_next_group()
         gate.left -= 1
         gate.passed += 1
-        return item
+        return item  # type: ignore[return-value]  # the group has nothing but items
 
     async def aclose(self) -> None:
         """End the epoch; every later ``anext`` raises LoaderClosed."""

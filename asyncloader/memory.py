@@ -1,0 +1,214 @@
+"""Shared memory without a name.
+
+This file is about one thing, a ``Segment``: memory that lives as long as somebody
+maps it, travels to another process as a file descriptor, and leaves nothing
+behind in the file system when its users are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import importlib
+import mmap
+import os
+import secrets
+import sys
+import tempfile
+
+from asyncloader.errors import ResourceExhausted, TransportError
+
+__all__ = ["Segment"]
+
+_HUGE_PAGE = 2 << 20
+_POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
+_MAP_FIXED = 0x10  # the same number on Linux, macOS and the BSDs
+_MADV_POPULATE_WRITE = 23
+_SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+
+
+class Segment:
+    """A fixed number of bytes that several processes can map.
+
+    ``create`` gives a segment that still holds its file descriptor, for the peers
+    that are to map it; ``attach`` maps one that a peer sent. A mapping holds no
+    descriptor. It lives until the segment is closed *and* every view of it is gone.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._map: mmap.mmap | None = _map(fd, size)
+        self.size = size
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    @classmethod
+    def create(cls, size: int) -> Segment:
+        """Return a new segment of zeros, or raise ``ResourceExhausted``.
+
+        All of its memory is reserved here: writing to it later cannot fail.
+        """
+        if size < 1:
+            raise ValueError(f"a segment has at least 1 byte, got {size}")
+        fd = _unnamed_file()
+        try:
+            os.ftruncate(fd, size)
+            segment = cls(fd, size)
+            _populate(segment.buffer, segment.address, size)
+            # Reserving says ENOSPC here; a write to a full tmpfs would be SIGBUS later.
+            # The mapping comes first, since pages that are touched through it may be huge.
+            _reserve(fd, size)
+            _seal(fd)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
+                raise _exhausted(size) from error
+            raise
+        return segment
+
+    @classmethod
+    def attach(cls, fd: int) -> Segment:
+        """Map the segment behind ``fd``, which is closed whatever happens.
+
+        Raises ``TransportError`` if a peer could make it shorter under our feet.
+        """
+        try:
+            size = os.fstat(fd).st_size
+            if size < 1:
+                raise TransportError(f"a shared segment has at least 1 byte, got {size}")
+            if _can_seal() and not _is_sealed(fd):
+                raise TransportError("a shared segment must be sealed against truncation")
+            segment = cls(fd, size)
+            if size <= _POPULATE_AT_MOST:
+                _populate(segment.buffer, segment.address, size)
+        finally:
+            os.close(fd)
+        segment._fd = -1
+        return segment
+
+    @property
+    def view(self) -> memoryview:
+        """The segment's bytes, writable. Raises ``ValueError`` when closed."""
+        return memoryview(self.buffer)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """The mapping itself, which keeps itself alive while it is exported."""
+        if self._map is None:
+            raise ValueError("this segment is closed")
+        return self._map
+
+    def take_fd(self) -> int:
+        """Hand over the descriptor, once; the caller closes it."""
+        if self._fd < 0:
+            raise ValueError("this segment's descriptor was already taken")
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        """Give up the descriptor and the mapping; views that exist stay valid."""
+        if self._fd >= 0:
+            os.close(self.take_fd())
+        self._map = None
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    # mmap.mmap(fd) would keep a duplicate of the descriptor for as long as it is mapped.
+    # Mapping the file over an anonymous mmap keeps that object's care for exported
+    # views without one.
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mapping {size} bytes: {os.strerror(number)}")
+    return mapped
+
+
+def _populate(mapped: mmap.mmap, address: int, size: int) -> None:
+    """Fault the pages in at once, huge ones where the system has them; best effort."""
+    if not sys.platform.startswith("linux"):
+        return
+    if size >= _HUGE_PAGE:
+        with contextlib.suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    # Through ctypes, since that releases the GIL while pages are cleared.
+    _libc().madvise(address, size, _MADV_POPULATE_WRITE)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number, size = ctypes.c_int, ctypes.c_size_t
+    libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_ssize_t]
+    libc.mmap.restype = ctypes.c_void_p
+    libc.madvise.argtypes = [ctypes.c_void_p, size, number]
+    return libc
+
+
+def _unnamed_file() -> int:
+    for make in (_memfd, _unlinked_shm):
+        with contextlib.suppress(OSError, AttributeError, ImportError):
+            return make()
+    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
+        return os.dup(file.fileno())
+
+
+def _memfd() -> int:
+    return os.memfd_create("asyncloader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _unlinked_shm() -> int:
+    # The door multiprocessing uses; absent where the platform has no POSIX shared memory.
+    posixshmem = importlib.import_module("_posixshmem")
+    name = f"/al-{secrets.token_hex(8)}"
+    fd = posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+    posixshmem.shm_unlink(name)
+    return int(fd)
+
+
+def _reserve(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+
+
+def _seal(fd: int) -> None:
+    if _can_seal():
+        import fcntl
+
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+
+
+def _is_sealed(fd: int) -> bool:
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False
+
+
+@functools.cache
+def _can_seal() -> bool:
+    """Whether this system gives us memfds; some sandboxes refuse them."""
+    try:
+        os.close(_memfd())
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _exhausted(need: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a shared memory segment needs {need} bytes, but about {_available()} are available: "
+        "use fewer workers, a smaller worker_prefetch_cnt, prefetch_bytes or batches, "
+        "or raise the container's memory limit"
+    )
+
+
+def _available() -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 0

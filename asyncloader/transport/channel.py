@@ -1,0 +1,141 @@
+"""Channels: frames over one inherited socketpair.
+
+This file is about ``Channel``, the end that blocks and may be used from several
+threads; ``LoopChannel`` is the end that belongs to an event loop. Descriptors
+travel with the frame they were sent with.
+
+    LoopChannel  ◀── AF_UNIX stream ──▶  Channel
+    (loader)         frames, fds         (worker)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frame
+from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.wire import (
+    BUFFERS_PER_CALL,
+    FRAME_DEADLINE,
+    Incoming,
+    close_all,
+    eof_when_gone,
+    rights,
+    truncated,
+    without,
+)
+
+__all__ = ["Channel", "LoopChannel", "channel_pair"]
+
+
+def channel_pair() -> tuple[LoopChannel, Channel]:
+    """Return the two ends of a new channel."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return LoopChannel(ours), Channel(theirs)
+
+
+class Channel:
+    """The blocking end of a channel. All of it may be used from any thread.
+
+    Every method that meets the end of the channel raises ``EOFError``, and
+    ``TransportError`` if what came before was not a proper frame.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        frame_deadline: float = FRAME_DEADLINE,
+    ) -> None:
+        sock.setblocking(True)
+        self._incoming = Incoming(sock, max_payload)
+        self._sock = sock
+        self._frame_deadline = frame_deadline
+        self._sequence = 0
+        self._torn = False
+        self._frames: deque[Frame] = deque()
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when closed."""
+        return self._sock.fileno()
+
+    def send(
+        self, kind: int, payload: Buffer | Sequence[Buffer] = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Send a frame, waiting until the kernel has all of it; ``fds`` are given away."""
+        try:
+            with self._sending:
+                self._send(kind, payload, fds)
+        finally:
+            close_all(fds)
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """Return the next frame, or raise ``TimeoutError`` after ``timeout`` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._receiving:
+            while not self._frames:
+                self._incoming.check()
+                self._wait(until)
+                self._read()
+            return self._frames.popleft()
+
+    def receive_ready(self) -> list[Frame]:
+        """Return the frames that are there already; does not wait."""
+        with self._receiving:
+            if not self._frames:
+                self._incoming.check()
+                self._read()
+            frames = list(self._frames)
+            self._frames.clear()
+            return frames
+
+    def close(self) -> None:
+        """Close the socket, and the descriptors that nobody received."""
+        for frame in self._frames:
+            close_all(frame.fds)
+        self._frames.clear()
+        self._incoming.close()
+        self._sock.close()
+
+    def _send(self, kind: int, payload: Buffer | Sequence[Buffer], fds: Sequence[int]) -> None:
+        if self._torn:
+            raise EOFError("an earlier frame could not be sent whole; this channel is over")
+        buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
+        self._torn = True
+        with eof_when_gone():
+            self._write(buffers, fds)
+        self._torn = False
+        self._sequence += 1
+
+    def _write(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
+        rest = [memoryview(buffer).cast("B") for buffer in buffers]
+        sent = self._sock.sendmsg(rest[:BUFFERS_PER_CALL], rights(fds))
+        while rest := without(rest, sent):
+            sent = self._sock.sendmsg(rest[:BUFFERS_PER_CALL])
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._frames.extend(self._incoming.read())
+
+    def _wait(self, until: float | None) -> None:
+        """Wait for something to read; a frame that has begun must go on."""
+        waits = [] if until is None else [max(until - time.monotonic(), 0)]
+        if self._incoming.partial:
+            waits.append(self._frame_deadline)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        if poll.poll(min(waits) * 1000 if waits else None):
+            return
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError("no frame came in time")
+        if self._incoming.partial:
+            raise truncated(self._frame_deadline)

@@ -1,0 +1,230 @@
+"""Items as the payload of a frame.
+
+This file is about ``Encoder`` and ``Decoder``: many items in one payload, their
+large buffers in slots of an arena, and one bad item that harms no other. It is
+also the only door to cloudpickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from asyncloader.errors import TransportError
+from asyncloader.transport.arena import Arena
+from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.frame import Buffer
+from asyncloader.transport.payload import IN_BAND, Layout, Placement, read_layout, write_payload
+from asyncloader.transport.pickling import LARGE, Dump, Pickled, Pickler, load
+from asyncloader.transport.slots import News
+from asyncloader.transport.wire import close_all
+
+__all__ = ["Decoder", "Encoded", "Encoder", "Substitute", "dumps_code", "is_heavy", "loads_code"]
+
+Substitute = Callable[[Any, Exception], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A payload in parts, and the descriptors to be given away with its frame."""
+
+    parts: list[Buffer]
+    fds: tuple[int, ...] = ()
+
+
+def refuse(item: Any, error: Exception) -> Any:
+    """Give up on a list with an item that cannot be pickled."""
+    try:
+        raise error
+    finally:
+        del item, error  # the error's traceback has this frame, which must not keep them
+
+
+def in_band(nbytes: int) -> bool:
+    """Do not wait for a slot to come back."""
+    return False
+
+
+class Encoder:
+    """Turns items into payloads, in the order in which they will be sent.
+
+    ``on_full`` is called when the arena has no slot left although the receiver has
+    some: it returns True to look again, having waited for a release, or False to
+    have the buffer travel in the frame itself. Without an arena everything does.
+    """
+
+    def __init__(
+        self,
+        arena: Arena | None = None,
+        *,
+        on_full: Callable[[int], bool] = in_band,
+        main_by_value: bool = False,
+    ) -> None:
+        self._arena = arena
+        self._on_full = on_full
+        self._pickler = Pickler(lambda dump: _by_value()(dump), main_by_value=main_by_value)
+        self._together = True
+
+    def encode(self, items: Sequence[Any], *, substitute: Substitute = refuse) -> Encoded:
+        """Return the payload for these items.
+
+        What ``substitute(item, error)`` returns is sent in the place of an item that
+        cannot be pickled; by default the error is raised and nothing is sent.
+        """
+        pickles = self._pickle(items, substitute)
+        placement = Placement(self._arena, self._on_full)
+        try:
+            for pickled in pickles:
+                placement.add(pickled.sources)
+            placement.finish()
+        except BaseException:
+            placement.undo()
+            raise
+        news = self._arena.take_news() if self._arena is not None else News()
+        return Encoded(write_payload(news, placement, pickles, len(items)), news.fds)
+
+    def _pickle(self, items: Sequence[Any], substitute: Substitute) -> list[Pickled]:
+        """Pickle all at once where that is safe, else each for itself."""
+        if self._together and len(items) > 1:
+            try:
+                pickled = self._pickler.dump_list(items)
+            except Exception:  # noqa: BLE001 - whose fault it was is found out below
+                pass
+            else:
+                if not pickled.foreign:
+                    return [pickled]
+        pickles = [self._pickle_one(item, substitute) for item in items]
+        self._together = not any(pickled.foreign for pickled in pickles)
+        return pickles
+
+    def _pickle_one(self, item: Any, substitute: Substitute) -> Pickled:
+        try:
+            return self._pickler.dump(item)
+        except Exception as error:  # noqa: BLE001 - user code ran: __reduce__, __getstate__
+            return self._pickler.dump(substitute(item, error))
+
+
+class Decoder:
+    """Turns payloads back into items, in the order in which they were encoded.
+
+    Every payload that arrived must be decoded or discarded: the slots in it are
+    lent until then.
+    """
+
+    def __init__(self, view: ArenaView | None = None) -> None:
+        self._view = view or ArenaView()
+
+    def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
+        """Return the items; the place of one that does not unpickle has a ``TransportError``.
+
+        Raises ``TransportError`` if the payload itself is not well-formed. ``fds``
+        came with the payload's frame and are closed here.
+        """
+        layout = self._open(payload, fds)
+        memory = memoryview(payload)
+        leases = [self._view.lease(ref) for ref in layout.slots]
+        buffers = (_buffer(memory, layout, leases, entry) for entry in layout.buffers)
+        found: list[Any] = []
+        start = layout.data_start
+        for nbytes, count in layout.pickles:
+            mine = list(islice(buffers, count))
+            found.append(_load(memory[start : start + nbytes], mine))
+            start += nbytes
+        return found if layout.each else _spread(found[0], layout.items)
+
+    def discard(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> None:
+        """Return the payload's slots without looking at its items."""
+        for ref in self._open(payload, fds).slots:
+            self._view.give_back(ref)
+
+    def _open(self, payload: bytes | memoryview, fds: Sequence[int]) -> Layout:
+        try:
+            layout = read_layout(payload)
+        except TransportError:
+            close_all(fds)
+            raise
+        if layout.added or layout.retired or fds:
+            self._view.update(News(layout.added, layout.retired, tuple(fds)))
+        return layout
+
+
+def is_heavy(payload: bytes | memoryview) -> bool:
+    """Whether decoding this takes so long that a thread should do it."""
+    return any(nbytes >= LARGE for nbytes, _ in read_layout(payload).pickles)
+
+
+def _buffer(
+    memory: memoryview, layout: Layout, leases: list[memoryview], entry: tuple[int, int, int]
+) -> Any:
+    place, offset, nbytes = entry
+    if place != IN_BAND:
+        return leases[place][offset : offset + nbytes]
+    start = layout.in_band_start + offset
+    return bytearray(memory[start : start + nbytes])
+
+
+def _load(data: memoryview, buffers: list[Any]) -> Any:
+    try:
+        return load(data, buffers)
+    except Exception as error:  # noqa: BLE001 - user code ran: __setstate__, constructors
+        return _refused(error)
+
+
+def _refused(error: Exception) -> TransportError:
+    refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
+    refused.add_note("".join(traceback.format_exception(error)))
+    # Frames hold the leases of the whole payload, and a kept error would keep the slots.
+    refused.__cause__ = _without_frames(error)
+    return refused
+
+
+def _without_frames(error: Exception) -> Exception:
+    chained: BaseException | None = error
+    while chained is not None and chained.__traceback__ is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return error
+
+
+def _spread(found: Any, count: int) -> list[Any]:
+    """The items of a pickle of all of them; if it failed, the failure for each."""
+    if isinstance(found, TransportError):
+        return [found] * count
+    if not isinstance(found, list) or len(found) != count:
+        raise TransportError(f"a pickle of {count} items held something else")
+    return found
+
+
+def dumps_code(code: Any) -> bytes:
+    """Pickle a graph or a function, with the code that the other process may not have."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    dump = Dump()
+    cloudpickle.Pickler(dump, protocol=5).dump(code)
+    return dump.data
+
+
+def loads_code(data: bytes | memoryview) -> Any:
+    """Return what ``dumps_code`` was given."""
+    return load(data)
+
+
+@functools.cache
+def _by_value() -> Any:
+    """A pickler that takes code along; imported late, as few items ever need it."""
+    import cloudpickle
+
+    class PicklerByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, dump: Dump) -> None:
+            super().__init__(dump, protocol=5, buffer_callback=dump.on_buffer)
+            self._reduce = dump.reduce
+
+        def reducer_override(self, item: Any) -> Any:
+            reduced = self._reduce(item)
+            return super().reducer_override(item) if reduced is NotImplemented else reduced
+
+    return PicklerByValue

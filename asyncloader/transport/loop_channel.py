@@ -1,0 +1,275 @@
+"""The end of a channel that an event loop looks after.
+
+This file is about ``LoopChannel``: it works with asyncio and uvloop through
+``add_reader`` and ``add_writer`` alone, without tasks and without polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from asyncloader.errors import LoopMismatchError, TransportError
+from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frame
+from asyncloader.transport.wire import (
+    BUFFERS_PER_CALL,
+    FRAME_DEADLINE,
+    Incoming,
+    close_all,
+    rights,
+    truncated,
+    without,
+)
+
+__all__ = ["LoopChannel", "OnClosed", "OnFrames"]
+
+OnFrames = Callable[[list[Frame]], None]
+OnClosed = Callable[[Exception], None]
+
+_READS_PER_WAKE_UP = 8  # so that a quick peer cannot keep the loop from its other work
+_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
+
+
+class LoopChannel:
+    """The end of a channel whose events go to an event loop, asyncio's or uvloop's.
+
+    It may be attached to one loop after another. While it is detached, what the
+    peer sends waits in the kernel. Sending is always possible and never waits.
+    All methods belong to the loop's thread.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        frame_deadline: float = FRAME_DEADLINE,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._incoming = Incoming(sock, max_payload)
+        self._frame_deadline = frame_deadline
+        self._sequence = 0
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._ended: Exception | None = None
+        self._subscription: _Subscription | None = None
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when closed."""
+        return self._sock.fileno()
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
+    ) -> None:
+        """Hand what arrives to ``on_frames``, many at once, and the end to ``on_closed``.
+
+        ``on_closed`` gets an ``EOFError`` when the peer is gone, or the
+        ``TransportError`` that made the channel useless; once per attachment.
+        """
+        current = self._subscription
+        if current is not None and not current.loop.is_closed():
+            raise LoopMismatchError("this channel is attached to a loop; detach it first")
+        self._subscription = _Subscription(loop, on_frames, on_closed)
+        if self._ended is not None:
+            loop.call_soon(self._report_end)
+            return
+        self.resume()
+        self._flush()
+
+    def detach(self) -> None:
+        """Leave the loop; whatever arrives from now on stays in the kernel."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not subscription.loop.is_closed():
+            subscription.loop.remove_reader(self.fileno())
+            subscription.loop.remove_writer(self.fileno())
+            subscription.stop(EOFError("the channel was detached"))
+
+    def pause(self) -> None:
+        """Read nothing until ``resume``: the peer's sends will fill the socket and wait."""
+        if self._subscription is not None:
+            self._subscription.loop.remove_reader(self.fileno())
+            self._subscription.cancel_deadline()
+
+    def resume(self) -> None:
+        """Read again after ``pause``."""
+        if self._subscription is not None and self._ended is None:
+            self._subscription.loop.add_reader(self.fileno(), self._on_readable)
+            self._watch_deadline(self._subscription)
+
+    def send(
+        self, kind: int, payload: Buffer | Sequence[Buffer] = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Send a frame, later if the socket is full; ``fds`` are given away.
+
+        The payload may be changed afterwards. When the peer is gone this does
+        nothing: ``on_closed`` tells.
+        """
+        if self._ended is not None:
+            close_all(fds)
+            return
+        try:
+            buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
+        except BaseException:
+            close_all(fds)
+            raise
+        self._sequence += 1
+        rest = [memoryview(buffer).cast("B") for buffer in buffers]
+        if not self._outgoing:
+            rest, fds = self._send_now(rest, tuple(fds))
+        if rest:
+            self._outgoing.append((memoryview(b"".join(rest)), tuple(fds)))
+            self._watch_writable()
+
+    async def drain(self) -> None:
+        """Wait until the kernel has all that was sent, or raise what ended the channel."""
+        while self._outgoing and self._ended is None:
+            if self._subscription is None:
+                raise LoopMismatchError("a channel drains only while it is attached to a loop")
+            await self._subscription.flushed()
+        if self._ended is not None:
+            raise self._ended
+
+    def close(self) -> None:
+        """Detach, and close the socket and the descriptors nobody received or was sent."""
+        self.detach()
+        if self._ended is None:
+            self._ended = EOFError("this channel is closed")
+        self._incoming.close()
+        self._drop_outgoing()
+        self._sock.close()
+
+    def _on_readable(self) -> None:
+        frames: list[Frame] = []
+        ended = self._read_into(frames)
+        subscription = self._subscription
+        if frames and subscription is not None:
+            subscription.on_frames(frames)
+        if ended is not None:
+            self._end(ended)
+        elif subscription is not None and subscription is self._subscription:
+            self._watch_deadline(subscription)
+
+    def _read_into(self, frames: list[Frame]) -> Exception | None:
+        """Read what is there, within reason; return what ended the channel, if it did."""
+        try:
+            for _ in range(_READS_PER_WAKE_UP):
+                frames += self._incoming.read()
+                self._incoming.check()
+                if not self._incoming.filled:
+                    break
+        except BlockingIOError:
+            pass
+        except (EOFError, TransportError) as ended:
+            return ended
+        except OSError as error:
+            return EOFError(f"the channel is gone: {error}")
+        return None
+
+    def _watch_deadline(self, subscription: _Subscription) -> None:
+        subscription.cancel_deadline()
+        if self._incoming.partial and self._ended is None:
+            subscription.deadline = subscription.loop.call_later(
+                self._frame_deadline, self._on_deadline, self._incoming.total
+            )
+
+    def _on_deadline(self, had: int) -> None:
+        # A loop that was busy may run its timers before it looks at its sockets.
+        self._on_readable()
+        if self._incoming.total == had and self._subscription is not None:
+            self._end(truncated(self._frame_deadline))
+
+    def _end(self, error: Exception) -> None:
+        if self._ended is None:
+            self._ended = error
+            self._drop_outgoing()
+            self._report_end()
+
+    def _report_end(self) -> None:
+        subscription = self._subscription
+        if subscription is not None and self._ended is not None:
+            self.detach()
+            subscription.on_closed(self._ended)
+
+    def _send_now(
+        self, buffers: list[memoryview], fds: tuple[int, ...]
+    ) -> tuple[list[memoryview], tuple[int, ...]]:
+        """Send what the socket takes; return what is left to send."""
+        try:
+            while buffers:
+                sent = self._sock.sendmsg(buffers[:BUFFERS_PER_CALL], rights(fds))
+                close_all(fds)
+                fds = ()
+                buffers = without(buffers, sent)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            # What the peer sent before it went away is read first: its end comes by itself.
+            close_all(fds)
+            self._lose_peer(error)
+            return [], ()
+        return buffers, fds
+
+    def _lose_peer(self, error: OSError) -> None:
+        self._drop_outgoing()
+        if not isinstance(error, _GONE):
+            ended = EOFError(f"the channel is gone: {error}")
+            if self._subscription is None:
+                self._ended = ended
+            else:
+                self._subscription.loop.call_soon(self._end, ended)
+
+    def _watch_writable(self) -> None:
+        if self._subscription is not None:
+            self._subscription.loop.add_writer(self.fileno(), self._flush)
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            buffer, fds = self._outgoing.popleft()
+            rest, fds = self._send_now([buffer], fds)
+            if rest:
+                self._outgoing.appendleft((rest[0], fds))
+                self._watch_writable()
+                return
+        if self._subscription is not None:
+            self._subscription.loop.remove_writer(self.fileno())
+            self._subscription.wake_flushed()
+
+    def _drop_outgoing(self) -> None:
+        for _, fds in self._outgoing:
+            close_all(fds)
+        self._outgoing.clear()
+
+
+class _Subscription:
+    """What a channel needs to know of the loop it is attached to."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
+    ) -> None:
+        self.loop = loop
+        self.on_frames = on_frames
+        self.on_closed = on_closed
+        self.deadline: asyncio.TimerHandle | None = None
+        self._flushed: list[asyncio.Future[None]] = []
+
+    def flushed(self) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._flushed.append(future)
+        return future
+
+    def wake_flushed(self) -> None:
+        waiters, self._flushed = self._flushed, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def cancel_deadline(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def stop(self, error: Exception) -> None:
+        self.cancel_deadline()
+        self.wake_flushed()

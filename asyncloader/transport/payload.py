@@ -1,0 +1,224 @@
+"""The payload of a frame of items: tables, pickles, buffers.
+
+This file is about where buffers go when items are sent, and about reading what a
+peer says of it without believing more than can be checked.
+
+    counts | segments added, retired | slots | buffers | pickles' sizes
+    pickles, one for all items or one for each | buffers that found no slot
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from asyncloader.errors import TransportError
+from asyncloader.transport.arena import Arena, Block
+from asyncloader.transport.frame import Buffer
+from asyncloader.transport.pickling import Pickled, Source
+from asyncloader.transport.slots import News, SlotRef
+
+__all__ = ["IN_BAND", "Layout", "Placement", "read_layout", "write_payload"]
+
+IN_BAND = 0xFFFFFFFF
+
+_PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most
+_ALIGN = 64
+_COUNTS = struct.Struct("<6I")
+
+
+class Placement:
+    """Where the buffers of one payload go: slots that are filled here, slots that
+    were filled by whoever made the tensor, or the payload itself."""
+
+    def __init__(self, arena: Arena | None, on_full: Callable[[int], bool]) -> None:
+        self._arena = arena
+        self._on_full = on_full
+        self._own_bytes = 0
+        self._group: list[tuple[int, Source]] = []
+        self._group_bytes = 0
+        self._born_shared: dict[Block, int] = {}
+        self._in_band_bytes = 0
+        self.slots: list[SlotRef] = []
+        self.buffers: list[tuple[int, int, int]] = []
+        self.in_band: list[Buffer] = []
+
+    def add(self, sources: Sequence[Source]) -> None:
+        """Find places for the buffers of one pickle; they are copied there."""
+        for source in sources:
+            index = len(self.buffers)
+            self.buffers.append((IN_BAND, 0, source.nbytes))
+            if self._refer(index, source):
+                continue
+            if source.nbytes >= _PACK:
+                self._place([(index, source)], source.nbytes)
+                continue
+            self._group.append((index, source))
+            self._group_bytes += _aligned(source.nbytes)
+            if self._group_bytes >= _PACK:
+                self._place_group()
+
+    def finish(self) -> None:
+        """Place what still waits for company and lend the slots that were born shared."""
+        self._place_group()
+        if self._arena is not None:
+            for block in self._born_shared:
+                self._arena.lend(block)
+
+    def undo(self) -> None:
+        """Take the slots back; nothing was sent."""
+        if self._arena is not None:
+            self._arena.release([ref.slot for ref in self.slots if self._is_filled_here(ref)])
+
+    def _is_filled_here(self, ref: SlotRef) -> bool:
+        return all(block.number != ref.slot for block in self._born_shared)
+
+    def _refer(self, index: int, source: Source) -> bool:
+        if self._arena is None or not source.address:
+            return False
+        block = self._arena.born_shared(source.address, source.nbytes)
+        if block is None:
+            return False
+        if block not in self._born_shared:
+            self._born_shared[block] = len(self.slots)
+            self.slots.append(block.ref(block.segment.slot_bytes))
+        place = self._born_shared[block]
+        self.buffers[index] = (place, source.address - block.address, source.nbytes)
+        return True
+
+    def _place_group(self) -> None:
+        if self._group:
+            group, nbytes = self._group, self._group_bytes
+            self._group, self._group_bytes = [], 0
+            self._place(group, nbytes)
+
+    def _place(self, group: list[tuple[int, Source]], nbytes: int) -> None:
+        block = self._take(nbytes)
+        if block is None:
+            for index, source in group:
+                self._keep_in_band(index, source)
+            return
+        place, offset = len(self.slots), 0
+        self.slots.append(block.ref(nbytes))
+        for index, source in group:
+            _copy(source, block, offset)
+            self.buffers[index] = (place, offset, source.nbytes)
+            offset += _aligned(source.nbytes)
+
+    def _take(self, nbytes: int) -> Block | None:
+        """Take and lend a block, waiting for the receiver only if it has something to return."""
+        if self._arena is None:
+            return None
+        while (block := self._arena.take(nbytes)) is None:
+            if self._arena.lent_bytes <= self._own_bytes or not self._on_full(nbytes):
+                return None
+        self._arena.lend(block)
+        self._own_bytes += block.segment.slot_bytes
+        return block
+
+    def _keep_in_band(self, index: int, source: Source) -> None:
+        self.buffers[index] = (IN_BAND, self._in_band_bytes, source.nbytes)
+        self._in_band_bytes += source.nbytes
+        # A tensor's memory is copied: nothing would keep it alive until it is sent.
+        is_view = isinstance(source.owner, memoryview)
+        self.in_band.append(
+            source.owner if is_view else ctypes.string_at(source.address, source.nbytes)
+        )
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _copy(source: Source, block: Block, offset: int) -> None:
+    if source.address:
+        # Through ctypes, since that releases the GIL for the time of the copy.
+        ctypes.memmove(block.address + offset, source.address, source.nbytes)
+    else:
+        start = block.offset + offset
+        block.segment.memory.view[start : start + source.nbytes] = source.owner
+
+
+def write_payload(
+    news: News, placement: Placement, pickles: Sequence[Pickled], items: int
+) -> list[Buffer]:
+    slots, buffers = placement.slots, placement.buffers
+    counts = (len(news.added), len(news.retired), len(slots), len(buffers), len(pickles), items)
+    numbers = [*news.added, *news.retired]
+    for row in (*slots, *buffers):
+        numbers += row
+    for pickled in pickles:
+        numbers += (len(pickled.data), len(pickled.sources))
+    head = _COUNTS.pack(*counts) + struct.pack(f"<{len(numbers)}Q", *numbers)
+    data = [pickled.data for pickled in pickles]
+    if sum(map(len, data)) < _PACK:
+        return [b"".join((head, *data)), *placement.in_band]
+    return [head, *data, *placement.in_band]
+
+
+class Layout(NamedTuple):
+    """The tables in front of a payload, checked against its length."""
+
+    added: tuple[int, ...]
+    retired: tuple[int, ...]
+    slots: list[SlotRef]
+    buffers: list[tuple[int, int, int]]
+    pickles: list[tuple[int, int]]
+    items: int
+    data_start: int
+    in_band_start: int
+
+    @property
+    def each(self) -> bool:
+        """Whether each item has a pickle of its own."""
+        return len(self.pickles) == self.items
+
+
+def read_layout(payload: bytes | memoryview) -> Layout:
+    try:
+        added, retired, slots, buffers, pickles, items = _COUNTS.unpack_from(payload)
+        total = added + retired + 4 * slots + 3 * buffers + 2 * pickles
+        data_start = _COUNTS.size + 8 * total
+        if data_start > len(payload):
+            raise TransportError(f"a payload's tables claim {data_start} of {len(payload)} bytes")
+        numbers = iter(struct.unpack_from(f"<{total}Q", payload, _COUNTS.size))
+    except struct.error as error:
+        raise TransportError(f"a payload of {len(payload)} bytes has no tables") from error
+    layout = Layout(
+        tuple(islice(numbers, added)),
+        tuple(islice(numbers, retired)),
+        [SlotRef(*row) for row in _rows(numbers, slots, 4)],
+        list(_rows(numbers, buffers, 3)),
+        list(_rows(numbers, pickles, 2)),
+        items,
+        data_start,
+        0,
+    )
+    return _checked(layout, len(payload))
+
+
+def _rows(numbers: Iterator[int], count: int, width: int) -> Iterator[Any]:
+    return islice(zip(*[numbers] * width, strict=False), count)
+
+
+def _checked(layout: Layout, size: int) -> Layout:
+    in_band_start = layout.data_start + sum(nbytes for nbytes, _ in layout.pickles)
+    if in_band_start > size:
+        raise TransportError(f"a payload's pickles claim {in_band_start} of {size} bytes")
+    if sum(count for _, count in layout.pickles) != len(layout.buffers):
+        raise TransportError("a payload's pickles claim other buffers than there are")
+    if not layout.each and (len(layout.pickles) != 1 or layout.items > size):
+        raise TransportError(
+            f"a payload has {len(layout.pickles)} pickles for {layout.items} items"
+        )
+    for place, offset, nbytes in layout.buffers:
+        if place == IN_BAND:
+            inside = in_band_start + offset + nbytes <= size
+        else:
+            inside = place < len(layout.slots) and offset + nbytes <= layout.slots[place].nbytes
+        if not inside:
+            raise TransportError(f"a buffer of {nbytes} bytes at {offset} is outside its memory")
+    return layout._replace(in_band_start=in_band_start)

@@ -1,0 +1,294 @@
+"""Items as pickles, with their large buffers beside them.
+
+This file is about what pickle is told of tensors, arrays and bytes: which of their
+memory leaves the pickle, and how they are put together again. Neither torch nor
+NumPy is imported here for an item that does not need it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["LARGE", "Dump", "Pickled", "Pickler", "Source", "load"]
+
+_IN_BAND_BELOW = 4096
+LARGE = 1 << 20
+
+# Packages whose objects come back wherever they are installed. Anything else may
+# fail to unpickle, and then must not take its neighbours along.
+_DEPENDABLE = frozenset({"builtins", "asyncloader", "torch", "numpy", "datetime", "collections"})
+
+
+class Source(NamedTuple):
+    """Memory that leaves a pickle: its address, or its bytes, and what keeps it alive."""
+
+    nbytes: int
+    address: int
+    owner: Any
+
+
+class Pickled(NamedTuple):
+    """A pickle, the buffers that left it, and whether it can only be trusted alone."""
+
+    data: bytes
+    sources: list[Source]
+    foreign: bool
+
+
+class Pickler:
+    """Pickles items, one after another.
+
+    ``fallback`` makes a pickler that takes code along, for what pickle refuses; with
+    ``main_by_value`` also for whatever is defined in ``__main__``.
+    """
+
+    def __init__(self, fallback: Callable[[Dump], Any], *, main_by_value: bool = False) -> None:
+        self._fallback = fallback
+        self._main_by_value = main_by_value
+        self._dumped = Dump()
+        self._plain = _PlainPickler(self._dumped)
+
+    def dump(self, item: Any) -> Pickled:
+        """Return the item's pickle, or raise what pickling it raised."""
+        try:
+            pickled = self._dump(self._plain, _with_bytes_beside(item))
+        except Exception:  # noqa: BLE001 - pickle refuses in many ways; cloudpickle has the last word
+            return self._dump_by_value(item)
+        if self._main_by_value and b"__main__" in pickled.data:
+            return self._dump_by_value(item)
+        return pickled
+
+    def dump_list(self, items: Sequence[Any]) -> Pickled:
+        """Return one pickle of all the items, or raise where one of them needs care.
+
+        If the result is foreign, one item may spoil the unpickling of the others.
+        """
+        if not _HOLDERS.isdisjoint(map(type, items)):
+            items = [_with_bytes_beside(item) for item in items]
+        pickled = self._dump(self._plain, list(items))
+        if self._main_by_value and b"__main__" in pickled.data:
+            return pickled._replace(foreign=True)
+        return pickled
+
+    def _dump_by_value(self, item: Any) -> Pickled:
+        pickled = self._dump(self._fallback(self._dumped), _with_bytes_beside(item))
+        return pickled._replace(foreign=True)
+
+    def _dump(self, pickler: Any, item: Any) -> Pickled:
+        dump = self._dumped
+        try:
+            pickler.dump(item)
+            return Pickled(dump.data, dump.sources, dump.foreign)
+        finally:
+            # Nothing of the item is kept: its memory is wanted for the next one.
+            pickler.clear_memo()
+            dump.reset()
+
+
+class Dump:
+    """What one dump gathers; the file it writes to.
+
+    Writing is a Python function on purpose: pickle calls it every 64 KiB, and that
+    lets other threads have the GIL while something large is pickled.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.chunks: list[bytes] = []
+        self.sources: list[Source] = []
+        self.foreign = False
+        self.tensor: Any = None
+
+    def write(self, chunk: Any) -> None:
+        self.chunks.append(bytes(chunk))
+
+    @property
+    def data(self) -> bytes:
+        return self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
+
+    def on_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Take a buffer out of the pickle, or return True to leave it there."""
+        if self.tensor is not None:
+            tensor, self.tensor = self.tensor, None
+            self.sources.append(Source(tensor.nbytes, tensor.data_ptr(), tensor))
+            return False
+        raw = buffer.raw()
+        if raw.nbytes < _IN_BAND_BELOW:
+            return True
+        self.sources.append(Source(raw.nbytes, _address(raw), raw))
+        return False
+
+    def reduce(self, item: Any) -> Any:
+        """Say how an object is pickled; NotImplemented leaves it to pickle."""
+        kind = type(item)
+        torch = sys.modules.get("torch")
+        # Another thread may be in the middle of importing it.
+        if torch is not None and kind is getattr(torch, "Tensor", None):
+            return self._reduce_tensor(torch, item)
+        if kind is _Beside:
+            return item.kind, (pickle.PickleBuffer(item.data),)
+        if kind is memoryview:
+            return _reduce_memoryview(item)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and kind is getattr(numpy, "ndarray", None):
+            return _reduce_array(numpy, item)
+        if not self.foreign:
+            self.foreign = _is_foreign(item, kind)
+        return NotImplemented
+
+    def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
+        plain = (
+            tensor.is_cpu
+            and tensor.layout is torch.strided
+            and not tensor.is_quantized
+            and not tensor.is_nested
+            and not tensor.__dict__
+            and tensor.dtype in _dtype_names()
+        )
+        if not plain:
+            return NotImplemented
+        name, shape, grad = _dtype_names()[tensor.dtype], tuple(tensor.shape), tensor.requires_grad
+        whole = tensor.detach() if grad else tensor
+        if whole.is_conj() or whole.is_neg():
+            whole = whole.resolve_conj().resolve_neg()
+        if not whole.is_contiguous():
+            whole = whole.contiguous()
+        nbytes = whole.nbytes
+        if nbytes < _IN_BAND_BELOW:
+            data = bytearray(ctypes.string_at(whole.data_ptr(), nbytes) if nbytes else b"")
+            return _tensor, (data, name, shape, grad)
+        # The next buffer that pickle reports stands for this tensor's memory.
+        self.tensor = whole
+        return _tensor, (pickle.PickleBuffer(_STAND_IN), name, shape, grad)
+
+
+_STAND_IN = bytearray()
+
+
+class _PlainPickler(pickle.Pickler):
+    def __init__(self, dump: Dump) -> None:
+        super().__init__(dump, protocol=5, buffer_callback=dump.on_buffer)
+        self.reducer_override = dump.reduce  # type: ignore[method-assign]
+
+
+class _Beside:
+    """Bytes that travel beside the pickle and are copied into a ``kind`` on arrival."""
+
+    __slots__ = ("data", "kind")
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.kind = type(data)
+
+
+def _with_bytes_beside(item: Any) -> Any:
+    """Return the item with large bytes marked, at the top and one level down."""
+    kind = type(item)
+    if kind is list or kind is tuple:
+        if _BYTES.isdisjoint(map(type, item)):
+            return item
+        return kind([_marked(value) for value in item])
+    if kind is dict:
+        if _BYTES.isdisjoint(map(type, item.values())):
+            return item
+        return {key: _marked(value) for key, value in item.items()}
+    return _marked(item)
+
+
+_BYTES = frozenset({bytes, bytearray})
+_HOLDERS = _BYTES | {list, tuple, dict}
+
+
+def _marked(value: Any) -> Any:
+    return _Beside(value) if type(value) in _BYTES and len(value) >= _IN_BAND_BELOW else value
+
+
+def _reduce_memoryview(view: memoryview) -> Any:
+    data = bytes(view) if view.readonly else bytearray(view)
+    return _memoryview, (type(data), pickle.PickleBuffer(data), view.format, view.shape)
+
+
+def _memoryview(kind: type[Any], data: Any, form: str, shape: tuple[int, ...]) -> memoryview:
+    flat = memoryview(kind(data))
+    return flat if form == "B" and len(shape) == 1 else flat.cast(form, shape)  # type: ignore[call-overload]
+
+
+def _reduce_array(numpy: Any, array: Any) -> Any:
+    flags = array.flags
+    if array.dtype.hasobject or flags.c_contiguous or flags.f_contiguous:
+        return NotImplemented
+    return numpy.ascontiguousarray(array).__reduce_ex__(5)
+
+
+def _is_foreign(item: Any, kind: type[Any]) -> bool:
+    """Whether bringing this object back runs code that may not be there, or may fail."""
+    home = item if kind is type or callable(item) else kind
+    module = getattr(home, "__module__", None) or "builtins"
+    return str(module).partition(".")[0] not in _DEPENDABLE
+
+
+def _address(raw: memoryview) -> int:
+    """Where a buffer lies, or 0 where only its bytes can be had."""
+    return 0 if raw.readonly else ctypes.addressof(ctypes.c_char.from_buffer(raw))
+
+
+@functools.cache
+def _dtype_names() -> dict[Any, str]:
+    kind = _torch().dtype
+    return {value: name for name, value in vars(_torch()).items() if type(value) is kind}
+
+
+@functools.cache
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+@functools.cache
+def _dtype(name: str) -> Any:
+    return getattr(_torch(), name)
+
+
+def _tensor(data: Any, name: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    """Make a tensor over ``data``, which it keeps alive."""
+    torch = _torch()
+    dtype = _dtype(name)
+    if not len(data):
+        tensor = torch.empty(shape, dtype=dtype)
+    else:
+        tensor = torch.frombuffer(data, dtype=dtype)
+        if tensor.shape != shape:
+            tensor = tensor.view(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def load(data: memoryview | bytes, buffers: Iterable[Any] = ()) -> Any:
+    """Return what was pickled; something large lets other threads run meanwhile."""
+    if len(data) < LARGE:
+        return pickle.loads(data, buffers=buffers)
+    return pickle.Unpickler(_Reader(data), buffers=buffers).load()
+
+
+class _Reader:
+    """A file made of Python functions, for the sake of the GIL."""
+
+    def __init__(self, data: memoryview | bytes) -> None:
+        self._file = io.BytesIO(data)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._file.readline(size)

@@ -1,0 +1,124 @@
+"""What both kinds of channel end do with the socket itself.
+
+This file is about reading frames and descriptors from a stream socket without
+waiting, and about what the kernel wants to hear when descriptors are sent.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+
+from asyncloader.errors import TransportError
+from asyncloader.transport.frame import MAX_FDS, Frame, FrameDecoder
+
+__all__ = [
+    "BUFFERS_PER_CALL",
+    "FRAME_DEADLINE",
+    "Incoming",
+    "close_all",
+    "eof_when_gone",
+    "rights",
+    "truncated",
+    "without",
+]
+
+BUFFERS_PER_CALL = 512  # the kernel takes at most 1024
+FRAME_DEADLINE = 10.0
+
+_READ_BYTES = 256 << 10
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+# Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
+_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Incoming:
+    """Reads one direction of a stream socket as frames. Never waits."""
+
+    def __init__(self, sock: socket.socket, max_payload: int) -> None:
+        self._sock = sock
+        self._decoder = FrameDecoder(max_payload=max_payload)
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self.filled = False  # whether the last read ended because the buffer did
+        self.total = 0  # bytes read so far
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return self._decoder.partial
+
+    def read(self) -> list[Frame]:
+        """Read once and return the frames that are complete now.
+
+        Raises ``BlockingIOError`` if nothing is there, ``EOFError`` if nothing will be.
+        """
+        with eof_when_gone():
+            count, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, _FLAGS)
+        fds = _received(ancillary)
+        if flags & socket.MSG_CTRUNC:
+            close_all(fds)
+            raise TransportError(
+                "descriptors of a frame were lost: this process may have too many files open"
+            )
+        if not count:
+            self._decoder.eof()
+            raise EOFError("the other end of the channel is closed")
+        self.filled = count == _READ_BYTES
+        self.total += count
+        return self._decoder.feed(self._buffer[:count], fds)
+
+    def check(self) -> None:
+        """Raise the fault that came behind the frames of the last read, if there was one."""
+        self._decoder.check()
+
+    def close(self) -> None:
+        """Close the descriptors that came for no frame."""
+        close_all(self._decoder.take_fds())
+
+
+def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    """The ancillary data that carries ``fds``."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+
+
+def _received(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return list(fds)
+
+
+def without(buffers: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of ``buffers`` when the first ``sent`` bytes are gone."""
+    for index, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [buffer[sent:], *buffers[index + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors that were given to us to give away."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def eof_when_gone() -> Iterator[None]:
+    """Raise ``EOFError`` for what the kernel says when the other end is gone."""
+    try:
+        yield
+    except (BrokenPipeError, ConnectionResetError, ConnectionAbortedError) as error:
+        raise EOFError("the other end of the channel is gone") from error
+
+
+def truncated(deadline: float) -> TransportError:
+    """The error for a frame that began and did not go on."""
+    return TransportError(f"a frame began and then nothing more came for {deadline:g} s")

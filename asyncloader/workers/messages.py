@@ -1,0 +1,174 @@
+"""The whole conversation between a loader and a worker.
+
+This file is about what may be said, in either direction:
+
+    loader ──▶ worker   Setup, then per epoch StartEpoch, Grant …, EndEpoch; Pause, Resume
+    worker ──▶ loader   Ready, then per stream items …, and StreamEnded or StreamFailed
+    both                slots of shared memory that are free again
+
+Items and free slots have frames of their own kind; everything else is one of the
+dataclasses. Closing the channel ends the conversation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from asyncloader.errors import TransportError
+from asyncloader.runtime import WorkerInfo
+from asyncloader.seeds import SeedGenerator
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    MESSAGE = 1
+    ITEMS = 2
+    RELEASED = 3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Which worker this is and what it runs: a pickled ``WorkerPlan``."""
+
+    info: WorkerInfo
+    plan: bytes
+    arena_bytes: int
+
+
+@dataclass(frozen=True)
+class StartEpoch:
+    """Begin to send items, at first as many frames of each stream as there are credits.
+
+    ``resets`` is a pickled tuple: the composed reset, and the worker's reset function.
+    """
+
+    epoch: int
+    credits: int
+    shared_seeds: tuple[int, ...]
+    seed_generator: SeedGenerator
+    resets: bytes
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Send so many more frames of a stream."""
+
+    epoch: int
+    stream: int
+    credits: int
+
+
+@dataclass(frozen=True)
+class EndEpoch:
+    """Send nothing more of this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Make nothing more until Resume."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on after Pause."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker has set itself up."""
+
+
+@dataclass(frozen=True)
+class SetupFailed:
+    """The worker could not set itself up."""
+
+    error: bytes
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """Every item of the stream was sent."""
+
+    epoch: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class StreamFailed:
+    """The stream's next item is an error; nothing follows it."""
+
+    epoch: int
+    stream: int
+    error: bytes
+
+
+Command = Setup | StartEpoch | Grant | EndEpoch | Pause | Resume
+Report = Ready | SetupFailed | StreamEnded | StreamFailed
+
+_COMMANDS = (Setup, StartEpoch, Grant, EndEpoch, Pause, Resume)
+_REPORTS = (Ready, SetupFailed, StreamEnded, StreamFailed)
+_ITEMS_HEAD = struct.Struct("<QI")
+
+
+def dump_message(message: Command | Report) -> bytes:
+    """Return a message as the payload of a frame."""
+    return pickle.dumps(message, protocol=5)
+
+
+def load_command(payload: bytes | memoryview) -> Command:
+    """Return the command in a frame; TransportError if it holds none."""
+    message: Command = _load(payload, _COMMANDS)
+    return message
+
+
+def load_report(payload: bytes | memoryview) -> Report:
+    """Return the report in a frame; TransportError if it holds none."""
+    message: Report = _load(payload, _REPORTS)
+    return message
+
+
+def items_head(epoch: int, stream: int) -> bytes:
+    """Return what stands before the items of a frame."""
+    return _ITEMS_HEAD.pack(epoch, stream)
+
+
+def split_items(payload: bytes | memoryview) -> tuple[int, int, memoryview]:
+    """Return the epoch, the stream and the encoded items of a frame."""
+    if len(payload) < _ITEMS_HEAD.size:
+        raise TransportError(f"a frame of items has only {len(payload)} bytes")
+    epoch, stream = _ITEMS_HEAD.unpack_from(payload)
+    return epoch, stream, memoryview(payload)[_ITEMS_HEAD.size :]
+
+
+def dump_slots(slots: Iterable[int]) -> bytes:
+    """Return the numbers of free slots as the payload of a frame."""
+    return array("Q", slots).tobytes()
+
+
+def load_slots(payload: bytes | memoryview) -> list[int]:
+    """Return the numbers of free slots in a frame."""
+    slots = array("Q")
+    try:
+        slots.frombytes(bytes(payload))
+    except ValueError as error:
+        raise TransportError(f"a frame of free slots has {len(payload)} bytes") from error
+    return slots.tolist()
+
+
+def _load(payload: bytes | memoryview, kinds: tuple[type, ...]) -> Any:
+    try:
+        message = pickle.loads(payload)
+    except Exception as error:
+        raise TransportError(f"a message could not be read: {error!r}") from error
+    if not isinstance(message, kinds):
+        raise TransportError(f"a message of type {type(message).__name__} is not for this side")
+    return message

@@ -1,0 +1,62 @@
+"""The declared fluent methods are those that are there."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncloader.datapipes.iter
+import asyncloader.datapipes.map  # so that all pipes are registered
+from asyncloader.datapipes import fluent
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
+
+BASES = {"IterFluent": IterDataPipe, "MapFluent": MapDataPipe}
+
+
+def declared(name: str) -> dict[str, Any]:
+    """Return the methods of a class of fluent.py as a type checker sees them."""
+    path = Path(fluent.__file__)
+    namespace: dict[str, Any] = {"__name__": fluent.__name__}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typing, "TYPE_CHECKING", True)
+        exec(compile(path.read_text(), str(path), "exec"), namespace)
+    return {key: value for key, value in vars(namespace[name]).items() if callable(value)}
+
+
+def registered(base: type) -> dict[str, Any]:
+    found = {key: getattr(base, key) for key in dir(base)}
+    return {
+        key: value
+        for key, value in found.items()
+        if getattr(getattr(value, "builds", None), "__module__", "").startswith("asyncloader.")
+    }
+
+
+def shape(function: Any) -> list[tuple[str, Any, Any]]:
+    parameters = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters]
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_registered_name_is_declared_and_the_other_way_round(name: str) -> None:
+    assert declared(name).keys() == registered(BASES[name]).keys()
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_declarations_have_the_parameters_of_the_constructors(name: str) -> None:
+    methods = declared(name)
+
+    for key, method in registered(BASES[name]).items():
+        assert shape(methods[key]) == shape(method), key
+
+
+def test_a_bound_method_shows_what_it_takes() -> None:
+    pipe = asyncloader.datapipes.iter.IterableWrapper([1])
+
+    assert list(inspect.signature(pipe.map).parameters) == ["fn", "input_col", "output_col"]
+    assert list(inspect.signature(pipe.zip).parameters) == ["datapipes"]
+    assert list(inspect.signature(pipe.fork).parameters) == ["num_instances", "buffer_size", "copy"]

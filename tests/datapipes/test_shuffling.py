@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.map import SequenceWrapper
+from tests.datapipes.watched import Watched
+
+
+@given(st.lists(st.integers()), st.integers(1, 9), st.integers(0, 2**64 - 1))
+def test_shuffle_loses_and_doubles_nothing(items: list[int], size: int, seed: int) -> None:
+    shuffled = list(IterableWrapper(items).shuffle(buffer_size=size).set_seed(seed))
+
+    assert Counter(shuffled) == Counter(items)
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 99))
+def test_no_item_comes_more_than_a_buffer_too_early(count: int, size: int, seed: int) -> None:
+    shuffled = list(IterableWrapper(range(count)).shuffle(buffer_size=size).set_seed(seed))
+
+    assert all(item <= place + size for place, item in enumerate(shuffled))
+
+
+def test_a_buffer_of_one_keeps_the_order_as_in_torch() -> None:
+    assert list(IterableWrapper(range(9)).shuffle(buffer_size=1)) == list(range(9))
+
+
+def test_all_orders_are_equally_likely_where_all_items_fit() -> None:
+    pipe = IterableWrapper(range(3)).shuffle()
+    orders = Counter(tuple(pipe.set_seed(seed)) for seed in range(3000))
+
+    assert len(orders) == 6
+    assert all(400 < count < 600 for count in orders.values())
+
+
+SHUFFLERS: dict[str, Any] = {
+    "shuffle": lambda: IterableWrapper(range(50)).shuffle(buffer_size=20),
+    "map_shuffle": lambda: SequenceWrapper(range(50)).shuffle(),
+    "in_batch": lambda: IterableWrapper(range(50)).batch(10).in_batch_shuffle().unbatch(),
+}
+
+
+def shuffler_of(pipe: Any) -> Any:
+    return pipe if hasattr(pipe, "set_seed") else pipe.source
+
+
+every_shuffler = pytest.mark.parametrize("name", SHUFFLERS)
+
+
+@every_shuffler
+def test_equal_seeds_give_equal_orders_and_others_differ(name: str) -> None:
+    def order(seed: int) -> list[int]:
+        pipe = SHUFFLERS[name]()
+        shuffler_of(pipe).set_seed(seed)
+        return list(pipe)
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert sorted(order(1)) == list(range(50))
+
+
+@every_shuffler
+def test_a_seed_counts_for_one_pass(name: str) -> None:
+    pipe = SHUFFLERS[name]()
+    shuffler_of(pipe).set_seed(1)
+    first, second = list(pipe), list(pipe)
+    shuffler_of(pipe).set_seed(1)
+
+    assert first != second
+    assert list(pipe) == first
+
+
+@every_shuffler
+def test_where_no_seed_is_set_torch_is_asked(name: str) -> None:
+    def order() -> list[int]:
+        torch.manual_seed(7)
+        return list(SHUFFLERS[name]())
+
+    assert order() == order()
+
+
+def test_where_torch_is_not_imported_python_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(__import__("sys").modules, "torch")
+    random.seed(7)
+    first = list(IterableWrapper(range(50)).shuffle())
+    random.seed(7)
+
+    assert list(IterableWrapper(range(50)).shuffle()) == first
+
+
+@every_shuffler
+def test_shuffling_can_be_turned_off_and_keeps_the_seed_for_later(name: str) -> None:
+    pipe = SHUFFLERS[name]()
+    shuffler = shuffler_of(pipe)
+    shuffler.set_seed(1)
+    shuffled = list(pipe)
+
+    assert shuffler.set_seed(1).set_shuffle(False) is shuffler
+    assert list(pipe) == list(range(50))
+    shuffler.set_shuffle()
+    assert list(pipe) == shuffled
+
+
+@every_shuffler
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5])
+def test_seeds_have_64_bits(name: str, seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be"):
+        shuffler_of(SHUFFLERS[name]()).set_seed(seed)
+
+
+def test_a_pass_knows_its_seed_and_its_draws() -> None:
+    pipe = IterableWrapper(range(9)).shuffle(buffer_size=4).set_seed(3)
+    iterator = iter(pipe)
+    state = pipe.current_pass
+
+    for drawn in range(1, 6):
+        next(iterator)
+        assert (state.seed, state.drawn, state.taken) == (3, drawn, 4 + drawn)
+        assert len(state.buffer) == 4
+
+
+def test_an_abandoned_pass_drops_its_buffer() -> None:
+    pipe = Watched(range(9)).shuffle(buffer_size=4)
+    iterator = iter(pipe)
+    next(iterator)
+    del iterator
+
+    assert pipe.current_pass.buffer == []
+
+
+def test_batches_are_taken_apart_before_they_are_shuffled() -> None:
+    pipe = IterableWrapper([[1, 2], [3]]).shuffle(unbatch_level=1)
+
+    assert sorted(pipe) == [1, 2, 3]
+    with pytest.raises(TypeError):
+        len(pipe)
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (1.0, TypeError)])
+def test_buffer_sizes_are_counts(size: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="buffer_size must be"):
+        IterableWrapper([1]).shuffle(buffer_size=size)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 4096, 4097, 10_000])
+def test_map_shuffle_yields_every_item_once(count: int) -> None:
+    pipe = SequenceWrapper(range(count)).shuffle()
+
+    assert len(pipe) == count
+    assert sorted(pipe) == list(range(count))
+
+
+def test_map_shuffle_looks_up_the_keys_it_is_given() -> None:
+    pipe = SequenceWrapper({"a": 1, "b": 2, "c": 3}).shuffle(indices=["a", "c"])
+
+    assert (len(pipe), sorted(pipe)) == (2, [1, 3])
+    with pytest.raises(TypeError, match="indices must be a sequence"):
+        SequenceWrapper([1]).shuffle(indices=iter([0]))
+
+
+def test_map_shuffle_looks_items_up_when_their_turn_comes() -> None:
+    looked_up: list[int] = []
+    pipe = SequenceWrapper(range(9)).map(lambda n: looked_up.append(n) or n).shuffle()
+
+    item = next(iter(pipe))
+    assert looked_up == [item]
+
+
+def test_map_shuffle_can_go_on_from_any_position() -> None:
+    pipe = SequenceWrapper(range(10_000)).shuffle().set_seed(5)
+    order = list(pipe)
+    state = pipe.set_seed(5).new_pass()
+    state.yielded = 9_990
+
+    assert list(state) == order[9_990:]
+
+
+def test_in_batch_shuffle_keeps_the_batches_and_counts_its_draws() -> None:
+    pipe = IterableWrapper(range(9)).batch(3).in_batch_shuffle()
+
+    for number, batch in enumerate(pipe):
+        assert sorted(batch) == [3 * number, 3 * number + 1, 3 * number + 2]
+        assert pipe.current_pass.yielded == number + 1
+        assert pipe.current_pass.drawn == 3 * (number + 1)

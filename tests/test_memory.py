@@ -1,0 +1,157 @@
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+
+import pytest
+
+from asyncloader import memory
+from asyncloader.errors import ResourceExhausted, TransportError
+from asyncloader.memory import Segment
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("asyncloader" in line for line in maps)
+
+
+def attached(segment: Segment) -> Segment:
+    return Segment.attach(os.dup(segment._fd))
+
+
+def test_what_one_side_writes_the_other_reads():
+    ours = Segment.create(10_000)
+    theirs = attached(ours)
+    ours.view[:5] = b"hello"
+    assert bytes(theirs.view[:5]) == b"hello"
+    assert theirs.size == 10_000
+    ours.close()
+    theirs.close()
+
+
+def test_a_new_segment_is_all_zeros():
+    segment = Segment.create(4096)
+    assert bytes(segment.view) == bytes(4096)
+    segment.close()
+
+
+def test_the_address_is_where_the_view_is():
+    segment = Segment.create(4096)
+    segment.view[7] = 9
+    assert ctypes.string_at(segment.address + 7, 1) == b"\x09"
+    segment.close()
+
+
+def test_a_mapping_holds_no_descriptor():
+    before = open_fds()
+    segment = Segment.create(4096)
+    os.close(segment.take_fd())
+    assert open_fds() == before
+    segment.view[0] = 1
+    with pytest.raises(ValueError, match="already taken"):
+        segment.take_fd()
+    segment.close()
+
+
+def test_attach_closes_the_descriptor_even_when_it_refuses():
+    fd = os.memfd_create("plain")
+    os.ftruncate(fd, 4096)
+    with pytest.raises(TransportError, match="sealed"):
+        Segment.attach(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_attach_refuses_an_empty_segment():
+    with pytest.raises(TransportError, match="at least 1 byte, got 0"):
+        Segment.attach(os.memfd_create("empty"))
+
+
+@pytest.mark.parametrize("size", [1, 8192])
+def test_a_peer_cannot_change_the_size(size):
+    segment = Segment.create(4096)
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment._fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(segment._fd, memory._F_ADD_SEALS, 0)
+    segment.close()
+
+
+def test_close_is_idempotent_and_leaves_nothing():
+    fds, maps = open_fds(), mappings()
+    segment = Segment.create(1 << 20)
+    assert mappings() == maps + 1
+    segment.close()
+    segment.close()
+    assert (open_fds(), mappings()) == (fds, maps)
+    with pytest.raises(ValueError, match="closed"):
+        _ = segment.view
+
+
+def test_a_view_outlives_its_segment():
+    maps = mappings()
+    segment = Segment.create(4096)
+    view = segment.view[100:200]
+    segment.close()
+    view[0] = 42
+    assert view[0] == 42
+    del view
+    assert mappings() == maps
+
+
+def test_descriptors_are_not_inherited():
+    segment = Segment.create(4096)
+    assert not os.get_inheritable(segment._fd)
+    segment.close()
+
+
+def test_a_full_memory_says_what_is_needed_and_what_is_there(monkeypatch):
+    def full(fd, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    fds, maps = open_fds(), mappings()
+    with pytest.raises(
+        ResourceExhausted, match=r"needs 4096 bytes, but about \d+ .* fewer workers"
+    ):
+        Segment.create(4096)
+    assert (open_fds(), mappings()) == (fds, maps)
+
+
+def test_a_size_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1 byte, got 0"):
+        Segment.create(0)
+
+
+@pytest.fixture(params=["shm", "file"])
+def no_memfd(request, monkeypatch):
+    """A system without memfds; the second also has no POSIX shared memory."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    if request.param == "file":
+        monkeypatch.setattr(memory, "_unlinked_shm", refuse)
+    memory._can_seal.cache_clear()
+    yield
+    memory._can_seal.cache_clear()
+
+
+def test_without_memfd_segments_have_no_name_either(no_memfd):
+    before = os.listdir("/dev/shm"), os.listdir(tempfile.gettempdir())
+    ours = Segment.create(2 * mmap.PAGESIZE)
+    theirs = attached(ours)
+    ours.view[-1] = 3
+    assert theirs.view[-1] == 3
+    assert not [n for n in os.listdir("/dev/shm") if n.startswith("al-") and n not in before[0]]
+    mine = [n for n in os.listdir(tempfile.gettempdir()) if n.startswith("asyncloader-")]
+    assert not [n for n in mine if n not in before[1]]
+    ours.close()
+    theirs.close()
