@@ -131,10 +131,6 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
 MAP_PIPES: dict[type, Callable[[Any], Any]] = {
     mp.Batcher: lambda numbers: numbers.batch(4),
     mp.Concater: lambda numbers: numbers.concat(mp.SequenceWrapper("abc")),
-    mp.IterToMapConverter: lambda numbers: (
-        numbers.map(with_key).to_iter_datapipe().to_map_datapipe()
-    ),
-    mp.MapToIterConverter: lambda numbers: numbers.to_iter_datapipe(),
     mp.Mapper: lambda numbers: numbers.map(double).map(double_soon),
     mp.SequenceWrapper: lambda numbers: numbers,
     mp.Shuffler: lambda numbers: numbers.shuffle(),
