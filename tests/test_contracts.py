@@ -238,7 +238,8 @@ async def test_where_a_pass_stands_is_in_its_fields(pipe_class):
 
 def _numbers_in(pipe: Any) -> dict[str, int]:
     """Return the counts of the pass that a pipe is in, if it has passes."""
-    fields = vars(getattr(pipe, "current_pass", None) or object)
+    state = getattr(pipe, "current_pass", None)
+    fields = {} if state is None else vars(state)
     return {name: value for name, value in fields.items() if isinstance(value, int)}
 
 
