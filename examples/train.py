@@ -1,0 +1,93 @@
+"""Train a small model with `async for`, and look at it from a second task meanwhile.
+
+Two spirals, one inside the other: which of them does a point lie on? The graph makes
+the points; the model learns from batches of them. Beside the training another task of
+the same event loop measures the model again and again, as a weight sync or a server
+would do its own work there.
+
+    python examples/train.py
+"""
+
+import asyncio
+import math
+import random
+import time
+
+import torch
+from torch import nn
+from tqdm.asyncio import tqdm
+
+from asyncloader import DataLoader2, InProcessReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+SAMPLES = 16_000
+BATCH_SIZE = 64
+EPOCHS = 4
+
+
+def spiral_point(number: int) -> tuple[torch.Tensor, int]:
+    """Return the point with this number, and the spiral it lies on."""
+    chance = random.Random(number)
+    spiral, turn = number % 2, chance.random()
+    angle = 2.5 * math.pi * turn + math.pi * spiral
+    radius = 0.1 + turn + chance.gauss(0, 0.02)
+    return torch.tensor([radius * math.cos(angle), radius * math.sin(angle)]), spiral
+
+
+def new_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
+
+
+def accuracy(model: nn.Module, points: torch.Tensor, spirals: torch.Tensor) -> float:
+    with torch.no_grad():
+        return (model(points).argmax(dim=1) == spirals).float().mean().item()
+
+
+async def watch(model: nn.Module, report: list[float]) -> None:
+    """Measure the model on points it never learns from, four times a second."""
+    unseen = [spiral_point(number) for number in range(SAMPLES, SAMPLES + 500)]
+    points = torch.stack([point for point, _ in unseen])
+    spirals = torch.tensor([spiral for _, spiral in unseen])
+    while True:
+        report.append(accuracy(model, points, spirals))
+        await asyncio.sleep(0.25)
+
+
+async def train() -> None:
+    # The model is so small that several threads would only wait for one another.
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = new_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    measured: list[float] = []
+
+    numbers = IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
+    graph = numbers.map(spiral_point).batch(BATCH_SIZE).collate()
+    service = InProcessReadingService()
+
+    async with DataLoader2(graph, reading_service=service) as loader:
+        loader.seed(0)
+        watcher = asyncio.create_task(watch(model, measured))
+        began = time.perf_counter()
+        for epoch in range(1, EPOCHS + 1):
+            total = 0.0
+            async for points, spirals in tqdm(loader, desc=f"epoch {epoch}", unit="batch"):
+                loss = nn.functional.cross_entropy(model(points), spirals)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            mean = total / len(loader)
+            print(f"epoch {epoch}: mean loss {mean:.4f}, accuracy {measured[-1]:.0%}", flush=True)
+        seconds = time.perf_counter() - began
+        watcher.cancel()
+        await asyncio.wait([watcher])
+
+    rate = EPOCHS * SAMPLES / seconds
+    print(f"final loss {mean:.4f} after {EPOCHS} epochs at {rate:,.0f} items/s")
+
+
+if __name__ == "__main__":
+    asyncio.run(train())

@@ -1,0 +1,269 @@
+"""The package is built as it was designed: layers, doors, and what is not done at all."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "asyncloader"
+
+#: The parts, from the top down. A part imports itself and the parts of lower lines only.
+LAYERS = [
+    {"asyncloader", "__main__"},
+    {"loader", "serving"},
+    {"services"},
+    {"adapters", "workers"},
+    {"graph"},
+    {"datapipes", "transport", "snapshot"},
+    {"seeds", "runtime", "memory", "ranks"},
+    {"errors"},
+]
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+#: Heavy or risky modules, and the one file by which each may enter.
+DOORS = {
+    "uvloop": "runtime.py",
+    "cloudpickle": "transport/codec.py",
+    "multiprocessing": "workers/contexts.py",
+    "mmap": "memory.py",
+    "_posixshmem": "memory.py",
+    "torch.distributed": "ranks.py",
+}
+
+#: Functions that have a door too, by the name they are called by.
+FUNCTION_DOORS = {"memfd_create": "memory.py"}
+
+#: What takes its time to import, or is not there for everybody: imported where it is used.
+LAZY = {"torch", "numpy"}
+
+#: What is never called, and what to do instead.
+BANNED_CALLS = {
+    ("asyncio", "wait_for"): "it can swallow a cancellation; use asyncio.timeout",
+    ("time", "sleep"): "nothing polls; wait for an event, a future or a descriptor",
+}
+
+BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and where."""
+
+    file: SourceFile
+    line: int
+    module: str
+    is_lazy: bool
+
+    def __str__(self) -> str:
+        return f"{self.file.name}:{self.line} imports {self.module}"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the package."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(PACKAGE).as_posix()
+
+    @property
+    def part(self) -> str:
+        """The part of the package that the file belongs to."""
+        first = self.path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        return "asyncloader" if first == "__init__" else first
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text(), filename=str(self.path))
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(self._imports(self.tree, is_lazy=False))
+
+    def _imports(self, node: ast.AST, is_lazy: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(self, child.lineno, alias.name, is_lazy)
+            elif isinstance(child, ast.ImportFrom):
+                for module in _modules(child):
+                    yield Import(self, child.lineno, module, is_lazy)
+            else:
+                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from self._imports(child, is_lazy or function or _is_for_types(child))
+
+    def attributes(self) -> Iterator[tuple[int, str, str]]:
+        """Yield line, base and name of every ``base.name`` and ``from base import name``."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute):
+                yield node.lineno, ast.unparse(node.value), node.attr
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    yield node.lineno, node.module or "", alias.name
+
+
+def _modules(node: ast.ImportFrom) -> list[str]:
+    # `from torch import distributed` imports torch.distributed.
+    module = "." * node.level + (node.module or "")
+    return [f"{module}.{alias.name}" for alias in node.names]
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _is_within(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+FILES = [SourceFile(path) for path in sorted(PACKAGE.rglob("*.py"))]
+IMPORTS = [each for file in FILES for each in file.imports]
+
+
+def agree(offenders: list[str], rule: str) -> None:
+    """Fail with the rule and the list of those who break it."""
+    assert not offenders, f"{rule}\n" + "\n".join(offenders)
+
+
+# Layers ---------------------------------------------------------------------------------
+
+
+def test_every_part_has_its_place_in_the_layers():
+    unknown = sorted({file.part for file in FILES} - set(LEVEL))
+    agree(unknown, "these parts of the package stand in no line of LAYERS:")
+
+
+def test_a_part_imports_itself_and_lower_parts_only():
+    offenders = [str(each) for each in IMPORTS if not _is_downward(each)]
+    agree(offenders, "a part imports the parts of lower lines of LAYERS, never sideways or up:")
+
+
+def _is_downward(each: Import) -> bool:
+    package, _, rest = each.module.partition(".")
+    if package != "asyncloader":
+        return True
+    part = rest.partition(".")[0]
+    target = part if part in LEVEL else "asyncloader"
+    return target == each.file.part or LEVEL[target] > LEVEL[each.file.part]
+
+
+def test_imports_are_absolute():
+    offenders = [str(each) for each in IMPORTS if each.module.startswith(".")]
+    agree(offenders, "imports are absolute:")
+
+
+def test_init_files_only_re_export():
+    offenders = [
+        f"{file.name}:{statement.lineno} {ast.unparse(statement)[:60]}"
+        for file in FILES
+        if file.path.name == "__init__.py"
+        for statement in file.tree.body
+        if not _is_re_export(statement)
+    ]
+    agree(offenders, "an __init__.py holds a docstring, imports from asyncloader and __all__:")
+
+
+def _is_re_export(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+        case ast.ImportFrom(module=str(module)):
+            return module == "__future__" or _is_within(module, "asyncloader")
+        case ast.Assign(targets=[ast.Name(id="__all__")]):
+            return True
+    return False
+
+
+def test_a_file_is_named_for_what_it_is_about():
+    offenders = [file.name for file in FILES if file.path.stem in BANNED_NAMES]
+    agree(offenders, "a file is one noun; these names say nothing:")
+
+
+# Doors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", DOORS)
+def test_a_heavy_module_enters_by_its_door(module):
+    offenders = [
+        str(each)
+        for each in IMPORTS
+        if _is_within(each.module, module) and each.file.name != DOORS[module]
+    ]
+    offenders += [
+        f"{file.name}:{line} uses {base}.{name}"
+        for file in FILES
+        if file.name != DOORS[module]
+        for line, base, name in file.attributes()
+        if f"{base}.{name}" == module and "." in module
+    ]
+    agree(offenders, f"only {DOORS[module]} imports {module}:")
+
+
+@pytest.mark.parametrize("function", FUNCTION_DOORS)
+def test_a_risky_function_has_its_door(function):
+    offenders = [
+        f"{file.name}:{line} uses {base}.{name}"
+        for file in FILES
+        if file.name != FUNCTION_DOORS[function]
+        for line, base, name in file.attributes()
+        if name == function
+    ]
+    agree(offenders, f"only {FUNCTION_DOORS[function]} uses {function}:")
+
+
+@pytest.mark.parametrize("module", sorted(LAZY))
+def test_a_heavy_module_is_imported_where_it_is_used(module):
+    offenders = [
+        str(each) for each in IMPORTS if _is_within(each.module, module) and not each.is_lazy
+    ]
+    agree(offenders, f"{module} is imported inside the function that needs it:")
+
+
+# What is not done -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", BANNED_CALLS, ids=".".join)
+def test_a_banned_function_is_not_used(call):
+    offenders = [
+        f"{file.name}:{line}"
+        for file in FILES
+        for line, base, name in file.attributes()
+        if (base, name) == call
+    ]
+    agree(offenders, f"no {'.'.join(call)}: {BANNED_CALLS[call]}:")
+
+
+# Importing ------------------------------------------------------------------------------
+
+# On an idle machine it takes 0.1 s; the bound only tells a heavy import from a light one.
+IMPORT_SECONDS = 1.0
+
+IMPORT = """
+import sys, time
+began = time.perf_counter()
+import asyncloader, asyncloader.adapters, asyncloader.graph
+import asyncloader.datapipes.iter, asyncloader.datapipes.map
+seconds = time.perf_counter() - began
+print(seconds, *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_importing_is_quick_and_brings_no_torch_along():
+    best = float("inf")
+    for _ in range(3):
+        command = [sys.executable, "-c", IMPORT]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        seconds, *modules = done.stdout.split()
+        best = min(best, float(seconds))
+        assert "asyncloader" in modules
+        assert set(modules) & {"torch", "numpy", "multiprocessing", "tqdm", "PIL"} == set()
+    assert best < IMPORT_SECONDS

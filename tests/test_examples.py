@@ -1,0 +1,57 @@
+"""Every example runs to its end and prints what it is there to show."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+LIMIT_SECONDS = 120
+
+#: What each example prints, as a regular expression that is searched for.
+PRINTS = {
+    "custom_pipe.py": r"\[2, 2, 2, 2, 2, 2, 2, 3\]\nthe same by `for`: True\n$",
+    "custom_service.py": (
+        r"epoch 1: a to sea\n"
+        r"epoch 2: a to sea wave ocean\n"
+        r"epoch 3: a to sea wave ocean harbor lantern\n$"
+    ),
+    "notebook.py": r"first: (.*)\nrest: \[(.*)\]\nepoch: \[\1, \2\]\nepoch: \[\1, \2\]\n"
+    r"by for: \[\1, \2\]\nwarned: RuntimeWarning\n$",
+    "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
+    "train.py": r"final loss 0\.0\d+ after \d+ epochs at [\d,]+ items/s\n$",
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_and_prints(name):
+    assert name in PRINTS, f'add what it prints to PRINTS in {__file__}: "{name}": r"...",'
+    assert re.search(PRINTS[name], output_of(name))
+
+
+def test_the_trainers_loss_goes_down():
+    losses = [float(loss) for loss in re.findall(r"mean loss ([\d.]+)", output_of("train.py"))]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 10
+
+
+_outputs: dict[str, str] = {}
+
+
+def output_of(name: str) -> str:
+    """Return what an example prints; it is run once."""
+    if name not in _outputs:
+        _outputs[name] = subprocess.run(
+            [sys.executable, "-W", "error", "-X", "faulthandler", f"examples/{name}"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            timeout=LIMIT_SECONDS,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+    return _outputs[name]

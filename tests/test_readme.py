@@ -1,0 +1,54 @@
+"""README.md keeps its word: every python block runs, and its commands are one line each."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+LIMIT_SECONDS = 60
+
+
+def command_under(heading: str) -> str:
+    """Return the command in the first block under a heading."""
+    section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found = re.search(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"README.md has no command under the heading {heading!r}"
+    return found[1].strip()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(1, 1 + len(BLOCKS)))
+def test_a_python_block_runs_in_a_process_of_its_own(block, tmp_path):
+    script = tmp_path / "block.py"
+    script.write_text(block)
+    subprocess.run(
+        [sys.executable, "-W", "error", "-X", "faulthandler", script],
+        cwd=ROOT,
+        timeout=LIMIT_SECONDS,
+        check=True,
+    )
+
+
+def test_the_first_block_is_the_async_example_in_eight_lines():
+    lines = [line for line in BLOCKS[0].splitlines() if line.strip()]
+    assert len(lines) == 8
+    assert "async for" in BLOCKS[0]
+
+
+@pytest.mark.parametrize("heading", ["Run it", "Run the tests"])
+def test_a_command_is_one_line_that_does_its_own_set_up(heading):
+    command = command_under(heading)
+    assert len(command.splitlines()) == 1
+    assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
+    assert " torch==2.13.0 " in command
+    assert " -e '.[test,progress]' " in command
+
+
+def test_every_path_in_readme_exists():
+    named = re.findall(r"`((?:examples|tests|asyncloader)/[\w/]+\.py)`", README)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
