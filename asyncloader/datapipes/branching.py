@@ -75,6 +75,9 @@ class Splitter(IterDataPipe[T]):
     #: The pass that the branches share, if they were iterated.
     current_pass: SplitPass[T] | None = None
 
+    def is_splitter(self) -> bool:
+        return True
+
     def __init__(self, datapipe: Iterable[T], num_instances: int, buffer_size: int) -> None:
         self.source = iterable_source(datapipe)
         self.num_instances = checked_count("num_instances", num_instances, at_least=1)
