@@ -26,6 +26,7 @@ from asyncloader.services.base import (
     ReadingServiceInterface,
 )
 from asyncloader.services.in_process import InProcessReadingService
+from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "LoaderError",
     "LoopMismatchError",
     "MapDataPipe",
+    "MultiProcessingReadingService",
     "Overloaded",
     "PipelineError",
     "ReadingServiceInterface",

@@ -54,6 +54,10 @@ class ReadingServiceInterface:
     async def finalize(self) -> None:
         """Give back everything the service holds; it may be called more than once."""
 
+    def length(self, datapipe: Any) -> int:
+        """Return how many items an epoch of the graph has; TypeError where nobody can tell."""
+        return len(datapipe)
+
     def pause(self) -> None:
         """Produce nothing more until ``resume``; the item in progress may finish."""
 

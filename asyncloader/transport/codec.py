@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
@@ -25,13 +25,13 @@ from asyncloader.transport.slots import News
 from asyncloader.transport.wire import close_all
 
 __all__ = [
+    "Admitted",
     "Decoder",
     "Encoded",
     "Encoder",
     "Packing",
     "Substitute",
     "dumps_code",
-    "is_heavy",
     "loads_code",
 ]
 
@@ -199,6 +199,17 @@ def _is_unchanging(item: Any) -> bool:
     return kind in _UNCHANGING
 
 
+class Admitted(NamedTuple):
+    """A payload that was found well-formed and whose segments are known."""
+
+    layout: Layout
+    memory: memoryview
+
+    def is_heavy(self) -> bool:
+        """Whether decoding this takes so long that a thread should do it."""
+        return any(nbytes >= LARGE for nbytes, _ in self.layout.pickles)
+
+
 class Decoder:
     """Turns payloads back into items, in the order in which they were encoded.
 
@@ -215,8 +226,19 @@ class Decoder:
         Raises ``TransportError`` if the payload itself is not well-formed. ``fds``
         came with the payload's frame and are closed here.
         """
-        layout = self._open(payload, fds)
-        memory = memoryview(payload)
+        return self.items(self.admit(payload, fds))
+
+    def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
+        """Take note of a payload that arrived; it is decoded or discarded later.
+
+        Payloads are admitted in the order in which they arrive, and then decoded in
+        any. Raises ``TransportError`` if the payload is not well-formed.
+        """
+        return Admitted(self._open(payload, fds), memoryview(payload))
+
+    def items(self, admitted: Admitted) -> list[Any]:
+        """Return the items of an admitted payload, as ``decode`` does."""
+        layout, memory = admitted
         leases = [self._view.lease(ref) for ref in layout.slots]
         buffers = (_buffer(memory, layout, leases, entry) for entry in layout.buffers)
         found: list[Any] = []
@@ -229,7 +251,11 @@ class Decoder:
 
     def discard(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> None:
         """Return the payload's slots without looking at its items."""
-        for ref in self._open(payload, fds).slots:
+        self.give_back(self.admit(payload, fds))
+
+    def give_back(self, admitted: Admitted) -> None:
+        """Return the slots of an admitted payload without looking at its items."""
+        for ref in admitted.layout.slots:
             self._view.give_back(ref)
 
     def _open(self, payload: bytes | memoryview, fds: Sequence[int]) -> Layout:
@@ -241,11 +267,6 @@ class Decoder:
         if layout.added or layout.retired or fds:
             self._view.update(News(layout.added, layout.retired, tuple(fds)))
         return layout
-
-
-def is_heavy(payload: bytes | memoryview) -> bool:
-    """Whether decoding this takes so long that a thread should do it."""
-    return any(nbytes >= LARGE for nbytes, _ in read_layout(payload).pickles)
 
 
 def _buffer(

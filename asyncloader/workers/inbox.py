@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.codec import Decoder
+from asyncloader.transport.codec import Admitted, Decoder
 
 
 class Inbox:
@@ -20,16 +20,19 @@ class Inbox:
         self.worker = worker
         #: Frames whose items were all taken, and which the worker was not yet told of.
         self.frames_done = 0
+        #: Whether the worker was asked for a frame that has not come yet.
+        self.is_asked = False
         self.error: BaseException | None = None
         self._decoder = decoder
-        self._frames: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._frames: deque[Admitted] = deque()
         self._items: list[Any] = []
         self._taken = 0
         self._has_ended = False
 
-    def put(self, payload: memoryview, fds: tuple[int, ...]) -> None:
+    def put(self, frame: Admitted) -> None:
         """Add a frame that arrived."""
-        self._frames.append((payload, fds))
+        self.is_asked = False
+        self._frames.append(frame)
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no frame follows, and the error that comes after the last item."""
@@ -51,6 +54,10 @@ class Inbox:
             self._open_frame()
         return len(self._items) - self._taken
 
+    def is_heavy(self) -> bool:
+        """Whether opening the next frame takes so long that a thread should do it."""
+        return self._taken == len(self._items) and bool(self._frames) and self._frames[0].is_heavy()
+
     def left(self) -> int:
         """Return how many items of the open frame can be taken."""
         return len(self._items) - self._taken
@@ -70,12 +77,11 @@ class Inbox:
     def drop(self) -> None:
         """Return the shared memory of frames that nobody will open."""
         while self._frames:
-            self._decoder.discard(*self._frames.popleft())
+            self._decoder.give_back(self._frames.popleft())
         self._items, self._taken = [], 0
 
     def _open_frame(self) -> None:
-        payload, fds = self._frames.popleft()
-        items = self._decoder.decode(payload, fds)
+        items = self._decoder.items(self._frames.popleft())
         refused = next((at for at, item in enumerate(items) if type(item) is TransportError), None)
         if refused is not None:
             # The items before it are whole; after it the stream cannot go on.

@@ -219,10 +219,15 @@ def kill_processes_now(processes: Iterable[Process], *, timeout: float = 1.0) ->
         process.release()
 
 
-def _start_method(method: str | None) -> StartMethod:
+def check_method(method: str | None) -> None:
+    """Raise ValueError for a start method that does not exist."""
     if method not in START_METHODS:
         valid = ", ".join(map(repr, START_METHODS))
         raise ValueError(f"multiprocessing_context must be one of {valid}, got {method!r}")
+
+
+def _start_method(method: str | None) -> StartMethod:
+    check_method(method)
     require_pidfds()
     match method:
         case "fork":

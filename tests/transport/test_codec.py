@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from asyncloader.errors import PipelineError, TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.codec import Decoder, Encoder, dumps_code, is_heavy, loads_code
+from asyncloader.transport.codec import Decoder, Encoder, dumps_code, loads_code
 
 MIB = 1 << 20
 BIG = 100_000
@@ -224,7 +224,7 @@ def test_damaged_payloads_are_errors_and_never_worse(data):
 
 @given(st.binary(max_size=200))
 def test_garbage_payloads_are_transport_errors(garbage):
-    for read in (Decoder().decode, Decoder().discard, is_heavy):
+    for read in (Decoder().decode, Decoder().discard, Decoder().admit):
         try:
             read(garbage)
         except TransportError:
@@ -458,9 +458,9 @@ def test_large_pickles_let_other_threads_run():
     ticks = count_while(lambda: payloads.append(Encoder().encode([rows]).parts))
     payload = b"".join(payloads[0])
     assert ticks > 3
-    assert is_heavy(payload)
+    assert Decoder().admit(payload).is_heavy()
     assert count_while(lambda: Decoder().decode(payload)) > 3
-    assert not is_heavy(b"".join(Encoder().encode([1]).parts))
+    assert not Decoder().admit(b"".join(Encoder().encode([1]).parts)).is_heavy()
 
 
 payloads: list = []

@@ -1,0 +1,178 @@
+"""Running a graph in worker processes.
+
+This file is about ``MultiProcessingReadingService``: it cuts the graph, sends its
+replicable part to workers, and puts their items where that part was.
+
+    source ─ shuffle ─ sharding_filter ─ map ┆ pin_memory
+    each worker runs a copy                  ┆ the loader runs the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.errors import WorkerStartupError
+from asyncloader.runtime import WorkerInfo, in_thread
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
+from asyncloader.services.calls import result_of
+from asyncloader.services.division import Division, FromWorkers, divide
+from asyncloader.transport.codec import dumps_code
+from asyncloader.workers.messages import Pause, Resume
+from asyncloader.workers.pool import PoolSettings, WorkerPool
+from asyncloader.workers.process import check_method
+
+InitFn = Callable[[Any, WorkerInfo], Any]
+ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]
+
+
+class MultiProcessingReadingService(ReadingServiceInterface):
+    """Run the graph in ``num_workers`` processes, which persist across epochs.
+
+    The part of the graph that can be copied runs in every worker; a sharding pipe
+    in it says which items are whose. Pipes that cannot be copied stay with the
+    loader. With ``num_workers=0`` everything runs in this process.
+
+    ``worker_prefetch_cnt`` is how many frames a worker may be ahead (0: one item at
+    a time, on demand); ``main_prefetch_cnt`` is what is held ready after the
+    loader's own pipes. ``worker_init_fn(pipe, info)`` is called once in each worker,
+    ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the
+    pipe and may be async. ``multiprocessing_context`` is None for a template process
+    of our own, or "fork", "spawn" or "forkserver".
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 0,
+        multiprocessing_context: str | None = None,
+        worker_prefetch_cnt: int = 10,
+        main_prefetch_cnt: int = 10,
+        worker_init_fn: InitFn | None = None,
+        worker_reset_fn: ResetFn | None = None,
+        *,
+        in_order: bool = True,
+        timeout: float | None = None,
+        prefetch_bytes: int = 256 << 20,
+    ) -> None:
+        _check_count("num_workers", num_workers)
+        _check_count("worker_prefetch_cnt", worker_prefetch_cnt)
+        _check_count("main_prefetch_cnt", main_prefetch_cnt)
+        _check_count("prefetch_bytes", prefetch_bytes)
+        check_method(multiprocessing_context)
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout must be above 0 seconds, or None, got {timeout}")
+        self.num_workers = num_workers
+        self.multiprocessing_context = multiprocessing_context
+        self.worker_prefetch_cnt = worker_prefetch_cnt
+        self.main_prefetch_cnt = main_prefetch_cnt
+        self.worker_init_fn = worker_init_fn
+        self.worker_reset_fn = worker_reset_fn
+        self.in_order = in_order
+        self.timeout = timeout
+        self.prefetch_bytes = prefetch_bytes
+        self._division: Division | None = None
+        self._pool: WorkerPool | None = None
+
+    async def initialize(self, datapipe: Any) -> Any:
+        if self.num_workers == 0:
+            return await self._initialized_here(datapipe)
+        division = await in_thread(divide, datapipe, self.num_workers)
+        if not division.outlets:
+            return datapipe
+        plan = await in_thread(dumps_code, division.plan(self.worker_init_fn))
+        self._division = division
+        self._pool = WorkerPool(plan, len(division.outlets), self._settings())
+        await self._pool.start()
+        if self.main_prefetch_cnt and not isinstance(division.root, FromWorkers):
+            return Prefetcher(division.root, self.main_prefetch_cnt)
+        return division.root
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
+    ) -> IterResetFn:
+        if self._pool is None or self._division is None:
+            return self._reset_here(seed_generator, iter_reset_fn)
+        resets = await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
+        if self._pool.has_dead():
+            await self._pool.restart()
+        shared_seeds = self._division.shared.draw(seed_generator)
+        streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
+        self._division.connect(streams)
+        return iter_reset_fn
+
+    async def finalize_iteration(self) -> None:
+        if self._pool is not None:
+            self._pool.end_epoch()
+
+    async def finalize(self) -> None:
+        pool, self._pool, self._division = self._pool, None, None
+        if pool is not None:
+            await pool.aclose()
+
+    def pause(self) -> None:
+        if self._pool is not None:
+            self._pool.tell_all(Pause())
+
+    def resume(self) -> None:
+        if self._pool is not None:
+            self._pool.tell_all(Resume())
+
+    def length(self, datapipe: Any) -> int:
+        if self.num_workers == 0:
+            return len(datapipe)
+        return len(divide(datapipe, self.num_workers).root)
+
+    def __repr__(self) -> str:
+        return f"MultiProcessingReadingService(num_workers={self.num_workers})"
+
+    async def _initialized_here(self, datapipe: Any) -> Any:
+        if self.worker_init_fn is not None:
+            datapipe = await result_of(self.worker_init_fn(datapipe, HERE))
+        if self.main_prefetch_cnt:
+            datapipe = Prefetcher(datapipe, self.main_prefetch_cnt)
+        return datapipe
+
+    def _reset_here(self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn) -> IterResetFn:
+        worker_reset_fn = self.worker_reset_fn
+        if worker_reset_fn is None or self.num_workers:
+            return iter_reset_fn
+
+        async def reset(datapipe: Any) -> Any:
+            datapipe = await iter_reset_fn(datapipe)
+            return await result_of(worker_reset_fn(datapipe, HERE, seed_generator))
+
+        return reset
+
+    def _settings(self) -> PoolSettings:
+        return PoolSettings(
+            num_workers=self.num_workers,
+            method=self.multiprocessing_context,
+            credits=self.worker_prefetch_cnt,
+            in_order=self.in_order,
+            timeout=self.timeout,
+            prefetch_bytes=self.prefetch_bytes,
+        )
+
+
+#: What a worker's functions are told when there is no worker: it is the only one.
+HERE = WorkerInfo(num_workers=1, worker_id=0)
+
+
+def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
+    try:
+        return dumps_code((iter_reset_fn, worker_reset_fn))
+    except Exception as error:
+        raise WorkerStartupError(
+            f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"
+            " let it capture plain values only"
+        ) from error
+
+
+def _check_count(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{name} must be an integer, got {count!r}")
+    if count < 0:
+        raise ValueError(f"{name} must be at least 0, got {count}")

@@ -1,0 +1,229 @@
+"""One worker, as its loader sees it.
+
+This file is about ``Link``: the process, the channel to it, what came over the
+channel, and the shared memory that goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+from asyncloader.errors import TransportError, WorkerDied, WorkerStartupError
+from asyncloader.runtime import call_soon, running_loop
+from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.codec import Decoder
+from asyncloader.transport.frame import Frame
+from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.wire import close_all
+from asyncloader.workers.failure import unpack_error
+from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    Command,
+    Kind,
+    Ready,
+    Report,
+    StartFailed,
+    StreamEnded,
+    StreamFailed,
+    dump_message,
+    dump_slots,
+    load_report,
+    split_items,
+)
+from asyncloader.workers.process import Process
+
+#: How long a worker whose channel has ended may take to be seen dead.
+_DEATH_SECONDS = 1.0
+
+
+class Link:
+    """The loader's end of one worker's life. All methods belong to the attached loop."""
+
+    def __init__(self, worker: int, process: Process, *, copy_beyond: int) -> None:
+        self.worker = worker
+        self.process = process
+        self.is_ready = False
+        #: What ended this worker, or its start; nothing more comes from it then.
+        self.failure: BaseException | None = None
+        self.inboxes: list[Inbox] = []
+        self.last_heard = time.monotonic()
+        self._channel = LoopChannel(process.sock)
+        self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
+        self._decoder = Decoder(self._view)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_news: Callable[[], None] = _nothing
+        self._epoch = NO_EPOCH
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
+        """Listen on a loop; ``on_news`` is called when something came or the worker ended."""
+        self._loop = loop
+        self._on_news = on_news
+        self._channel.attach(loop, self._receive, self._on_closed)
+        self._watch = self.process.on_death(loop, self._on_death)
+        self._return_slots()
+
+    def detach(self) -> None:
+        """Leave the loop; what the worker sends waits in the kernel."""
+        self._channel.detach()
+        self._watch.detach()
+        self._loop = None
+        self._on_news = _nothing
+
+    def send(self, command: Command) -> None:
+        """Tell the worker something; nothing happens if it is gone."""
+        self._channel.send(Kind.MESSAGE, dump_message(command))
+
+    def begin_epoch(self, epoch: int, streams: int) -> list[Inbox]:
+        """Make room for an epoch's items; those of epochs before are given back."""
+        self.end_epoch()
+        self._epoch = epoch
+        self.inboxes = [Inbox(self._decoder, self.worker) for _ in range(streams)]
+        self.last_heard = time.monotonic()
+        return self.inboxes
+
+    def end_epoch(self) -> None:
+        """Drop what came and was not taken, and whatever still comes of this epoch."""
+        self._epoch = NO_EPOCH
+        for inbox in self.inboxes:
+            inbox.drop()
+        self.inboxes = []
+
+    def close(self) -> None:
+        """Close the channel, upon which the worker ends."""
+        self.end_epoch()
+        self._channel.close()
+        self._view.close()
+
+    def fail(self, failure: BaseException) -> None:
+        """End this worker's streams with an error."""
+        if self.failure is None:
+            self.failure = failure
+        for inbox in self.inboxes:
+            inbox.end(self.failure)
+        self._on_news()
+
+    def _receive(self, frames: list[Frame]) -> None:
+        self.last_heard = time.monotonic()
+        try:
+            for frame in frames:
+                self._take(frame)
+        except TransportError as error:
+            self._on_closed(error)
+        self._on_news()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == Kind.ITEMS:
+            self._take_items(frame)
+        elif frame.kind == Kind.MESSAGE:
+            self._heed(load_report(frame.payload))
+        else:
+            close_all(frame.fds)
+            raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
+
+    def _take_items(self, frame: Frame) -> None:
+        epoch, stream, payload = split_items(frame.payload)
+        admitted = self._decoder.admit(payload, frame.fds)
+        if epoch == self._epoch:
+            self._inbox(stream).put(admitted)
+        else:
+            self._decoder.give_back(admitted)
+
+    def _heed(self, report: Report) -> None:
+        match report:
+            case Ready():
+                self.is_ready = True
+            case StartFailed(epoch, error):
+                if epoch == self._epoch:
+                    self._fail_to_start(epoch, unpack_error(error))
+            case StreamEnded(epoch, stream):
+                if epoch == self._epoch:
+                    self._inbox(stream).end()
+            case StreamFailed(epoch, stream, error):
+                if epoch == self._epoch:
+                    self._inbox(stream).end(unpack_error(error))
+            case _:
+                assert_never(report)
+
+    def _fail_to_start(self, epoch: int, cause: BaseException) -> None:
+        what = "be set up" if epoch == NO_EPOCH else "begin the epoch"
+        failure = WorkerStartupError(f"worker {self.worker} could not {what}: {cause!r}")
+        failure.__cause__ = cause
+        if epoch == NO_EPOCH:
+            self.fail(failure)
+        for inbox in self.inboxes:
+            inbox.end(failure)
+
+    def _inbox(self, stream: int) -> Inbox:
+        if stream >= len(self.inboxes):
+            raise TransportError(f"worker {self.worker} sent items of stream {stream}, unknown")
+        return self.inboxes[stream]
+
+    def _on_closed(self, error: Exception) -> None:
+        if isinstance(error, TransportError):
+            error.worker = self.worker
+            error.add_note(f"what worker {self.worker} sent made no sense; it was killed")
+            self.process.kill()
+            self.fail(error)
+        elif self._loop is not None:
+            # Its death, which says more, is usually seen at the same moment.
+            self._loop.call_later(_DEATH_SECONDS, self._on_silence)
+
+    def _on_silence(self) -> None:
+        if self.failure is None:
+            self.process.kill()
+
+    def _on_death(self) -> None:
+        # What it sent before it died is whole and comes first.
+        if self._loop is not None:
+            self._loop.call_soon(self._tell_of_death)
+
+    def _tell_of_death(self) -> None:
+        exitcode = self.process.exitcode
+        self.fail(
+            WorkerDied(
+                f"worker {self.worker} (pid {self.process.pid}) {_ended(exitcode)}",
+                worker=self.worker,
+                pid=self.process.pid,
+                exitcode=exitcode,
+            )
+        )
+
+    def _wake_to_return(self) -> None:
+        # This may run inside the garbage collector, in any thread.
+        loop = self._loop
+        if loop is None:
+            return
+        if running_loop() is loop:
+            loop.call_soon(self._return_slots)
+        else:
+            call_soon(loop, self._return_slots)
+
+    def _return_slots(self) -> None:
+        slots = self._view.take_released()
+        if slots:
+            self._channel.send(Kind.RELEASED, dump_slots(slots))
+
+
+def _ended(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "ended in an unknown way"
+    if exitcode < 0:
+        return f"was killed by {_signal_name(-exitcode)}"
+    return f"exited with code {exitcode} before its work was done"
+
+
+def _signal_name(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _nothing() -> None:
+    """What to do about news that nobody waits for."""

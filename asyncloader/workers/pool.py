@@ -1,0 +1,310 @@
+"""All the workers of a loader.
+
+This file is about ``WorkerPool``: workers start together, run epoch after epoch,
+and are closed together; and about ``WorkerStream``, the items of one branch of
+the graph from all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncloader.errors import WorkerStartupError, WorkerTimeout
+from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon, in_thread
+from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.link import Link
+from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
+from asyncloader.workers.messages import Command, EndEpoch, Grant, Pause, Resume, Setup, StartEpoch
+from asyncloader.workers.process import (
+    Process,
+    ProcessPlan,
+    close_processes,
+    kill_processes_now,
+    start_process,
+)
+
+logger = logging.getLogger("asyncloader")
+
+START_SECONDS = 60.0
+WARN_SECONDS = 30.0
+
+_MAIN = "asyncloader.workers.main"
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How many workers there are, how they start, and how far they may run ahead."""
+
+    num_workers: int
+    method: str | None
+    credits: int
+    in_order: bool
+    timeout: float | None
+    prefetch_bytes: int
+
+
+class WorkerPool:
+    """The workers of one loader, from ``start`` to ``aclose``."""
+
+    def __init__(self, plan: bytes, streams: int, settings: PoolSettings) -> None:
+        self.settings = settings
+        self._plan = plan
+        self._streams = streams
+        self._links: list[Link] = []
+        self._processes: list[Process] = []
+        self._waiters: list[LoopWaiter] = []
+        self._epoch = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+
+    async def start(self) -> None:
+        """Start all workers, or none: WorkerStartupError with the cause, and nothing left."""
+        loop = asyncio.get_running_loop()
+        waiter = LoopWaiter(loop)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._start_processes()
+                for link in self._links:
+                    link.attach(loop, waiter.wake)
+                    link.send(self._setup(link.worker))
+                await waiter.until(self._is_started)
+        except TimeoutError:
+            await self.aclose()
+            raise WorkerStartupError(f"the workers did not start in {START_SECONDS:g} s") from None
+        except BaseException:
+            await self.aclose()
+            raise
+        for link in self._links:
+            link.detach()
+        failures = [link.failure for link in self._links if link.failure is not None]
+        if failures:
+            await self.aclose()
+            raise _as_startup_error(failures[0])
+
+    async def restart(self) -> None:
+        """Start all workers anew, after one has died."""
+        await self.aclose()
+        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        await self.start()
+
+    def begin_epoch(
+        self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
+    ) -> list[WorkerStream]:
+        """Begin an epoch on the running loop; return its streams."""
+        loop = asyncio.get_running_loop()
+        self._epoch += 1
+        self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
+        self._loop = loop
+        for link in self._links:
+            link.begin_epoch(self._epoch, self._streams)
+            link.attach(loop, self._wake)
+            link.send(
+                StartEpoch(
+                    epoch=self._epoch,
+                    credits=self.settings.credits,
+                    one_by_one=self.settings.credits == 0,
+                    shared_seeds=tuple(shared_seeds),
+                    seed_generator=seed_generator.spawn(link.worker),
+                    resets=resets,
+                )
+            )
+        return [self._stream(number) for number in range(self._streams)]
+
+    def end_epoch(self) -> None:
+        """End the epoch and leave the loop; the workers stay."""
+        if self._loop is None:
+            return
+        self._loop = None
+        for link in self._links:
+            link.send(EndEpoch(self._epoch))
+            link.end_epoch()
+            link.detach()
+
+    def tell_all(self, command: Pause | Resume) -> None:
+        """Pause or resume every worker, from any thread; nothing happens between epochs."""
+        if self._loop is not None:
+            call_soon(self._loop, self._tell_all, command)
+
+    def has_dead(self) -> bool:
+        """Whether a worker has ended, so that the pool cannot run another epoch."""
+        return any(
+            link.failure is not None or link.process.exitcode is not None for link in self._links
+        )
+
+    async def aclose(self) -> None:
+        """End all workers within three seconds in total."""
+        self.end_epoch()
+        for link in self._links:
+            link.close()
+        self._links = []
+        processes = list(self._processes)
+        self._processes.clear()
+        self._finalizer.detach()
+        await close_processes(processes)
+
+    async def _start_processes(self) -> None:
+        modules = ("torch",) if "torch" in sys.modules else ()
+        plans = [
+            ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN, *modules))
+            for worker in range(self.settings.num_workers)
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(self._start_one(plan)) for plan in plans]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        share = self.settings.prefetch_bytes // self.settings.num_workers
+        for worker, start in enumerate(starts):
+            self._links.append(Link(worker, start.result(), copy_beyond=share // 2))
+
+    async def _start_one(self, plan: ProcessPlan) -> Process:
+        process = await start_process(plan, method=self.settings.method, timeout=START_SECONDS)
+        self._processes.append(process)
+        return process
+
+    def _setup(self, worker: int) -> Command:
+        return Setup(
+            info=WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker),
+            plan=self._plan,
+            arena_bytes=self.settings.prefetch_bytes // self.settings.num_workers,
+        )
+
+    def _is_started(self) -> bool:
+        if any(link.failure is not None for link in self._links):
+            return True
+        return all(link.is_ready for link in self._links)
+
+    def _tell_all(self, command: Pause | Resume) -> None:
+        for link in self._links:
+            link.send(command)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            waiter.wake()
+
+    def _stream(self, number: int) -> WorkerStream:
+        return WorkerStream(self._links, number, self._epoch, self._waiters[number], self.settings)
+
+
+class WorkerStream:
+    """The items of one branch in one epoch, from all workers."""
+
+    def __init__(
+        self,
+        links: list[Link],
+        number: int,
+        epoch: int,
+        waiter: LoopWaiter,
+        settings: PoolSettings,
+    ) -> None:
+        self._links = links
+        self._number = number
+        self._epoch = epoch
+        self._waiter = waiter
+        self._settings = settings
+        self._inboxes = [link.inboxes[number] for link in links]
+        order = InOrder if settings.in_order else AsTheyCome
+        self._merge: Merge = order(self._inboxes)
+
+    async def take(self) -> list[Any]:
+        """Wait for the next items; [] at the end, and an error in the place of its item."""
+        await self._until_ready()
+        await self._open_heavy()
+        items = self._merge.take()
+        self._grant()
+        return items
+
+    async def _until_ready(self) -> None:
+        begun = time.monotonic()
+        while not self._merge.is_ready():
+            failure = self._failure()
+            if failure is not None:
+                raise failure
+            self._ask()
+            try:
+                async with asyncio.timeout(self._patience(begun)):
+                    await self._waiter.until(self._has_news)
+            except TimeoutError:
+                self._complain(begun)
+
+    def _has_news(self) -> bool:
+        return self._merge.is_ready() or self._failure() is not None
+
+    def _failure(self) -> BaseException | None:
+        return next((link.failure for link in self._links if link.failure is not None), None)
+
+    def _ask(self) -> None:
+        """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
+        if self._settings.credits:
+            return
+        for link, inbox in zip(self._links, self._inboxes, strict=True):
+            if not inbox.is_asked and not inbox.has_something():
+                inbox.is_asked = True
+                link.send(Grant(self._epoch, self._number, 1))
+
+    def _grant(self) -> None:
+        if not self._settings.credits:
+            return
+        for link, inbox in zip(self._links, self._inboxes, strict=True):
+            if inbox.frames_done:
+                link.send(Grant(self._epoch, self._number, inbox.frames_done))
+                inbox.frames_done = 0
+
+    async def _open_heavy(self) -> None:
+        for inbox in self._inboxes:
+            if inbox.is_heavy():
+                await in_thread(inbox.open)
+
+    def _patience(self, begun: float) -> float:
+        limit = self._settings.timeout
+        return WARN_SECONDS if limit is None else max(0.0, limit - self._silence(begun))
+
+    def _silence(self, begun: float) -> float:
+        """How long the worker that owes an item has said nothing, since it was waited for."""
+        heard = min(self._links[inbox.worker].last_heard for inbox in self._merge.awaited())
+        return time.monotonic() - max(heard, begun)
+
+    def _complain(self, begun: float) -> None:
+        owing = self._merge.awaited()[0].worker
+        silence = self._silence(begun)
+        limit = self._settings.timeout
+        if limit is None or silence < limit:
+            logger.warning("waiting for worker %d for %.0f s", owing, silence)
+            return
+        link = self._links[owing]
+        failure = WorkerTimeout(
+            f"worker {owing} (pid {link.process.pid}) owes an item and said nothing for"
+            f" {silence:.1f} s (timeout={limit:g}); it was killed",
+            worker=owing,
+        )
+        link.fail(failure)
+        link.process.kill()
+        raise failure
+
+
+def _as_startup_error(failure: BaseException) -> WorkerStartupError:
+    if isinstance(failure, WorkerStartupError):
+        return failure
+    error = WorkerStartupError(f"a worker ended while it was starting: {failure}")
+    error.__cause__ = failure
+    return error
+
+
+def _leave_nothing(processes: list[Process]) -> None:
+    """Kill the workers of a pool that was dropped without being closed."""
+    if processes:
+        warnings.warn(
+            f"{len(processes)} worker processes were still running when their loader was dropped;"
+            " use `async with loader`, `with loader`, aclose() or shutdown()",
+            ResourceWarning,
+            stacklevel=2,
+        )
+        kill_processes_now(processes)
