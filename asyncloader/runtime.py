@@ -210,22 +210,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 # Forks ----------------------------------------------------------------------------------
 
-_forks = 0
 
-
-def fork_count() -> int:
-    """Return how many forks lie between the first process and this one."""
-    return _forks
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
+def _forget_threads() -> None:
+    # Threads do not survive a fork.
     _loop_threads.clear()
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_count_fork)
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 # Workers --------------------------------------------------------------------------------

@@ -8,9 +8,13 @@ one takes the place of the one before.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
+import weakref
+from asyncio import _get_running_loop as _running_loop
 from collections.abc import Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncloader.errors import (
     ConcurrentIterationError,
@@ -21,7 +25,6 @@ from asyncloader.errors import (
 from asyncloader.loader.engine import Engine
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
-from asyncloader.runtime import fork_count, running_loop
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,9 +41,9 @@ class DataLoader2Iterator(Generic[T_co]):
     def __init__(self, engine: Engine, gate: Gate) -> None:
         self._engine = engine
         self._gate = gate
-        self._forks = fork_count()
         self._refusal: BaseException | None = None
         self._running: RunningItems | None = None
+        _alive.add(self)
 
     def limit(self, num_items: int | None) -> None:
         """End iteration after ``num_items`` more without ending the epoch.
@@ -76,19 +79,28 @@ class DataLoader2Iterator(Generic[T_co]):
 
     def __del__(self) -> None:
         running = self.__dict__.get("_running")
-        if running is not None and self._forks == fork_count():
+        if running is not None:
             running.abandon()
 
-    def _is_refused(self) -> bool:
-        return self._refusal is not None or self._forks != fork_count()
-
-    def _refuse(self) -> NoReturn:
-        if self._refusal is not None:
-            raise self._refusal
-        raise ForkedError(
+    def _forget_parent(self) -> None:
+        """In a forked child: refuse to go on, and leave the parent's epoch alone."""
+        self._running = None
+        self._refusal = ForkedError(
             "this iterator belongs to the process that made it, not to its forked child;"
             " make a new DataLoader2 in the child"
         )
+
+
+_alive: weakref.WeakSet[DataLoader2Iterator[Any]] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for iterator in list(_alive):
+        iterator._forget_parent()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
@@ -114,8 +126,8 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             self._lock.release()
 
     def _next(self) -> T_co:
-        if self._is_refused():
-            self._refuse()
+        if self._refusal is not None:
+            raise self._refusal
         gate = self._gate
         if not gate.left:
             raise StopIteration
@@ -147,7 +159,9 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         return self
 
     async def __anext__(self) -> T_co:
-        self._check_caller()
+        # One look at the usual case: this runs for every item.
+        if self._refusal is not None or self._is_waiting or _running_loop() is not self._loop:
+            self._check_caller()
         gate = self._gate
         if not gate.left:
             raise StopAsyncIteration
@@ -165,14 +179,14 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
             await self._items.aclose()
 
     def _check_caller(self) -> None:
-        if self._is_refused():
-            self._refuse()
+        if self._refusal is not None:
+            raise self._refusal
         if self._is_waiting:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"
                 " and hand the items to the others"
             )
-        loop = running_loop()
+        loop = _running_loop()
         if self._loop is not loop:
             if self._loop is not None:
                 raise LoopMismatchError(

@@ -139,7 +139,9 @@ class Packing:
 
     def add(self, item: Any) -> None:
         """Add an item; one that cannot be pickled raises, and the others stay."""
-        if not self._pickles and _is_unchanging(item):
+        if type(item) in _NUMBERS and not self._pickles:
+            self._unchanging.append(item)
+        elif not self._pickles and _is_unchanging(item):
             self._unchanging.append(item)
             self.nbytes += _size(item)
         else:
@@ -182,7 +184,8 @@ class Packing:
         pickled.sources[:] = [source._replace(owner=None) for source in pickled.sources]
 
 
-_UNCHANGING = frozenset({int, float, bool, str, type(None)})
+_NUMBERS = frozenset({int, float, bool, type(None)})
+_UNCHANGING = _NUMBERS | {str}
 
 
 def _size(item: Any) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 import warnings
 import weakref
@@ -151,9 +150,8 @@ class WorkerPool:
         await close_processes(processes)
 
     async def _start_processes(self) -> None:
-        modules = ("torch",) if "torch" in sys.modules else ()
         plans = [
-            ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN, *modules))
+            ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
             for worker in range(self.settings.num_workers)
         ]
         try:
@@ -253,8 +251,9 @@ class WorkerStream:
     def _grant(self) -> None:
         if not self._settings.credits:
             return
+        # A grant wakes the worker, so several go together; it has credits left meanwhile.
         for link, inbox in zip(self._links, self._inboxes, strict=True):
-            if inbox.frames_done:
+            if inbox.frames_done > self._settings.credits // 2:
                 link.send(Grant(self._epoch, self._number, inbox.frames_done))
                 inbox.frames_done = 0
 

@@ -2,14 +2,14 @@
 
 This file is about which items travel together. Small ones ride in one frame and
 never wait for company: a frame is sent with its 64th item, when it is heavy,
-after an item that took long to make, at once where the loader has nothing of
-this stream, and at the latest two milliseconds after its first item.
+after an item that took long to make, at once where nothing was sent for a while,
+and at the latest two milliseconds after its first item.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 from asyncloader.errors import PipelineError
@@ -40,20 +40,20 @@ class Stream:
         self.number = number
         self.is_over = False
         self._talk = talk
+        self._lock = talk.lock
         self._punctual = punctual
         self._pack_error = pack_error
         self._items = items
         self._epoch = epoch
         self._credits = credits
-        self._all_credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
-        self._begun = self._sent = self._resumed = 0.0
+        self._due = self._sent = self._resumed = 0.0
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
-        with self._talk.lock:
+        with self._lock:
             self._credits += credits
 
     def may_go_on(self) -> bool:
@@ -76,7 +76,7 @@ class Stream:
         """
         if not self._packing.count or not self._credits:
             return False
-        if time.monotonic() - self._begun < FRAME_SECONDS:
+        if monotonic() < self._due:
             return True
         self._send()
         return False
@@ -84,14 +84,14 @@ class Stream:
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
         self.is_over = True
-        with self._talk.lock:
+        with self._lock:
             self._packing.drop()
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
 
     def _fill(self) -> None:
-        self._resumed = time.monotonic()
+        self._resumed = monotonic()
         try:
             for item in self._items:
                 is_full = self._add(item)
@@ -107,35 +107,38 @@ class Stream:
             self._ending = StreamEnded(self._epoch, self.number)
 
     def _send(self) -> None:
-        with self._talk.lock:
+        with self._lock:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
-                self._sent = time.monotonic()
+                self._sent = monotonic()
                 self._talk.send_items(self._epoch, self.number, self._packing.finish())
 
     def _add(self, item: Any) -> bool:
-        with self._talk.lock:
-            try:
-                self._packing.add(item)
-            except Exception as error:
-                raise PipelineError(
-                    f"an item of type {type(item).__module__}.{type(item).__qualname__} could not"
-                    f" be pickled: {error!r}; let the last pipe yield plain data or tensors"
-                ) from error
-            now = time.monotonic()
-            if self._packing.count == 1:
-                self._begun = now
-                self._punctual.watch(self)
-            was_slow = now - self._resumed >= FRAME_SECONDS
-            self._resumed = now
-            return was_slow or self._is_full(now)
-
-    def _is_full(self, now: float) -> bool:
+        """Add an item to the open frame; whether that is to be sent now."""
         packing = self._packing
-        return (
-            self._one_by_one
-            or packing.count >= FRAME_ITEMS
-            or packing.nbytes >= FRAME_BYTES
-            or now - self._begun >= FRAME_SECONDS
-            or (self._credits == self._all_credits and now - self._sent >= FRAME_SECONDS)
-        )
+        with self._lock:
+            try:
+                packing.add(item)
+            except Exception as error:
+                raise _refusal(item, error) from error
+            now = monotonic()
+            if packing.count == 1:
+                self._open(now)
+            # The frame is due a while after whichever comes first of its first item, the
+            # frame before it, and the moment the function of its latest item began.
+            is_due = now >= self._due or now - self._resumed >= FRAME_SECONDS
+            self._resumed = now
+            return is_due or packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
+
+    def _open(self, now: float) -> None:
+        since = min(now, self._sent)
+        self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
+        self._punctual.watch(self)
+
+
+def _refusal(item: Any, error: Exception) -> PipelineError:
+    kind = type(item)
+    return PipelineError(
+        f"an item of type {kind.__module__}.{kind.__qualname__} could not be pickled: {error!r};"
+        " let the last pipe yield plain data or tensors"
+    )
