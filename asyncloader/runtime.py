@@ -184,6 +184,25 @@ def _close_loop_threads() -> None:
         thread.close(seconds=1.0)
 
 
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a function in a thread of its own and wait for its result."""
+    future: Future[T] = Future()
+    thread = threading.Thread(
+        target=_call_into, args=(future, function, *args), name="asyncloader work", daemon=True
+    )
+    thread.start()
+    return await asyncio.wrap_future(future)
+
+
+def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> None:
+    try:
+        result = function(*args)
+    except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, or None."""
     return asyncio._get_running_loop()

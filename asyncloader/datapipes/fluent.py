@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
+    from asyncloader.datapipes.branching import Branch
     from asyncloader.datapipes.combining import ZipperLongest
     from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
     from asyncloader.datapipes.mapping import LengthSetter
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         ShardingRoundRobinDispatcher,
     )
     from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
-    from asyncloader.datapipes.splitting import Branch
 
     A = TypeVar("A")
     B = TypeVar("B")

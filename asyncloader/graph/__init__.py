@@ -12,7 +12,7 @@ from asyncloader.graph.cut import (
 from asyncloader.graph.draw import to_mermaid, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
-from asyncloader.graph.seeding import PartSeeds, SeedPlaces, draw_shared_seeds
+from asyncloader.graph.seeding import PartSeeds, SeedPlaces, SharedPipes
 from asyncloader.graph.settings import (
     apply_random_seed,
     apply_sharding,
@@ -36,6 +36,7 @@ __all__ = [
     "DataPipeGraph",
     "PartSeeds",
     "SeedPlaces",
+    "SharedPipes",
     "apply_random_seed",
     "apply_sharding",
     "apply_shuffle_settings",
@@ -44,7 +45,6 @@ __all__ = [
     "copy_graph",
     "cut_graph",
     "differences",
-    "draw_shared_seeds",
     "edges_of",
     "find_dps",
     "fingerprint",

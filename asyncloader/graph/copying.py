@@ -15,15 +15,14 @@ from typing import Any
 
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.containers import MAX_ELEMENTS, rewritten
 from asyncloader.graph.edit import assign
 from asyncloader.graph.kinds import is_shuffler
 from asyncloader.graph.walk import (
-    MAX_ELEMENTS,
     attributes,
     breadth_first,
     declared_edges,
     edges_of,
-    rewritten,
     vars_of,
 )
 

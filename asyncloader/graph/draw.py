@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import Wiring
 
@@ -43,7 +44,7 @@ def to_mermaid(datapipe: Any, labels: Labels = ()) -> str:
     label_of = _by_id(labels)
     boxes: dict[str, list[str]] = {}
     for pipe in pipes:
-        node = f'{name[id(pipe)]}["{_escaped(stage_name(pipe))}"]'
+        node = f'{name[id(pipe)]}["{_escaped(_name(pipe))}"]'
         boxes.setdefault(label_of.get(id(pipe), ""), []).append(node)
     lines = [f"    {node}" for node in boxes.pop("", [])]
     for place, (label, nodes) in enumerate(boxes.items()):
@@ -85,7 +86,13 @@ class _Text:
 
     def _line(self, pipe: Any) -> str:
         number = self.number.get(id(pipe))
-        return stage_name(pipe) + (f" [{number}]" if number else "")
+        return _name(pipe) + (f" [{number}]" if number else "")
+
+
+def _name(pipe: Any) -> str:
+    # Our own pipes may know a better name: a branch says which of which splitter it is.
+    name = repr(pipe) if isinstance(pipe, DataPipe) else stage_name(pipe)
+    return " ".join(name.split())
 
 
 def _by_id(labels: Labels) -> dict[int, str]:
@@ -96,4 +103,4 @@ def _by_id(labels: Labels) -> dict[int, str]:
 def _escaped(text: str) -> str:
     for character, code in {"#": "35", '"': "quot", "<": "lt", ">": "gt"}.items():
         text = text.replace(character, f"#{code};")
-    return text.replace("\n", " ")
+    return text

@@ -11,13 +11,13 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.containers import rewritten
 from asyncloader.graph.kinds import is_splitter
 from asyncloader.graph.walk import (
     DataPipeGraph,
     attributes,
     edges_of,
     list_dps,
-    rewritten,
     traverse_dps,
     vars_of,
 )

@@ -156,12 +156,19 @@ def _qualified(named: Any) -> str:
 
 
 def _is_fingerprint(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("class"), str)
-        and isinstance(entry.get("reads"), list)
-        and isinstance(entry.get("settings"), dict)
-        for entry in value
+    return isinstance(value, list) and all(_is_entry(entry, len(value)) for entry in value)
+
+
+def _is_entry(value: Any, pipes: int) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"class", "reads", "settings"}:
+        return False
+    name, reads, settings = value["class"], value["reads"], value["settings"]
+    return (
+        isinstance(name, str)
+        and isinstance(reads, list)
+        and all(isinstance(place, int) and 0 <= place < pipes for place in reads)
+        and isinstance(settings, dict)
+        and all(isinstance(setting, str) for setting in settings)
     )
 
 

@@ -17,10 +17,20 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.seeds import SeedGenerator
 
 
-def draw_shared_seeds(datapipe: Any, seed_generator: SeedGenerator) -> tuple[int, ...]:
-    """Draw the seeds that ``set_graph_random_seed`` would share, and give them to nobody yet."""
-    shared, _ = shared_and_own(datapipe)
-    return tuple(seed_generator.generate_shared_seed() for _ in shared)
+class SharedPipes:
+    """The pipes of a whole graph that take shared seeds, remembered while it is cut."""
+
+    def __init__(self, whole: Any) -> None:
+        self.pipes, _ = shared_and_own(whole)
+
+    def draw(self, seed_generator: SeedGenerator) -> tuple[int, ...]:
+        """Draw an epoch's shared seeds, as ``set_graph_random_seed`` would, for later use."""
+        return tuple(seed_generator.generate_shared_seed() for _ in self.pipes)
+
+    def places_in(self, part: Any) -> SeedPlaces:
+        """Return which of the seeds go where in a part, which holds some of the very pipes."""
+        place_of = {id(pipe): place for place, pipe in enumerate(self.pipes)}
+        return SeedPlaces(tuple(place_of.get(id(pipe), -1) for pipe in _random_pipes(part)))
 
 
 @dataclass(frozen=True)
@@ -30,21 +40,13 @@ class SeedPlaces:
     Plain numbers, to be sent along with the part to the process that runs it.
     """
 
-    #: For each pipe of the part that takes a seed, breadth-first: the place of its
-    #: seed among those of ``draw_shared_seeds``, or -1 for one of the worker's own.
+    #: For each pipe of the part that takes a seed, breadth-first: the place of its seed
+    #: among those that ``SharedPipes.draw`` returns, or -1 for one of the worker's own.
     places: tuple[int, ...]
-
-    @classmethod
-    def of(cls, whole: Any, part: Any) -> SeedPlaces:
-        """Note the places for ``part``, which holds some of the very pipes of ``whole``."""
-        shared, _ = shared_and_own(whole)
-        place_of = {id(pipe): place for place, pipe in enumerate(shared)}
-        random = (pipe for pipe in breadth_first(part) if is_random(pipe))
-        return cls(tuple(place_of.get(id(pipe), -1) for pipe in random))
 
     def bind(self, part: Any) -> PartSeeds:
         """Find the pipes again in ``part``, or in a copy of it, before it is changed."""
-        random = [pipe for pipe in breadth_first(part) if is_random(pipe)]
+        random = _random_pipes(part)
         if len(random) != len(self.places):
             raise ValueError(
                 f"the graph has {len(random)} pipes that take a seed, not {len(self.places)}; bind"
@@ -74,3 +76,7 @@ class PartSeeds:
         set_datapipes_seed(late, seed_generator, distributed_shared=True)
         rest = [pipe for pipe in own if id(pipe) not in known]
         set_datapipes_seed(rest, seed_generator, distributed_shared=False)
+
+
+def _random_pipes(datapipe: Any) -> list[Any]:
+    return [pipe for pipe in breadth_first(datapipe) if is_random(pipe)]

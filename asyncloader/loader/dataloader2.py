@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
@@ -27,8 +28,6 @@ T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
 _CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
-
-AdapterFn = Callable[[Any], Any]
 
 
 class DataLoader2(Generic[T_co]):
@@ -51,7 +50,7 @@ class DataLoader2(Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
     ) -> None:
-        self.datapipe = _adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn)
+        self.datapipe = adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn)
         self.reading_service = _copied_service(reading_service)
         self._engine = Engine(Lifecycle(copy_graph(self.datapipe), self.reading_service))
         self._gate = Gate()
@@ -174,18 +173,6 @@ def _wrapper_for(data: object) -> str:
     if hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         return "it in map.SequenceWrapper(...)"
     return "it in iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
-
-
-def _adapted(datapipe: Any, adapters: Iterable[AdapterFn] | AdapterFn | None) -> Any:
-    if adapters is None:
-        return datapipe
-    for adapter in [adapters] if callable(adapters) else adapters:
-        datapipe = adapter(datapipe)
-        if not is_iter_pipe(datapipe):
-            raise TypeError(
-                f"the adapter {adapter!r} must return a datapipe, got {type(datapipe).__name__}"
-            )
-    return datapipe
 
 
 def _copied_service(service: ReadingServiceInterface | None) -> ReadingServiceInterface:

@@ -8,6 +8,7 @@ also the only door to cloudpickle.
 from __future__ import annotations
 
 import functools
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,16 @@ from asyncloader.transport.pickling import LARGE, Dump, Pickled, Pickler, load
 from asyncloader.transport.slots import News
 from asyncloader.transport.wire import close_all
 
-__all__ = ["Decoder", "Encoded", "Encoder", "Substitute", "dumps_code", "is_heavy", "loads_code"]
+__all__ = [
+    "Decoder",
+    "Encoded",
+    "Encoder",
+    "Packing",
+    "Substitute",
+    "dumps_code",
+    "is_heavy",
+    "loads_code",
+]
 
 Substitute = Callable[[Any, Exception], Any]
 
@@ -66,7 +76,7 @@ class Encoder:
     ) -> None:
         self._arena = arena
         self._on_full = on_full
-        self._pickler = Pickler(lambda dump: _by_value()(dump), main_by_value=main_by_value)
+        self.pickler = Pickler(lambda dump: _by_value()(dump), main_by_value=main_by_value)
         self._together = True
 
     def encode(self, items: Sequence[Any], *, substitute: Substitute = refuse) -> Encoded:
@@ -76,7 +86,7 @@ class Encoder:
         cannot be pickled; by default the error is raised and nothing is sent.
         """
         pickles = self._pickle(items, substitute)
-        placement = Placement(self._arena, self._on_full)
+        placement = self.placement()
         try:
             for pickled in pickles:
                 placement.add(pickled.sources)
@@ -84,14 +94,22 @@ class Encoder:
         except BaseException:
             placement.undo()
             raise
+        return self.payload(placement, pickles, len(items))
+
+    def placement(self) -> Placement:
+        """Return the places for the buffers of one payload, none taken yet."""
+        return Placement(self._arena, self._on_full)
+
+    def payload(self, placement: Placement, pickles: Sequence[Pickled], count: int) -> Encoded:
+        """Put a payload together; it must be sent next."""
         news = self._arena.take_news() if self._arena is not None else News()
-        return Encoded(write_payload(news, placement, pickles, len(items)), news.fds)
+        return Encoded(write_payload(news, placement, pickles, count), news.fds)
 
     def _pickle(self, items: Sequence[Any], substitute: Substitute) -> list[Pickled]:
         """Pickle all at once where that is safe, else each for itself."""
         if self._together and len(items) > 1:
             try:
-                pickled = self._pickler.dump_list(items)
+                pickled = self.pickler.dump_list(items)
             except Exception:  # noqa: BLE001 - whose fault it was is found out below
                 pass
             else:
@@ -103,9 +121,82 @@ class Encoder:
 
     def _pickle_one(self, item: Any, substitute: Substitute) -> Pickled:
         try:
-            return self._pickler.dump(item)
+            return self.pickler.dump(item)
         except Exception as error:  # noqa: BLE001 - user code ran: __reduce__, __getstate__
-            return self._pickler.dump(substitute(item, error))
+            return self.pickler.dump(substitute(item, error))
+
+
+class Packing:
+    """A payload that is made item by item.
+
+    An item is pickled, and its buffers are copied, when it is added: it may be
+    changed afterwards. Items that nobody can change are pickled together at the end.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._start()
+
+    def add(self, item: Any) -> None:
+        """Add an item; one that cannot be pickled raises, and the others stay."""
+        if not self._pickles and _is_unchanging(item):
+            self._unchanging.append(item)
+            self.nbytes += _size(item)
+        else:
+            self._pickle_unchanging()
+            self._pickle(item)
+        self.count += 1
+
+    def finish(self) -> Encoded:
+        """Return the payload and begin the next."""
+        if len(self._unchanging) == 1:
+            self._pickle_unchanging()
+        pickles = self._pickles or [self._encoder.pickler.dump_list(self._unchanging)]
+        self._placement.finish()
+        encoded = self._encoder.payload(self._placement, pickles, self.count)
+        self._start()
+        return encoded
+
+    def drop(self) -> None:
+        """Forget what was added and take its slots back."""
+        self._placement.undo()
+        self._start()
+
+    def _start(self) -> None:
+        self._placement = self._encoder.placement()
+        self._pickles: list[Pickled] = []
+        self._unchanging: list[Any] = []
+        self.count = 0
+        self.nbytes = 0
+
+    def _pickle_unchanging(self) -> None:
+        unchanging, self._unchanging = self._unchanging, []
+        for item in unchanging:
+            self._pickle(item)
+
+    def _pickle(self, item: Any) -> None:
+        pickled = self._encoder.pickler.dump(item)
+        self._placement.add(pickled.sources)
+        self._pickles.append(pickled)
+        self.nbytes += len(pickled.data) + sum(source.nbytes for source in pickled.sources)
+        pickled.sources[:] = [source._replace(owner=None) for source in pickled.sources]
+
+
+_UNCHANGING = frozenset({int, float, bool, str, type(None)})
+
+
+def _size(item: Any) -> int:
+    """The bytes of an item that nobody can change, roughly."""
+    if type(item) is str:
+        return len(item)
+    return sum(map(sys.getsizeof, item)) if type(item) is tuple else 0
+
+
+def _is_unchanging(item: Any) -> bool:
+    kind = type(item)
+    if kind is tuple:
+        return _UNCHANGING.issuperset(map(type, item))
+    return kind in _UNCHANGING
 
 
 class Decoder:

@@ -7,6 +7,7 @@ This file is about ``LoopChannel``: it works with asyncio and uvloop through
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ OnFrames = Callable[[list[Frame]], None]
 OnClosed = Callable[[Exception], None]
 
 _READS_PER_WAKE_UP = 8  # so that a quick peer cannot keep the loop from its other work
-_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 
 
 class LoopChannel:
@@ -54,6 +54,7 @@ class LoopChannel:
         self._sequence = 0
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._ended: Exception | None = None
+        self._peer_gone = False
         self._subscription: _Subscription | None = None
 
     def fileno(self) -> int:
@@ -84,17 +85,20 @@ class LoopChannel:
         if subscription is not None and not subscription.loop.is_closed():
             subscription.loop.remove_reader(self.fileno())
             subscription.loop.remove_writer(self.fileno())
-            subscription.stop(EOFError("the channel was detached"))
+            subscription.cancel_deadline()
+            subscription.wake_flushed()
 
     def pause(self) -> None:
         """Read nothing until ``resume``: the peer's sends will fill the socket and wait."""
         if self._subscription is not None:
+            self._subscription.reading = False
             self._subscription.loop.remove_reader(self.fileno())
             self._subscription.cancel_deadline()
 
     def resume(self) -> None:
         """Read again after ``pause``."""
         if self._subscription is not None and self._ended is None:
+            self._subscription.reading = True
             self._subscription.loop.add_reader(self.fileno(), self._on_readable)
             self._watch_deadline(self._subscription)
 
@@ -106,7 +110,7 @@ class LoopChannel:
         The payload may be changed afterwards. When the peer is gone this does
         nothing: ``on_closed`` tells.
         """
-        if self._ended is not None:
+        if self._ended is not None or self._peer_gone:
             close_all(fds)
             return
         try:
@@ -128,8 +132,8 @@ class LoopChannel:
             if self._subscription is None:
                 raise LoopMismatchError("a channel drains only while it is attached to a loop")
             await self._subscription.flushed()
-        if self._ended is not None:
-            raise self._ended
+        if self._ended is not None or self._peer_gone:
+            raise self._ended or EOFError("the other end of the channel is gone")
 
     def close(self) -> None:
         """Detach, and close the socket and the descriptors nobody received or was sent."""
@@ -169,7 +173,7 @@ class LoopChannel:
 
     def _watch_deadline(self, subscription: _Subscription) -> None:
         subscription.cancel_deadline()
-        if self._incoming.partial and self._ended is None:
+        if self._incoming.partial and subscription.reading:
             subscription.deadline = subscription.loop.call_later(
                 self._frame_deadline, self._on_deadline, self._incoming.total
             )
@@ -204,21 +208,16 @@ class LoopChannel:
                 buffers = without(buffers, sent)
         except BlockingIOError:
             pass
-        except OSError as error:
-            # What the peer sent before it went away is read first: its end comes by itself.
+        except OSError:
+            # Nothing can be sent any more. What the peer said before is still read, and
+            # then the end of it, which a shutdown makes sure of: that calls on_closed.
             close_all(fds)
-            self._lose_peer(error)
+            self._peer_gone = True
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._drop_outgoing()
             return [], ()
         return buffers, fds
-
-    def _lose_peer(self, error: OSError) -> None:
-        self._drop_outgoing()
-        if not isinstance(error, _GONE):
-            ended = EOFError(f"the channel is gone: {error}")
-            if self._subscription is None:
-                self._ended = ended
-            else:
-                self._subscription.loop.call_soon(self._end, ended)
 
     def _watch_writable(self) -> None:
         if self._subscription is not None:
@@ -251,6 +250,7 @@ class _Subscription:
         self.loop = loop
         self.on_frames = on_frames
         self.on_closed = on_closed
+        self.reading = False
         self.deadline: asyncio.TimerHandle | None = None
         self._flushed: list[asyncio.Future[None]] = []
 
@@ -269,7 +269,3 @@ class _Subscription:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
-
-    def stop(self, error: Exception) -> None:
-        self.cancel_deadline()
-        self.wake_flushed()

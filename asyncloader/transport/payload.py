@@ -38,8 +38,9 @@ class Placement:
         self._arena = arena
         self._on_full = on_full
         self._own_bytes = 0
-        self._group: list[tuple[int, Source]] = []
-        self._group_bytes = 0
+        self._pack: Block | None = None
+        self._pack_place = 0
+        self._packed_bytes = 0
         self._born_shared: dict[Block, int] = {}
         self._in_band_bytes = 0
         self.slots: list[SlotRef] = []
@@ -47,23 +48,17 @@ class Placement:
         self.in_band: list[Buffer] = []
 
     def add(self, sources: Sequence[Source]) -> None:
-        """Find places for the buffers of one pickle; they are copied there."""
+        """Copy the buffers of one pickle to where they go: they may be changed afterwards."""
         for source in sources:
             index = len(self.buffers)
             self.buffers.append((IN_BAND, 0, source.nbytes))
-            if self._refer(index, source):
-                continue
-            if source.nbytes >= _PACK:
-                self._place([(index, source)], source.nbytes)
-                continue
-            self._group.append((index, source))
-            self._group_bytes += _aligned(source.nbytes)
-            if self._group_bytes >= _PACK:
-                self._place_group()
+            if not self._refer(index, source):
+                place = self._place_large if source.nbytes >= _PACK else self._place_small
+                place(index, source)
 
     def finish(self) -> None:
-        """Place what still waits for company and lend the slots that were born shared."""
-        self._place_group()
+        """Lend the slots that were born shared; nothing may be added after that."""
+        self._close_pack()
         if self._arena is not None:
             for block in self._born_shared:
                 self._arena.lend(block)
@@ -89,24 +84,30 @@ class Placement:
         self.buffers[index] = (place, source.address - block.address, source.nbytes)
         return True
 
-    def _place_group(self) -> None:
-        if self._group:
-            group, nbytes = self._group, self._group_bytes
-            self._group, self._group_bytes = [], 0
-            self._place(group, nbytes)
-
-    def _place(self, group: list[tuple[int, Source]], nbytes: int) -> None:
-        block = self._take(nbytes)
+    def _place_large(self, index: int, source: Source) -> None:
+        block = self._take(source.nbytes)
         if block is None:
-            for index, source in group:
-                self._keep_in_band(index, source)
+            self._keep_in_band(index, source)
             return
-        place, offset = len(self.slots), 0
-        self.slots.append(block.ref(nbytes))
-        for index, source in group:
-            _copy(source, block, offset)
-            self.buffers[index] = (place, offset, source.nbytes)
-            offset += _aligned(source.nbytes)
+        self.buffers[index] = (len(self.slots), 0, source.nbytes)
+        self.slots.append(block.ref(source.nbytes))
+        _copy(source, block, 0)
+
+    def _place_small(self, index: int, source: Source) -> None:
+        if self._pack is None or self._packed_bytes + source.nbytes > _PACK:
+            self._close_pack()
+            self._pack = self._take(_PACK)
+            if self._pack is None:
+                self._keep_in_band(index, source)
+                return
+            self._pack_place = len(self.slots)
+            self.slots.append(self._pack.ref(_PACK))
+        self.buffers[index] = (self._pack_place, self._packed_bytes, source.nbytes)
+        _copy(source, self._pack, self._packed_bytes)
+        self._packed_bytes += _aligned(source.nbytes)
+
+    def _close_pack(self) -> None:
+        self._pack, self._packed_bytes = None, 0
 
     def _take(self, nbytes: int) -> Block | None:
         """Take and lend a block, waiting for the receiver only if it has something to return."""
@@ -122,10 +123,9 @@ class Placement:
     def _keep_in_band(self, index: int, source: Source) -> None:
         self.buffers[index] = (IN_BAND, self._in_band_bytes, source.nbytes)
         self._in_band_bytes += source.nbytes
-        # A tensor's memory is copied: nothing would keep it alive until it is sent.
         is_view = isinstance(source.owner, memoryview)
         self.in_band.append(
-            source.owner if is_view else ctypes.string_at(source.address, source.nbytes)
+            bytes(source.owner) if is_view else ctypes.string_at(source.address, source.nbytes)
         )
 
 

@@ -46,11 +46,13 @@ class Setup:
 class StartEpoch:
     """Begin to send items, at first as many frames of each stream as there are credits.
 
+    With ``one_by_one`` every item has a frame of its own. Epochs are numbered from 1.
     ``resets`` is a pickled tuple: the composed reset, and the worker's reset function.
     """
 
     epoch: int
     credits: int
+    one_by_one: bool
     shared_seeds: tuple[int, ...]
     seed_generator: SeedGenerator
     resets: bytes
@@ -88,9 +90,13 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class SetupFailed:
-    """The worker could not set itself up."""
+class StartFailed:
+    """The user's code failed while the worker, or an epoch in it, was set up.
 
+    ``epoch`` is NO_EPOCH for the worker itself.
+    """
+
+    epoch: int
     error: bytes
 
 
@@ -112,10 +118,12 @@ class StreamFailed:
 
 
 Command = Setup | StartEpoch | Grant | EndEpoch | Pause | Resume
-Report = Ready | SetupFailed | StreamEnded | StreamFailed
+Report = Ready | StartFailed | StreamEnded | StreamFailed
 
 _COMMANDS = (Setup, StartEpoch, Grant, EndEpoch, Pause, Resume)
-_REPORTS = (Ready, SetupFailed, StreamEnded, StreamFailed)
+_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed)
+NO_EPOCH = 0
+
 _ITEMS_HEAD = struct.Struct("<QI")
 
 

@@ -11,7 +11,7 @@ import torch.utils.data.graph as torch_graph
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import breadth_first, edges_of, find_dps, list_dps, traverse_dps
-from asyncloader.graph.walk import MAX_ELEMENTS
+from asyncloader.graph.containers import MAX_ELEMENTS
 
 
 class Holder(IterDataPipe[Any]):
@@ -199,11 +199,11 @@ def test_data_is_neither_iterated_nor_pickled_nor_measured() -> None:
 
 
 def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncloader.graph import walk
+    from asyncloader.graph import containers
 
     looked_at = []
-    original = walk.is_pipe
-    monkeypatch.setattr(walk, "is_pipe", lambda value: looked_at.append(1) or original(value))
+    original = containers.is_pipe
+    monkeypatch.setattr(containers, "is_pipe", lambda value: looked_at.append(1) or original(value))
     row = {"path": "a", "label": 1}
     for rows in (
         [row] * 1_000_000,

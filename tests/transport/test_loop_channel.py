@@ -166,6 +166,30 @@ def test_paused_reading_leaves_frames_in_the_kernel(pair, run, inbox):
     run(main())
 
 
+def test_a_callback_may_pause_in_the_middle_of_a_frame(ends, run):
+    channel, peer = ends
+    stream = raw((1, b"whole"), (2, b"rest"))
+
+    async def main():
+        loop, got, all_there = asyncio.get_running_loop(), [], asyncio.Event()
+
+        def on_frames(frames):
+            got.extend(frame.payload for frame in frames)
+            channel.pause()
+            if len(got) == 2:
+                all_there.set()
+
+        channel.attach(loop, on_frames, lambda error: pytest.fail(str(error)))
+        peer.sendall(stream[:-2])
+        # Longer than the frame deadline, which does not run while nothing is read.
+        loop.call_later(0.1, peer.sendall, stream[-2:])
+        loop.call_later(0.15, channel.resume)
+        await all_there.wait()
+        assert got == [b"whole", b"rest"]
+
+    run(main())
+
+
 def test_the_end_comes_after_the_last_frames(pair, run, inbox):
     ours, theirs = pair
 

@@ -1,0 +1,87 @@
+"""What came from a worker and waits to be taken.
+
+This file is about one stream of one worker, as the loader sees it: frames that
+have arrived, the items of the frame that is open, and how the stream ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from asyncloader.errors import TransportError
+from asyncloader.transport.codec import Decoder
+
+
+class Inbox:
+    """The frames of one stream in one epoch; a frame is opened when it is its turn."""
+
+    def __init__(self, decoder: Decoder, worker: int) -> None:
+        self.worker = worker
+        #: Frames whose items were all taken, and which the worker was not yet told of.
+        self.frames_done = 0
+        self.error: BaseException | None = None
+        self._decoder = decoder
+        self._frames: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._items: list[Any] = []
+        self._taken = 0
+        self._has_ended = False
+
+    def put(self, payload: memoryview, fds: tuple[int, ...]) -> None:
+        """Add a frame that arrived."""
+        self._frames.append((payload, fds))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that no frame follows, and the error that comes after the last item."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.error = error
+
+    def has_something(self) -> bool:
+        """Whether there is an item to take, or the stream is over."""
+        return self._taken < len(self._items) or bool(self._frames) or self._has_ended
+
+    def is_over(self) -> bool:
+        """Whether everything was taken and no more will come."""
+        return self._has_ended and not self._frames and self._taken == len(self._items)
+
+    def open(self) -> int:
+        """Open the next frame if the last is used up; return how many items can be taken."""
+        if self._taken == len(self._items) and self._frames:
+            self._open_frame()
+        return len(self._items) - self._taken
+
+    def left(self) -> int:
+        """Return how many items of the open frame can be taken."""
+        return len(self._items) - self._taken
+
+    def take(self, count: int) -> list[Any]:
+        """Return the next ``count`` items of the open frame."""
+        if count == len(self._items) and self._taken == 0:
+            taken = self._items
+        else:
+            taken = self._items[self._taken : self._taken + count]
+        self._taken += count
+        if self._taken >= len(self._items):
+            self._items, self._taken = [], 0
+            self.frames_done += 1
+        return taken
+
+    def drop(self) -> None:
+        """Return the shared memory of frames that nobody will open."""
+        while self._frames:
+            self._decoder.discard(*self._frames.popleft())
+        self._items, self._taken = [], 0
+
+    def _open_frame(self) -> None:
+        payload, fds = self._frames.popleft()
+        items = self._decoder.decode(payload, fds)
+        refused = next((at for at, item in enumerate(items) if type(item) is TransportError), None)
+        if refused is not None:
+            # The items before it are whole; after it the stream cannot go on.
+            self.drop()
+            self._has_ended = True
+            items[refused].worker = self.worker
+            self.error = items[refused]
+            items = items[:refused]
+        self._items, self._taken = items, 0

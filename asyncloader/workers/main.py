@@ -1,0 +1,205 @@
+"""A worker's program.
+
+This file is about what a worker process does from its first command to the end
+of its channel: it sets a copy of the graph up, and sends each epoch's items as
+far as its credits go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from asyncloader.datapipes.crossing import Home, run_at
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.graph.seeding import PartSeeds, SeedPlaces
+from asyncloader.graph.settings import apply_sharding
+from asyncloader.runtime import LoopThread, WorkerInfo
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.codec import loads_code
+from asyncloader.workers.failure import pack_error
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    Command,
+    EndEpoch,
+    Grant,
+    Pause,
+    Ready,
+    Resume,
+    Setup,
+    StartEpoch,
+    StartFailed,
+)
+from asyncloader.workers.punctual import Punctual
+from asyncloader.workers.stream import Stream
+from asyncloader.workers.surroundings import become_worker, seed_globals
+from asyncloader.workers.talk import Talk
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What a worker runs: the last pipe of each stream, with where their seeds come from."""
+
+    ends: tuple[Any, ...]
+    seed_places: tuple[SeedPlaces, ...]
+    init_fn: Callable[[Any, WorkerInfo], Any] | None
+
+
+def main(sock: socket.socket) -> None:
+    """Work until the loader closes the channel."""
+    with contextlib.suppress(EOFError):
+        Worker(Talk(Channel(sock))).serve()
+
+
+class Worker:
+    """Runs a copy of the graph's replicable part for a loader."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._thread = LoopThread()
+        self._home = Home(self._thread.loop)
+        self._context = run_at(self._home)
+        self._punctual = Punctual()
+        self._info = WorkerInfo(num_workers=1, worker_id=0)
+        self._pipes: list[Any] = []
+        self._seeds: list[PartSeeds] = []
+        self._epoch = NO_EPOCH
+        self._streams: list[Stream] = []
+        self._turns: deque[Stream] = deque()
+        self._is_paused = False
+
+    def serve(self) -> None:
+        """Obey commands and send items; EOFError when the loader closes the channel."""
+        try:
+            while True:
+                stream = self._next_stream()
+                for command in self._heard(wait=stream is None):
+                    self._obey(command)
+                    stream = None
+                if stream is not None:
+                    self._context.run(stream.advance)
+        finally:
+            self._end_epoch()
+            self._thread.close()
+
+    def _heard(self, *, wait: bool) -> list[Command]:
+        return [self._talk.command()] if wait else self._talk.commands()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Setup():
+                self._set_up(command)
+            case StartEpoch():
+                self._start_epoch(command)
+            case Grant():
+                self._grant(command)
+            case EndEpoch():
+                self._end_epoch()
+            case Pause():
+                self._is_paused = True
+            case Resume():
+                self._is_paused = False
+            case _:
+                assert_never(command)
+
+    def _set_up(self, command: Setup) -> None:
+        self._talk.arena.budget = command.arena_bytes
+        self._info = command.info
+        become_worker(command.info)
+        try:
+            plan: WorkerPlan = loads_code(command.plan)
+            bound = zip(plan.ends, plan.seed_places, strict=True)
+            self._seeds = [places.bind(end) for end, places in bound]
+            self._pipes = [self._prepared(end, plan) for end in plan.ends]
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; start-up raises it
+            self._talk.report(StartFailed(NO_EPOCH, self._packed(error)))
+        else:
+            self._talk.report(Ready())
+
+    def _prepared(self, end: Any, plan: WorkerPlan) -> Any:
+        info = self._info
+        group = SHARDING_PRIORITIES.MULTIPROCESSING
+        end = apply_sharding(end, info.num_workers, info.worker_id, group)
+        return end if plan.init_fn is None else self._run(plan.init_fn, end, info)
+
+    def _start_epoch(self, command: StartEpoch) -> None:
+        self._end_epoch()
+        self._epoch = command.epoch
+        self._is_paused = False
+        try:
+            pipes = self._reset(command)
+            self._streams = [self._stream(command, *pipe) for pipe in enumerate(pipes)]
+            self._turns.extend(self._streams)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
+            self._talk.report(StartFailed(command.epoch, self._packed(error)))
+
+    def _stream(self, command: StartEpoch, number: int, pipe: Any) -> Stream:
+        return Stream(
+            self._talk,
+            self._punctual,
+            self._packed,
+            self._context.run(iter, pipe),
+            epoch=command.epoch,
+            number=number,
+            credits=command.credits,
+            one_by_one=command.one_by_one,
+        )
+
+    def _reset(self, command: StartEpoch) -> list[Any]:
+        reset, worker_reset_fn = loads_code(command.resets)
+        generator = command.seed_generator
+        seed_globals(self._info, generator)
+        pipes = []
+        for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
+            seeds.give(pipe, command.shared_seeds, generator)
+            pipe = self._run(reset, pipe)
+            if worker_reset_fn is not None:
+                pipe = self._run(worker_reset_fn, pipe, self._info, generator)
+            pipes.append(pipe)
+        return pipes
+
+    def _grant(self, command: Grant) -> None:
+        # What was granted before the epoch ended here may still be on its way.
+        if command.epoch == self._epoch and self._streams:
+            self._streams[command.stream].grant(command.credits)
+
+    def _end_epoch(self) -> None:
+        streams, self._streams = self._streams, []
+        self._turns.clear()
+        for stream in streams:
+            # What user code does while it is closed is of no interest to a closed epoch.
+            with contextlib.suppress(Exception):
+                self._context.run(stream.drop)
+
+    def _next_stream(self) -> Stream | None:
+        """Return the stream to go on with; they take turns."""
+        for _ in range(0 if self._is_paused else len(self._turns)):
+            stream = self._turns[0]
+            self._turns.rotate(-1)
+            if stream.may_go_on():
+                return stream
+        return None
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a user's function, which may be async."""
+        return self._thread.call(_result(function, *args))
+
+    def _packed(self, error: BaseException) -> bytes:
+        where = f"in worker {self._info.worker_id} of {self._info.num_workers}"
+        return pack_error(error, where)
+
+
+async def _result(function: Callable[..., Any], *args: Any) -> Any:
+    result = function(*args)
+    while inspect.isawaitable(result):
+        result = await result
+    return result

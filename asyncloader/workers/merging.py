@@ -1,0 +1,101 @@
+"""One stream out of those of several workers.
+
+This file is about the order of items: strictly in turn, so that it is the same
+in every run, or as they come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from asyncloader.workers.inbox import Inbox
+
+
+class Merge(Protocol):
+    """Draws the next items from several inboxes."""
+
+    def is_ready(self) -> bool:
+        """Whether ``take`` has something to say: items, the end, or an error."""
+        ...
+
+    def take(self) -> list[Any]:
+        """Return items; [] at the end; an error where it is due, after the items before it."""
+        ...
+
+    def awaited(self) -> list[Inbox]:
+        """Return the inboxes of which one has to get something before ``take`` is ready."""
+        ...
+
+
+class InOrder:
+    """Takes one item from each inbox in turn; an inbox that is over is left out."""
+
+    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+        # The first is the one whose turn it is.
+        self._turns = deque(inboxes)
+
+    def is_ready(self) -> bool:
+        return not self._turns or self._turns[0].has_something()
+
+    def take(self) -> list[Any]:
+        items: list[Any] = []
+        for inbox in self._turns:
+            inbox.open()
+        while self._turns:
+            items += self._whole_rounds()
+            inbox = self._turns[0]
+            if inbox.left():
+                items += inbox.take(1)
+                self._turns.rotate(-1)
+            elif not inbox.is_over() or (items and inbox.error is not None):
+                break
+            elif inbox.error is not None:
+                raise inbox.error
+            else:
+                self._turns.popleft()
+        return items
+
+    def awaited(self) -> list[Inbox]:
+        return [self._turns[0]] if self._turns else []
+
+    def _whole_rounds(self) -> list[Any]:
+        """Take as many items from every inbox as the one with the fewest has."""
+        inboxes = self._turns
+        rounds = min(inbox.left() for inbox in inboxes)
+        if not rounds:
+            return []
+        if len(inboxes) == 1:
+            return inboxes[0].take(rounds)
+        items = [None] * (rounds * len(inboxes))
+        for place, inbox in enumerate(inboxes):
+            items[place :: len(inboxes)] = inbox.take(rounds)
+        return items
+
+
+class AsTheyCome:
+    """Takes whatever is there, from the workers in turn as far as they have something."""
+
+    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+        self._inboxes = list(inboxes)
+
+    def is_ready(self) -> bool:
+        return not self._inboxes or any(inbox.has_something() for inbox in self._inboxes)
+
+    def take(self) -> list[Any]:
+        items: list[Any] = []
+        for inbox in self._inboxes:
+            count = inbox.open()
+            if count:
+                items += inbox.take(count)
+        if items:
+            return items
+        for inbox in self._inboxes:
+            if inbox.is_over() and inbox.error is not None:
+                raise inbox.error
+        self._inboxes = [inbox for inbox in self._inboxes if not inbox.is_over()]
+        return items
+
+    def awaited(self) -> list[Inbox]:
+        return self._inboxes

@@ -1,0 +1,56 @@
+"""Sending in time while the worker's thread is in the user's code.
+
+This file is about a thread that looks after open frames: an item that was made
+is on its way within milliseconds, however long the next one takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Protocol
+
+FRAME_SECONDS = 0.002
+
+
+class Late(Protocol):
+    """What may have an open frame."""
+
+    def send_if_late(self) -> bool:
+        """Send the frame if it is due; whether one may become due later."""
+        ...
+
+
+class Punctual:
+    """Watches streams while they have an open frame; sleeps while none has."""
+
+    def __init__(self) -> None:
+        self._watched: set[Late] = set()
+        self._awake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="asyncloader punctual", daemon=True)
+        self._thread.start()
+
+    def watch(self, stream: Late) -> None:
+        """Look after a stream that has just opened a frame."""
+        if stream not in self._watched:
+            self._watched.add(stream)
+            self._awake.set()
+
+    def _run(self) -> None:
+        # When the loader is gone the worker's own thread ends the process.
+        with contextlib.suppress(EOFError):
+            self._watch_on()
+
+    def _watch_on(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._awake.wait()
+            pause.wait(FRAME_SECONDS)
+            # Cleared before the look, so that a stream that comes now is not overlooked.
+            self._awake.clear()
+            for stream in list(self._watched):
+                self._watched.discard(stream)
+                if stream.send_if_late():
+                    self._watched.add(stream)
+            if self._watched:
+                self._awake.set()

@@ -1,0 +1,55 @@
+"""What a worker's process is like for the user's code in it.
+
+This file is about the global random generators, torch's threads, and what tells
+other libraries that this is a worker.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from asyncloader.runtime import WorkerInfo, set_worker_info
+from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.late_imports import when_imported
+
+
+def become_worker(info: WorkerInfo) -> None:
+    """Make ``get_worker_info`` answer, ours and torch's, and give torch one thread."""
+    set_worker_info(info)
+    when_imported("torch", partial(_settle_torch, info, None))
+
+
+def seed_globals(info: WorkerInfo, seed_generator: SeedGenerator) -> None:
+    """Seed random, torch and numpy for an epoch, be they imported already or later."""
+    random.seed(seed_generator.generate_seed())
+    torch_seed = seed_generator.generate_seed()
+    numpy_seed = seed_generator.generate_seed() >> 32
+    when_imported("torch", partial(_settle_torch, info, torch_seed))
+    when_imported("numpy", partial(_seed_numpy, numpy_seed))
+
+
+def _settle_torch(info: WorkerInfo, seed: int | None, torch: ModuleType) -> None:
+    torch.set_num_threads(1)
+    if seed is not None:
+        torch.manual_seed(seed)
+    _tell_torch(info, seed)
+
+
+def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
+    # torch's own get_worker_info reads this variable; other libraries shard by it.
+    from torch.utils.data._utils import worker
+
+    facts: dict[str, Any] = {
+        "id": info.worker_id,
+        "num_workers": info.num_workers,
+        "seed": seed or 0,
+        "dataset": None,
+    }
+    worker._worker_info = worker.WorkerInfo(**facts)
+
+
+def _seed_numpy(seed: int, numpy: ModuleType) -> None:
+    numpy.random.seed(seed)

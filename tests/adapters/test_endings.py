@@ -1,0 +1,104 @@
+"""Adapters that end a graph with a pipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data.datapipes.iter as torch_iter
+
+from asyncloader.adapters import FullSync, PinMemory, PrefetchPolicy
+from asyncloader.adapters.base import appended
+from asyncloader.datapipes import prefetching
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.graph import edges_of, to_text
+
+wrappers = pytest.mark.parametrize("wrap", [IterableWrapper, torch_iter.IterableWrapper])
+
+
+@wrappers
+def test_the_graph_ends_in_pinned_memory_once(wrap: Any) -> None:
+    source = wrap([1])
+    end = PinMemory(torch.device("cpu"))(source)
+    assert isinstance(end, prefetching.PinMemory)
+    assert end.device == torch.device("cpu")
+    assert edges_of(end) == [source]
+    assert PinMemory()(end) is end
+
+
+class Synced(IterDataPipe[Any]):
+    functional_name = "fullsync"
+
+    def __init__(self, source: Any, timeout: float = 1800) -> None:
+        self.source = source
+        self.timeout = timeout
+
+
+def test_the_graph_ends_in_a_full_sync_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        IterDataPipe, "fullsync", lambda pipe, *args: Synced(pipe, *args), raising=False
+    )
+    end = FullSync(30)(IterableWrapper([1]))
+    assert (type(end), end.timeout) == (Synced, 30)
+    assert FullSync()(end) is end
+    with pytest.raises(ValueError, match="more than 0 seconds, got 0"):
+        FullSync(0)
+
+
+def test_a_pipe_that_nobody_registered_is_named() -> None:
+    with pytest.raises(LookupError, match="no pipe is registered as 'no_such_pipe'"):
+        appended(IterableWrapper([1]), "no_such_pipe")
+
+
+def test_what_is_looked_up_by_key_is_no_stream() -> None:
+    with pytest.raises(TypeError, match="to_iter_datapipe"):
+        PinMemory()(SequenceWrapper([1]))
+
+
+# Prefetching ----------------------------------------------------------------------------
+
+
+@wrappers
+def test_a_prefetch_is_added_or_every_one_is_set(wrap: Any) -> None:
+    end = PrefetchPolicy(7)(wrap([1]))
+    assert to_text(end).splitlines()[-1] == "prefetch(7)"
+    end = PrefetchPolicy(3)(end.map(str).prefetch())
+    assert [line for line in to_text(end).splitlines() if "prefetch" in line] == [
+        "prefetch(3)",
+        "prefetch(3)",
+    ]
+
+
+def test_places_have_counts_of_their_own() -> None:
+    end = IterableWrapper([1]).map(str).prefetch(4).batch(1).map(len).prefetch()
+    policy = PrefetchPolicy(2, after={"map": 9, "batch": 5})
+    assert to_text(policy(end)).splitlines()[1:] == [
+        "map(str)",
+        "prefetch(9)",
+        "batch(1)",
+        "prefetch(5)",
+        "map(len)",
+        "prefetch(9)",
+    ]
+
+
+def test_a_prefetch_follows_the_last_pipe() -> None:
+    end = PrefetchPolicy(after={"map": 9})(IterableWrapper([1]).map(str))
+    assert to_text(end).splitlines()[1:] == ["map(str)", "prefetch(9)"]
+    assert list(end) == ["1"]
+
+
+def test_policies_that_make_no_sense_say_so() -> None:
+    left, right = IterableWrapper([1]).fork(2)
+    with pytest.raises(ValueError, match="give a buffer_size"):
+        PrefetchPolicy()
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        PrefetchPolicy(0)
+    with pytest.raises(TypeError, match="must be an integer, got float"):
+        PrefetchPolicy(after={"map": 1.5})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="no pipe of the graph is called so"):
+        PrefetchPolicy(after={"mpa": 1})(left)
+    with pytest.raises(ValueError, match="only its branches"):
+        PrefetchPolicy(after={"fork": 1})(left.zip(right))

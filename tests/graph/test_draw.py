@@ -1,0 +1,69 @@
+"""A graph for the eye."""
+
+from __future__ import annotations
+
+import torch.utils.data.datapipes.iter as torch_iter
+
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.graph import cut_graph, to_mermaid, to_text
+
+
+def test_a_chain_reads_top_down() -> None:
+    end = IterableWrapper([1]).map(str).batch(2)
+    assert to_text(end).splitlines() == ["IterableWrapper()", "map(str)", "batch(2)"]
+
+
+def test_what_is_joined_is_indented_and_what_is_shared_is_numbered() -> None:
+    left, right = IterableWrapper([1]).fork(2)
+    end = left.map(str).zip(right).map(len)
+    assert to_text(end).splitlines() == [
+        "  - IterableWrapper()",
+        "    fork(2) [1]",
+        "    fork(2)[0]",
+        "    map(str)",
+        "  - fork(2) [1], as above",
+        "    fork(2)[1]",
+        "zip()",
+        "map(len)",
+    ]
+
+
+def test_labels_stand_in_a_column() -> None:
+    end = IterableWrapper([1]).map(str)
+    assert to_text(end, cut_graph(end).places).splitlines() == [
+        "IterableWrapper()  | workers",
+        "map(str)           | workers",
+    ]
+    assert to_text(end, {end: "here"}).splitlines()[0] == "IterableWrapper()"
+
+
+def test_mermaid_has_a_box_for_each_label() -> None:
+    end = IterableWrapper([1]).map(str).map(lambda item: item)
+    assert to_mermaid(end, {end.source: "workers"}).splitlines() == [
+        "flowchart TD",
+        '    p0["IterableWrapper()"]',
+        '    p2["map(#lt;lambda#gt;)"]',
+        '    subgraph s0["workers"]',
+        '        p1["map(str)"]',
+        "    end",
+        "    p0 --> p1",
+        "    p1 --> p2",
+    ]
+
+
+def test_a_circle_is_drawn_too() -> None:
+    end = IterableWrapper([1]).map(str).map(len)
+    end.source.source = end
+    assert to_text(end).splitlines() == ["map(len), as above", "map(str)", "map(len)"]
+
+
+def test_a_pipe_with_a_long_name_stays_on_one_line() -> None:
+    class Wordy(IterDataPipe[int]):
+        def __repr__(self) -> str:
+            return "one\n  two"
+
+    assert to_text(Wordy().map(str)).splitlines() == ["one two", "map(str)"]
+
+
+def test_torch_pipes_are_drawn() -> None:
+    assert "(str)" in to_text(torch_iter.IterableWrapper([1]).map(str)).splitlines()[1]
