@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from asyncloader.errors import PipelineError
+from asyncloader.runtime import Stopped
 from asyncloader.transport.codec import Packing
 from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
@@ -38,18 +39,37 @@ class Stream:
         one_by_one: bool,
     ) -> None:
         self.number = number
+        self.epoch = epoch
         self.is_over = False
         self._talk = talk
         self._lock = talk.lock
         self._punctual = punctual
         self._pack_error = pack_error
         self._items = items
-        self._epoch = epoch
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
         self._due = self._sent = self._resumed = 0.0
+
+    @property
+    def credits(self) -> int:
+        """How many frames may be sent."""
+        return self._credits
+
+    @property
+    def count(self) -> int:
+        """How many items the open frame has."""
+        return self._packing.count
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the open frame has, roughly."""
+        return self._packing.nbytes
+
+    def resume(self) -> None:
+        """Note that the next item is being made from now on."""
+        self._resumed = monotonic()
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
@@ -64,7 +84,7 @@ class Stream:
         """Make and send one frame; say so when it was the last."""
         if self._ending is None:
             self._fill()
-        self._send()
+        self.send()
         if self._ending is not None and not self._packing.count:
             self.is_over = True
             self._talk.report(self._ending)
@@ -78,7 +98,7 @@ class Stream:
             return False
         if monotonic() < self._due:
             return True
-        self._send()
+        self.send()
         return False
 
     def drop(self) -> None:
@@ -91,29 +111,33 @@ class Stream:
             close()
 
     def _fill(self) -> None:
-        self._resumed = monotonic()
+        self.resume()
         try:
             for item in self._items:
-                is_full = self._add(item)
+                is_full = self.add(item)
                 # Memory just sent is wanted for the next item.
                 del item
                 if is_full:
                     return
         except SystemExit:
             raise
+        except Stopped:
+            # Whoever stopped it knows.
+            self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
-            self._ending = StreamFailed(self._epoch, self.number, self._pack_error(error))
+            self._ending = StreamFailed(self.epoch, self.number, self._pack_error(error))
         else:
-            self._ending = StreamEnded(self._epoch, self.number)
+            self._ending = StreamEnded(self.epoch, self.number)
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
                 self._sent = monotonic()
-                self._talk.send_items(self._epoch, self.number, self._packing.finish())
+                self._talk.send_items(self.epoch, self.number, self._packing.finish())
 
-    def _add(self, item: Any) -> bool:
+    def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
         packing = self._packing
         with self._lock:
