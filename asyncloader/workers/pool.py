@@ -214,10 +214,12 @@ class WorkerStream:
 
     async def take(self) -> list[Any]:
         """Wait for the next items; [] at the end, and an error in the place of its item."""
-        await self._until_ready()
-        await self._open_heavy()
-        items = self._merge.take()
-        self._grant()
+        items: list[Any] = []
+        while not items and not self._merge.is_over():
+            await self._until_ready()
+            await self._open_heavy()
+            items = self._merge.take()
+            self._grant()
         return items
 
     async def _until_ready(self) -> None:
