@@ -64,16 +64,17 @@ class Division:
 
     #: What the loader iterates.
     root: Any
+    #: What workers run.
+    branches: tuple[Branch, ...]
     #: Where the workers' items enter the loader's part, one for each branch.
     outlets: tuple[FromWorkers, ...]
-    #: The last pipes of the branches.
-    ends: tuple[Any, ...]
     seed_places: tuple[SeedPlaces, ...]
     shared: SharedPipes
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""
-        return WorkerPlan(self.ends, self.seed_places, init_fn)
+        ends = tuple(branch.end for branch in self.branches)
+        return WorkerPlan(ends, self.seed_places, init_fn)
 
     def connect(self, streams: Sequence[WorkerStream]) -> None:
         """Let the outlets yield an epoch's items."""
@@ -91,14 +92,11 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         replaced = replace_dp(traverse_dps(root), branch.end, outlet)
         root = next(iter(replaced.values()))[0]
         outlets.append(outlet)
-    ends = tuple(branch.end for branch in cut.branches)
-    if num_workers > 1:
-        _warn_of_repeats(cut.branches)
     return Division(
         root=root,
+        branches=cut.branches,
         outlets=tuple(outlets),
-        ends=ends,
-        seed_places=tuple(shared.places_in(end) for end in ends),
+        seed_places=tuple(shared.places_in(branch.end) for branch in cut.branches),
         shared=shared,
     )
 
@@ -116,8 +114,9 @@ def _length_in(end: Any, num_workers: int, worker: int) -> int:
     return len(apply_sharding(copy, num_workers, worker, group))
 
 
-def _warn_of_repeats(branches: Sequence[Branch]) -> None:
-    for branch in branches:
+def warn_of_repeats(division: Division) -> None:
+    """Warn of branches of which every worker would yield all items."""
+    for branch in division.branches:
         if not branch.is_sharded:
             warnings.warn(
                 f"nothing shards the graph above {stage_name(branch.end)}: every item will come"

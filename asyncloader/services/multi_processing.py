@@ -15,11 +15,12 @@ from typing import Any
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
+from asyncloader.graph.copying import copy_graph
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
-from asyncloader.services.division import Division, FromWorkers, divide
+from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
 from asyncloader.transport.codec import dumps_code
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import PoolSettings, WorkerPool
@@ -82,6 +83,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         division = await in_thread(divide, datapipe, self.num_workers)
         if not division.outlets:
             return datapipe
+        if self.num_workers > 1:
+            warn_of_repeats(division)
         plan = await in_thread(dumps_code, division.plan(self.worker_init_fn))
         self._division = division
         self._pool = WorkerPool(plan, len(division.outlets), self._settings())
@@ -123,7 +126,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def length(self, datapipe: Any) -> int:
         if self.num_workers == 0:
             return len(datapipe)
-        return len(divide(datapipe, self.num_workers).root)
+        return len(divide(copy_graph(datapipe), self.num_workers).root)
 
     def __repr__(self) -> str:
         return f"MultiProcessingReadingService(num_workers={self.num_workers})"
