@@ -108,7 +108,7 @@ def test_an_error_comes_in_its_items_place(counts, order):
     assert taken == up_to_error(workers)
     assert (failed is None) == all(worker.error is None for worker in workers)
     if failed is not None:
-        with pytest.raises(ValueError) as again:
+        with pytest.raises(ValueError, match=str(failed)) as again:
             merge.take()
         assert again.value is failed
 
