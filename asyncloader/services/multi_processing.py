@@ -22,6 +22,7 @@ from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unch
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
 from asyncloader.transport.codec import dumps_code
+from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import PoolSettings, WorkerPool
 from asyncloader.workers.process import check_method
@@ -85,7 +86,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return datapipe
         if self.num_workers > 1:
             warn_of_repeats(division)
-        plan = await in_thread(dumps_code, division.plan(self.worker_init_fn))
+        plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         self._division = division
         self._pool = WorkerPool(plan, len(division.outlets), self._settings())
         await self._pool.start()
@@ -164,10 +165,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
+def _pickled_plan(plan: WorkerPlan) -> bytes:
+    try:
+        return dumps_code(plan)
+    except (Exception, SystemExit) as error:
+        raise WorkerStartupError(f"the graph cannot be sent to the workers: {error!r}") from error
+
+
 def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
     try:
         return dumps_code((iter_reset_fn, worker_reset_fn))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkerStartupError(
             f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"
             " let it capture plain values only"
