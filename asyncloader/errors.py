@@ -87,7 +87,7 @@ class WorkerDied(LoaderError):
 class WorkerTimeout(LoaderError, TimeoutError):
     """A worker that owes an item was silent for longer than ``timeout`` allows."""
 
-    def __init__(self, message: str, *, worker: int, stack: str | None = None) -> None:
+    def __init__(self, message: str, *, worker: int | None, stack: str | None = None) -> None:
         super().__init__(message)
         self.worker = worker
         self.stack = stack

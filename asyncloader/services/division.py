@@ -65,10 +65,12 @@ class Division:
 
     #: What the loader iterates.
     root: Any
+    #: What workers run.
+    branches: tuple[Branch, ...]
+    #: The last pipes of what workers run, one for each branch.
+    ends: tuple[Any, ...]
     #: Where the workers' items enter the loader's part, one for each branch.
     outlets: tuple[FromWorkers, ...]
-    #: The last pipes of the branches.
-    ends: tuple[Any, ...]
     seed_places: tuple[SeedPlaces, ...]
     shared: SharedPipes
     #: The last pipe of what the dispatching process runs, if there is one.
@@ -98,8 +100,6 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     cut = cut_graph(datapipe)
     if cut.feed is not None:
         raise LoaderError(f"{stage_name(cut.feed)} cannot be read by worker processes yet")
-    if num_workers > 1:
-        _warn_of_repeats(cut.branches)
     dispatch = cut.dispatch if any(branch.inlets for branch in cut.branches) else None
     root, outlets, ends = datapipe, [], []
     droppers: tuple[str, ...] = ()
@@ -113,6 +113,7 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         ends.append(end)
     return Division(
         root=root,
+        branches=cut.branches,
         outlets=tuple(outlets),
         ends=tuple(ends),
         seed_places=tuple(shared.places_in(end) for end in ends),
@@ -153,8 +154,9 @@ def _length_in(end: Any, dealt: int, info: WorkerInfo) -> int:
     return len(copy)
 
 
-def _warn_of_repeats(branches: Sequence[Branch]) -> None:
-    for branch in branches:
+def warn_of_repeats(division: Division) -> None:
+    """Warn of branches of which every worker would yield all items."""
+    for branch in division.branches:
         if not branch.is_sharded:
             warnings.warn(
                 f"nothing shards the graph above {stage_name(branch.end)}: every item will come"

@@ -285,11 +285,11 @@ def _buffer(
 def _load(data: memoryview, buffers: list[Any]) -> Any:
     try:
         return load(data, buffers)
-    except Exception as error:  # noqa: BLE001 - user code ran: __setstate__, constructors
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
         return _refused(error)
 
 
-def _refused(error: Exception) -> TransportError:
+def _refused(error: BaseException) -> TransportError:
     refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
     refused.add_note("".join(traceback.format_exception(error)))
     # Frames hold the leases of the whole payload, and a kept error would keep the slots.
@@ -297,7 +297,7 @@ def _refused(error: Exception) -> TransportError:
     return refused
 
 
-def _without_frames(error: Exception) -> Exception:
+def _without_frames(error: BaseException) -> BaseException:
     chained: BaseException | None = error
     while chained is not None and chained.__traceback__ is not None:
         chained.__traceback__ = None

@@ -25,6 +25,7 @@ from asyncloader.workers.messages import (
     Command,
     EndEpoch,
     Grant,
+    Hurry,
     Pause,
     Ready,
     Resume,
@@ -164,7 +165,7 @@ class Dispatcher:
                 self._end_epoch()
             case Pause() | Resume():
                 self._is_paused = isinstance(command, Pause)
-            case Grant():
+            case Grant() | Hurry():
                 pass  # the loader takes no items from here
 
     def _set_up(self, command: Setup) -> None:
@@ -207,7 +208,7 @@ class Dispatcher:
             outlet.talk,
             self._punctual,
             _packed,
-            iter(()),
+            (),
             epoch=epoch,
             number=0,
             credits=credits,
@@ -293,5 +294,5 @@ class Dispatcher:
                 outlet.ending = StreamEnded(self._epoch, 0)
 
 
-def _packed(error: BaseException) -> bytes:
-    return pack_error(error, "in the dispatching process")
+def _packed(error: BaseException, when: str = "") -> bytes:
+    return pack_error(error, f"in the dispatching process{when}")

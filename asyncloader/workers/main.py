@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -30,6 +30,7 @@ from asyncloader.workers.messages import (
     Command,
     EndEpoch,
     Grant,
+    Hurry,
     Pause,
     Ready,
     Resume,
@@ -107,6 +108,8 @@ class Worker:
                 self._grant(command)
             case EndEpoch():
                 self._end_epoch()
+            case Hurry():
+                pass  # the talk heeds it, in the middle of a frame
             case Pause():
                 self._is_paused = True
             case Resume():
@@ -165,7 +168,7 @@ class Worker:
             self._talk,
             self._punctual,
             self._packed,
-            self._context.run(iter, pipe),
+            pipe,
             epoch=command.epoch,
             number=number,
             credits=command.credits,
@@ -211,10 +214,14 @@ class Worker:
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
-        return self._thread.call(_result(function, *args))
+        # A plain function runs in the thread that will run the pipes.
+        result = function(*args)
+        while inspect.isawaitable(result):
+            result = self._thread.call(_result(result))
+        return result
 
-    def _packed(self, error: BaseException) -> bytes:
-        where = f"in worker {self._info.worker_id} of {self._info.num_workers}"
+    def _packed(self, error: BaseException, when: str = "") -> bytes:
+        where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
         return pack_error(error, where)
 
 
@@ -234,8 +241,5 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
             apply_sharding(pipe, info.num_workers, info.worker_id, group)
 
 
-async def _result(function: Callable[..., Any], *args: Any) -> Any:
-    result = function(*args)
-    while inspect.isawaitable(result):
-        result = await result
-    return result
+async def _result(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

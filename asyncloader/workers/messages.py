@@ -2,7 +2,8 @@
 
 This file is about what may be said, in either direction:
 
-    loader ──▶ worker       Setup, then per epoch StartEpoch, Grant …, EndEpoch; Pause, Resume
+    loader ──▶ worker       Setup, then per epoch StartEpoch, Grant …, Hurry …, EndEpoch;
+                            Pause, Resume
     worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed
     dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
     worker ──▶ dispatcher   Grant
@@ -72,6 +73,14 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class Hurry:
+    """The stream's next item is waited for: do not wait for memory to come back first."""
+
+    epoch: int
+    stream: int
+
+
+@dataclass(frozen=True)
 class EndEpoch:
     """Send nothing more of this epoch."""
 
@@ -124,10 +133,10 @@ class StreamFailed:
 #: What the dispatching process may say to a worker, besides items.
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
-Command = Setup | StartEpoch | Grant | EndEpoch | Pause | Resume
+Command = Setup | StartEpoch | Grant | Hurry | EndEpoch | Pause | Resume
 Report = Ready | StartFailed | StreamEnded | StreamFailed
 
-_COMMANDS = (Setup, StartEpoch, Grant, EndEpoch, Pause, Resume)
+_COMMANDS = (Setup, StartEpoch, Grant, Hurry, EndEpoch, Pause, Resume)
 _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed)
 NO_EPOCH = 0
 
@@ -193,4 +202,8 @@ def _load(payload: bytes | memoryview, kinds: tuple[type, ...]) -> Any:
         raise TransportError(f"a message could not be read: {error!r}") from error
     if not isinstance(message, kinds):
         raise TransportError(f"a message of type {type(message).__name__} is not for this side")
+    for name in ("epoch", "stream"):
+        number = getattr(message, name, 0)
+        if type(number) is not int or number < 0:
+            raise TransportError(f"a {type(message).__name__} of {name} {number!r}")
     return message

@@ -22,7 +22,15 @@ from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
-from asyncloader.workers.messages import EndEpoch, Grant, Pause, Resume, Setup, StartEpoch
+from asyncloader.workers.messages import (
+    EndEpoch,
+    Grant,
+    Hurry,
+    Pause,
+    Resume,
+    Setup,
+    StartEpoch,
+)
 from asyncloader.workers.process import (
     Process,
     ProcessPlan,
@@ -35,6 +43,7 @@ logger = logging.getLogger("asyncloader")
 
 START_SECONDS = 60.0
 WARN_SECONDS = 30.0
+HURRY_SECONDS = 0.05
 
 _MAIN = "asyncloader.workers.main"
 _DISPATCH = "asyncloader.workers.dispatch"
@@ -68,7 +77,7 @@ class WorkerPool:
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        self._watch_over_processes()
 
     async def start(self) -> None:
         """Start all workers, or none: WorkerStartupError with the cause, and nothing left."""
@@ -97,7 +106,7 @@ class WorkerPool:
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""
         await self.aclose()
-        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        self._watch_over_processes()
         await self.start()
 
     def begin_epoch(
@@ -157,6 +166,11 @@ class WorkerPool:
         self._processes.clear()
         self._finalizer.detach()
         await close_processes(processes)
+
+    def _watch_over_processes(self) -> None:
+        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        # When the interpreter exits, the processes are ended without a word.
+        self._finalizer.atexit = False
 
     async def _start_processes(self) -> None:
         plans = [
@@ -254,10 +268,12 @@ class WorkerStream:
 
     async def take(self) -> list[Any]:
         """Wait for the next items; [] at the end, and an error in the place of its item."""
-        await self._until_ready()
-        await self._open_heavy()
-        items = self._merge.take()
-        self._grant()
+        items: list[Any] = []
+        while not items and not self._merge.is_over():
+            await self._until_ready()
+            await self._open_heavy()
+            items = self._merge.take()
+            self._grant()
         return items
 
     async def _until_ready(self) -> None:
@@ -267,11 +283,14 @@ class WorkerStream:
             if failure is not None:
                 raise failure
             self._ask()
+            hurry = asyncio.get_running_loop().call_later(HURRY_SECONDS, self._hurry)
             try:
                 async with asyncio.timeout(self._patience(begun)):
                     await self._waiter.until(self._has_news)
             except TimeoutError:
                 self._complain(begun)
+            finally:
+                hurry.cancel()
 
     def _has_news(self) -> bool:
         return self._merge.is_ready() or self._failure() is not None
@@ -288,6 +307,10 @@ class WorkerStream:
             if not inbox.is_asked and not inbox.has_something():
                 inbox.is_asked = True
                 link.send(Grant(self._epoch, self._number, 1))
+
+    def _hurry(self) -> None:
+        for inbox in self._merge.awaited():
+            self._links[inbox.worker].send(Hurry(self._epoch, self._number))
 
     def _grant(self) -> None:
         if not self._settings.credits:
@@ -309,17 +332,21 @@ class WorkerStream:
 
     def _silence(self, begun: float) -> float:
         """How long the worker that owes an item has said nothing, since it was waited for."""
-        heard = min(self._links[inbox.worker].last_heard for inbox in self._merge.awaited())
-        return time.monotonic() - max(heard, begun)
+        return time.monotonic() - max(self._most_silent().last_heard, begun)
+
+    def _most_silent(self) -> Link:
+        owing = (self._links[inbox.worker] for inbox in self._merge.awaited())
+        return min(owing, key=lambda link: link.last_heard)
 
     def _complain(self, begun: float) -> None:
-        owing = self._merge.awaited()[0].worker
-        silence = self._silence(begun)
+        link = self._most_silent()
+        owing, silence = link.worker, self._silence(begun)
         limit = self._settings.timeout
-        if limit is None or silence < limit:
+        if limit is None:
             logger.warning("waiting for worker %d for %.0f s", owing, silence)
             return
-        link = self._links[owing]
+        if silence < limit:
+            return
         failure = WorkerTimeout(
             f"worker {owing} (pid {link.process.pid}) owes an item and said nothing for"
             f" {silence:.1f} s (timeout={limit:g}); it was killed",
@@ -340,7 +367,7 @@ def _as_startup_error(failure: BaseException) -> WorkerStartupError:
 
 def _leave_nothing(processes: list[Process]) -> None:
     """Kill the workers of a pool that was dropped without being closed."""
-    if processes:
+    if any(process.is_ours() for process in processes):
         warnings.warn(
             f"{len(processes)} worker processes were still running when their loader was dropped;"
             " use `async with loader`, `with loader`, aclose() or shutdown()",

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from asyncloader.errors import PipelineError
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.codec import Packing
 from asyncloader.workers.messages import StreamEnded, StreamFailed
@@ -30,8 +31,8 @@ class Stream:
         self,
         talk: Talk,
         punctual: Punctual,
-        pack_error: Callable[[BaseException], bytes],
-        items: Iterator[Any],
+        pack_error: Callable[[BaseException, str], bytes],
+        pipe: Any,
         *,
         epoch: int,
         number: int,
@@ -45,7 +46,10 @@ class Stream:
         self._lock = talk.lock
         self._punctual = punctual
         self._pack_error = pack_error
-        self._items = items
+        self._pipe = pipe
+        self._items: Iterator[Any] = iter(())
+        self._has_begun = False
+        self._made = 0
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
@@ -82,9 +86,11 @@ class Stream:
 
     def advance(self) -> None:
         """Make and send one frame; say so when it was the last."""
-        if self._ending is None:
-            self._fill()
+        # One that is open was held back for want of a credit, and waits for no company.
         self.send()
+        if self._ending is None and self._credits > 0:
+            self._fill()
+            self.send()
         if self._ending is not None and not self._packing.count:
             self.is_over = True
             self._talk.report(self._ending)
@@ -113,7 +119,7 @@ class Stream:
     def _fill(self) -> None:
         self.resume()
         try:
-            for item in self._items:
+            for item in self._begun():
                 is_full = self.add(item)
                 # Memory just sent is wanted for the next item.
                 del item
@@ -125,9 +131,16 @@ class Stream:
             # Whoever stopped it knows.
             self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
-            self._ending = StreamFailed(self.epoch, self.number, self._pack_error(error))
+            packed = self._pack_error(error, f", after {self._made} items")
+            self._ending = StreamFailed(self.epoch, self.number, packed)
         else:
             self._ending = StreamEnded(self.epoch, self.number)
+
+    def _begun(self) -> Iterator[Any]:
+        if not self._has_begun:
+            self._has_begun = True
+            self._items = iter(self._pipe)
+        return self._items
 
     def send(self) -> None:
         """Send the open frame, if it has items and there is a credit for it."""
@@ -143,8 +156,11 @@ class Stream:
         with self._lock:
             try:
                 packing.add(item)
+            except LoaderError:
+                raise
             except Exception as error:
-                raise _refusal(item, error) from error
+                raise self._refusal(item, error) from error
+            self._made += 1
             now = monotonic()
             if packing.count == 1:
                 self._open(now)
@@ -159,10 +175,10 @@ class Stream:
         self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
         self._punctual.watch(self)
 
-
-def _refusal(item: Any, error: Exception) -> PipelineError:
-    kind = type(item)
-    return PipelineError(
-        f"an item of type {kind.__module__}.{kind.__qualname__} could not be pickled: {error!r};"
-        " let the last pipe yield plain data or tensors"
-    )
+    def _refusal(self, item: Any, error: Exception) -> PipelineError:
+        kind = type(item)
+        return PipelineError(
+            f"item {self._made} of {stage_name(self._pipe)} is of type"
+            f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {error!r};"
+            " let the last pipe yield plain data or tensors"
+        )

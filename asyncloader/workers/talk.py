@@ -18,8 +18,11 @@ from asyncloader.workers.messages import (
     Command,
     Dealt,
     EndEpoch,
+    Hurry,
     Kind,
     Report,
+    StreamEnded,
+    StreamFailed,
     dump_message,
     items_head,
     load_command,
@@ -40,6 +43,8 @@ class Talk:
         self._heard: deque[Command] = deque()
         #: Descriptors that came with commands; whoever takes them closes them.
         self.fds: list[int] = []
+        #: The streams, by epoch and number, whose next item the loader waits for.
+        self._hurried: set[tuple[int, int]] = set()
         #: Held by whoever makes or sends a frame of items.
         self.lock = threading.Lock()
         self._say = channel.send if waits else channel.post
@@ -83,23 +88,39 @@ class Talk:
 
     def report(self, report: Report | Dealt) -> None:
         """Tell the other end something."""
+        if isinstance(report, StreamEnded | StreamFailed):
+            self._hurried.discard((report.epoch, report.stream))
         self._say(Kind.MESSAGE, dump_message(report))
 
     def send_items(self, epoch: int, stream: int, items: Encoded) -> None:
         """Send a frame of items, waiting while the socket is full."""
+        self._hurried.discard((epoch, stream))
         self._say(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
 
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.MESSAGE:
                 self.fds += frame.fds
-                self._heard.append(load_command(frame.payload))
+                self._heed(load_command(frame.payload))
             case Kind.RELEASED:
                 self._arena.release(load_slots(frame.payload))
             case _:
                 raise TransportError(f"a frame of kind {frame.kind} is not for a worker")
 
+    def _heed(self, command: Command) -> None:
+        if isinstance(command, Hurry):
+            self._hurried.add((command.epoch, command.stream))
+            return
+        if isinstance(command, EndEpoch):
+            self._hurried.clear()
+        self._heard.append(command)
+
     def _wait_for_slot(self, nbytes: int) -> bool:
-        """Wait until something was said; False where waiting on would be in vain."""
-        self._hear(self._channel.receive())
-        return not any(isinstance(command, EndEpoch) for command in self._heard)
+        """Wait until something was said; False where waiting on would be in vain.
+
+        A loader that waits for an item may hold all the memory meanwhile: leased to its
+        consumer, or in frames of another stream.
+        """
+        if not self._hurried:
+            self._hear(self._channel.receive())
+        return not self._hurried and not any(isinstance(each, EndEpoch) for each in self._heard)
