@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from asyncloader.errors import PipelineError
-from asyncloader.transport.codec import Packing
+from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
@@ -49,12 +49,14 @@ class Stream:
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
-        self._due = self._sent = self._resumed = 0.0
+        self._due = self._sent = 0.0
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
         with self._lock:
             self._credits += credits
+        if self._packing.count:
+            self._punctual.watch(self)
 
     def may_go_on(self) -> bool:
         """Whether there is something to make, and a credit to send it with."""
@@ -62,7 +64,7 @@ class Stream:
 
     def advance(self) -> None:
         """Make and send one frame; say so when it was the last."""
-        if self._ending is None:
+        if self._ending is None and not self._is_full():
             self._fill()
         self._send()
         if self._ending is not None and not self._packing.count:
@@ -76,10 +78,10 @@ class Stream:
         """
         if not self._packing.count or not self._credits:
             return False
-        if monotonic() < self._due:
-            return True
-        self._send()
-        return False
+        if monotonic() >= self._due:
+            self._send()
+        # Something may have been added meanwhile.
+        return self._packing.count > 0
 
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
@@ -91,10 +93,17 @@ class Stream:
             close()
 
     def _fill(self) -> None:
-        self._resumed = monotonic()
         try:
+            packing = self._packing
+            tiny = packing.unchanging
             for item in self._items:
-                is_full = self._add(item)
+                if item.__class__ in NUMBERS and not packing.pickles:
+                    # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
+                    tiny.append(item)
+                    count = len(tiny)
+                    is_full = not count & (count - 1) and self._is_due()
+                else:
+                    is_full = self._add(item)
                 # Memory just sent is wanted for the next item.
                 del item
                 if is_full:
@@ -115,25 +124,27 @@ class Stream:
 
     def _add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
-        packing = self._packing
         with self._lock:
             try:
-                packing.add(item)
+                self._packing.add(item)
             except Exception as error:
                 raise _refusal(item, error) from error
-            now = monotonic()
-            if packing.count == 1:
-                self._open(now)
-            # The frame is due a while after whichever comes first of its first item, the
-            # frame before it, and the moment the function of its latest item began.
-            is_due = now >= self._due or now - self._resumed >= FRAME_SECONDS
-            self._resumed = now
-            return is_due or packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
+        return self._is_due()
 
-    def _open(self, now: float) -> None:
-        since = min(now, self._sent)
-        self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
-        self._punctual.watch(self)
+    def _is_due(self) -> bool:
+        """Whether the open frame is to be sent, having seen to it if it is new."""
+        count = self._packing.count
+        now = monotonic()
+        if count == 1:
+            # Due a while after whichever comes first of its first item and the frame before it.
+            since = min(now, self._sent)
+            self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
+            self._punctual.watch(self)
+        return now >= self._due or self._is_full()
+
+    def _is_full(self) -> bool:
+        packing = self._packing
+        return packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
 
 
 def _refusal(item: Any, error: Exception) -> PipelineError:
