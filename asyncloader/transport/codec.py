@@ -12,7 +12,6 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.frame import Buffer
 from asyncloader.transport.payload import IN_BAND, Layout, Placement, read_layout, write_payload
 from asyncloader.transport.pickling import LARGE, Dump, Pickled, Pickler, load
-from asyncloader.transport.slots import News
+from asyncloader.transport.slots import NO_NEWS, News
 from asyncloader.transport.wire import close_all
 
 __all__ = [
@@ -40,8 +39,7 @@ __all__ = [
 Substitute = Callable[[Any, Exception], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A payload in parts, and the descriptors to be given away with its frame."""
 
     parts: list[Buffer]
@@ -104,7 +102,7 @@ class Encoder:
 
     def payload(self, placement: Placement, pickles: Sequence[Pickled], count: int) -> Encoded:
         """Put a payload together; it must be sent next."""
-        news = self._arena.take_news() if self._arena is not None else News()
+        news = self._arena.take_news() if self._arena is not None else NO_NEWS
         return Encoded(write_payload(news, placement, pickles, count), news.fds)
 
     def _pickle(self, items: Sequence[Any], substitute: Substitute) -> list[Pickled]:
