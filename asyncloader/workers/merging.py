@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from asyncloader.workers.inbox import Inbox
 
-
 #: Frames with so many items hold tiny ones: several of them are taken at once, until there
 #: are enough items to make the way to the consumer worth while.
 _MANY = 32
@@ -47,12 +46,11 @@ class InOrder:
 
     def take(self) -> list[Any]:
         items: list[Any] = []
-        for inbox in self._turns:
-            inbox.open()
+        self._open_all()
         while self._turns:
             rounds = self._whole_rounds(items)
             inbox = self._turns[0]
-            if rounds >= _MANY and len(items) < _ENOUGH and all([i.open() for i in self._turns]):
+            if rounds >= _MANY and len(items) < _ENOUGH and self._open_all():
                 continue
             if inbox.left():
                 items += inbox.take(1)
@@ -67,6 +65,10 @@ class InOrder:
 
     def awaited(self) -> list[Inbox]:
         return [self._turns[0]] if self._turns else []
+
+    def _open_all(self) -> bool:
+        """Open a frame of every inbox where the last is used up; whether all have items."""
+        return min([inbox.open() for inbox in self._turns], default=0) > 0
 
     def _whole_rounds(self, items: list[Any]) -> int:
         """Take as many items from every inbox as the one with the fewest has."""
