@@ -267,7 +267,6 @@ class Dispatcher:
     def _deal_next(self, items: Iterator[Any], outlet: Outlet) -> bool:
         assert outlet.stream is not None
         self._check_backlog(outlet.stream)
-        outlet.stream.resume()
         is_due = outlet.stream.add(next(items))
         if is_due:
             outlet.stream.send()

@@ -15,7 +15,7 @@ from typing import Any
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
-from asyncloader.transport.codec import Packing
+from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
@@ -54,7 +54,7 @@ class Stream:
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
-        self._due = self._sent = self._resumed = 0.0
+        self._due = self._sent = 0.0
 
     @property
     def credits(self) -> int:
@@ -71,14 +71,12 @@ class Stream:
         """How many bytes the open frame has, roughly."""
         return self._packing.nbytes
 
-    def resume(self) -> None:
-        """Note that the next item is being made from now on."""
-        self._resumed = monotonic()
-
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
         with self._lock:
             self._credits += credits
+        if self._packing.count:
+            self._punctual.watch(self)
 
     def may_go_on(self) -> bool:
         """Whether there is something to make, and a credit to send it with."""
@@ -102,10 +100,10 @@ class Stream:
         """
         if not self._packing.count or not self._credits:
             return False
-        if monotonic() < self._due:
-            return True
-        self.send()
-        return False
+        if monotonic() >= self._due:
+            self.send()
+        # Something may have been added meanwhile.
+        return self._packing.count > 0
 
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
@@ -117,10 +115,17 @@ class Stream:
             close()
 
     def _fill(self) -> None:
-        self.resume()
         try:
+            packing = self._packing
+            tiny = packing.unchanging
             for item in self._begun():
-                is_full = self.add(item)
+                if item.__class__ in NUMBERS and not packing.pickles:
+                    # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
+                    tiny.append(item)
+                    count = len(tiny)
+                    is_full = not count & (count - 1) and self._is_due()
+                else:
+                    is_full = self.add(item)
                 # Memory just sent is wanted for the next item.
                 del item
                 if is_full:
@@ -131,7 +136,7 @@ class Stream:
             # Whoever stopped it knows.
             self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
-            packed = self._pack_error(error, f", after {self._made} items")
+            packed = self._pack_error(error, f", after {self._count_made()} items")
             self._ending = StreamFailed(self.epoch, self.number, packed)
         else:
             self._ending = StreamEnded(self.epoch, self.number)
@@ -148,37 +153,42 @@ class Stream:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
                 self._sent = monotonic()
+                self._made += self._packing.count
                 self._talk.send_items(self.epoch, self.number, self._packing.finish())
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
-        packing = self._packing
         with self._lock:
             try:
-                packing.add(item)
+                self._packing.add(item)
             except LoaderError:
                 raise
             except Exception as error:
                 raise self._refusal(item, error) from error
-            self._made += 1
-            now = monotonic()
-            if packing.count == 1:
-                self._open(now)
-            # The frame is due a while after whichever comes first of its first item, the
-            # frame before it, and the moment the function of its latest item began.
-            is_due = now >= self._due or now - self._resumed >= FRAME_SECONDS
-            self._resumed = now
-            return is_due or packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
+        return self._is_due()
 
-    def _open(self, now: float) -> None:
-        since = min(now, self._sent)
-        self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
-        self._punctual.watch(self)
+    def _count_made(self) -> int:
+        return self._made + self._packing.count
+
+    def _is_due(self) -> bool:
+        """Whether the open frame is to be sent, having seen to it if it is new."""
+        count = self._packing.count
+        now = monotonic()
+        if count == 1:
+            # Due a while after whichever comes first of its first item and the frame before it.
+            since = min(now, self._sent)
+            self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
+            self._punctual.watch(self)
+        return now >= self._due or self._is_full()
+
+    def _is_full(self) -> bool:
+        packing = self._packing
+        return packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
 
     def _refusal(self, item: Any, error: Exception) -> PipelineError:
         kind = type(item)
         return PipelineError(
-            f"item {self._made} of {stage_name(self._pipe)} is of type"
+            f"item {self._count_made()} of {stage_name(self._pipe)} is of type"
             f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {error!r};"
             " let the last pipe yield plain data or tensors"
         )

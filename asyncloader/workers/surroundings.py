@@ -1,7 +1,7 @@
 """What a worker's process is like for the user's code in it.
 
-This file is about the global random generators, torch's threads, and what tells
-other libraries that this is a worker.
+This file is about the global random generators, torch's threads, the allocator, and what
+tells other libraries that this is a worker.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from types import ModuleType
 from typing import Any
 
 from asyncloader.runtime import WorkerInfo, set_worker_info
+from asyncloader.workers.heap import keep_freed_memory
 from asyncloader.workers.late_imports import when_imported
 
 
 def become_worker(info: WorkerInfo) -> None:
     """Make ``get_worker_info`` answer, ours and torch's, and give torch one thread."""
     set_worker_info(info)
+    keep_freed_memory()
     when_imported("torch", partial(_settle_torch, info, None))
 
 

@@ -5,9 +5,9 @@ own, and the cases take turns, so that a machine that is slow for a while is slo
 of them. What counts is the ratio of two cases in the same round; an absolute number says
 as much about the machine.
 
-A workload is a module with functions that take nothing and return a number:
+A workload is a module with functions that return a number:
 
-    CASES = [Case("plain generators", plain), Case("asyncloader, for", sync)]
+    CASES = [Case("plain generators", plain), Case("asyncloader, for", sync, args=(64,))]
 
     if __name__ == "__main__":
         compare(CASES, unit="items/s", against="plain generators")
@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -35,11 +37,15 @@ Results = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Case:
-    """A way to do it: a name, a function that measures it, and the modules it needs."""
+    """A way to do it: a name, a function that measures it, and the modules it needs.
+
+    ``args`` are plain values, which the function is called with.
+    """
 
     name: str
-    function: Callable[[], float]
+    function: Callable[..., float]
     needs: tuple[str, ...] = ()
+    args: tuple[str | int | float | None, ...] = ()
 
     def is_possible(self) -> bool:
         """Whether everything it needs is installed."""
@@ -50,7 +56,8 @@ class Case:
         # A workload that is the command itself is known as __main__; its spec has its name.
         spec = importlib.util.find_spec(self.function.__module__)
         assert spec is not None, "run a workload with python -m"
-        command = [sys.executable, "-m", __name__, spec.name, self.function.__name__]
+        what = [spec.name, self.function.__name__, json.dumps(self.args)]
+        command = [sys.executable, "-m", __name__, *what]
         done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         return float(done.stdout.split()[-1])
 
@@ -62,8 +69,11 @@ def compare(cases: Sequence[Case], *, unit: str, against: Sequence[str] = ()) ->
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5, help="how often each case is measured")
-    rounds = parser.parse_args().rounds
-    possible = [case for case in cases if case.is_possible()]
+    parser.add_argument("--only", default="", help="leave out cases without this in their name")
+    options = parser.parse_args()
+    rounds = options.rounds
+    possible = [case for case in cases if options.only in case.name and case.is_possible()]
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the start")
     results: Results = {case.name: [] for case in possible}
     for number in range(rounds):
         for case in possible:
@@ -72,7 +82,7 @@ def compare(cases: Sequence[Case], *, unit: str, against: Sequence[str] = ()) ->
     _show("")
     print(table(results, unit=unit, against=against))
     for case in cases:
-        if case not in possible:
+        if not case.is_possible():
             print(f"{case.name}: left out, needs {', '.join(case.needs)}")
     return results
 
@@ -89,12 +99,18 @@ def table(results: Results, *, unit: str, against: Sequence[str] = ()) -> str:
     rows = [["", *heads]]
     for name, numbers in results.items():
         span = f"{_short(min(numbers))} - {_short(max(numbers))}"
-        ratios = [_ratio(numbers, results[other]) if other != name else "" for other in against]
+        ratios = [_ratio_to(results, name, other) for other in against]
         rows.append([name, _short(median(numbers)), span, *ratios])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     )
+
+
+def _ratio_to(results: Results, name: str, other: str) -> str:
+    if name == other or other not in results:
+        return ""
+    return _ratio(results[name], results[other])
 
 
 def _ratio(numbers: list[float], others: list[float]) -> str:
@@ -114,8 +130,8 @@ def _short(number: float) -> str:
 
 def main() -> None:
     """Measure one case; ``compare`` starts this in a process of its own."""
-    module, function = sys.argv[1:]
-    print(getattr(importlib.import_module(module), function)())
+    module, function, args = sys.argv[1:]
+    print(getattr(importlib.import_module(module), function)(*json.loads(args)))
 
 
 if __name__ == "__main__":
