@@ -95,18 +95,17 @@ def numbers(count: int = 100) -> Any:
 async def collected(loader: DataLoader2[Any]) -> tuple[list[Any], BaseException | None]:
     """Take items up to the end or an error; an error must be raised again by the next."""
     items, taken = aiter(loader), []
+    failure = await _failure(items, taken)
+    if failure is not None:
+        for _ in range(2):
+            assert await _failure(items, taken) is failure, "an iterator that failed went on"
+    return taken, failure
+
+
+async def _failure(items: Any, taken: list[Any]) -> BaseException | None:
     try:
         async for item in items:
-            taken.append(item)
+            taken.append(item)  # noqa: PERF401 - those before an error count
     except BaseException as error:  # noqa: BLE001 - the scene looks at it
-        failure = error
-    else:
-        return taken, None
-    for _ in range(2):
-        try:
-            await anext(items)
-        except BaseException as again:  # noqa: BLE001 - compared
-            assert again is failure, again
-        else:
-            raise AssertionError("an iterator that failed went on")
-    return taken, failure
+        return error
+    return None

@@ -151,7 +151,7 @@ async def a_worker_is_killed_while(what: str) -> None:
         pids = [(await anext(items))[1] for _ in range(2)]
         if what == "writing":
             # The loop is busy, and the socket fills up.
-            time.sleep(0.5)
+            time.sleep(0.5)  # noqa: ASYNC251
         else:
             # Out of credits, or between epochs, a worker waits for a command.
             await asyncio.sleep(0.3)

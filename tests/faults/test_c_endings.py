@@ -1,0 +1,126 @@
+"""Rows C: the loader's process is killed or interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from asyncloader.workers.pidfd import is_readable, open_pidfd
+from tests.faults.child import CLOSE_SECONDS, SLACK, within
+from tests.leaks import descendants
+from tests.processes.scripts import running_script
+
+#: What each worker does after its first item.
+STATES = {
+    "idle": "lambda n: n",
+    "in a long call": "lambda n: n if n < 3 else time.sleep(1000)",
+    "in C with the GIL": "lambda n: n if n < 3 else ctypes.PyDLL(None).sleep(1000)",
+    "writing": "lambda n: list(range(1_000_000))",
+}
+
+SCRIPT = """
+import asyncio, ctypes, os, sys, time
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+graph = IterableWrapper(range(10_000)).sharding_filter().map({work})
+loader = DataLoader2(graph, None, MultiProcessingReadingService(3))
+
+async def main():
+    async with loader:
+        items = aiter(loader)
+        for _ in range(3):
+            await anext(items)
+        print("ready", flush=True)
+        {then}
+
+def main_sync():
+    with loader:
+        items = iter(loader)
+        for _ in range(3):
+            next(items)
+        print("ready", flush=True)
+        while True:
+            next(items)
+
+{call}
+"""
+
+ASYNC = {"then": "await asyncio.sleep(1000)", "call": "asyncio.run(main())"}
+BLOCKED = {"then": "time.sleep(1000)", "call": "asyncio.run(main())"}
+SYNC = {"then": "pass", "call": "main_sync()"}
+
+
+def started(folder: Path, work: str, how: dict[str, str]):
+    return running_script(folder, SCRIPT.format(work=work, **how), limit=60)
+
+
+def family_of(pid: int) -> dict[int, str]:
+    return {open_pidfd(each): what for each, what in descendants(pid).items()}
+
+
+def alive_after(family: dict[int, str], seconds: float) -> list[str]:
+    deadline = time.monotonic() + seconds
+    try:
+        return [
+            what
+            for pidfd, what in family.items()
+            if not is_readable(pidfd, max(0.0, deadline - time.monotonic()))
+        ]
+    finally:
+        for pidfd in family:
+            os.close(pidfd)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_c1_when_the_loader_is_killed_all_workers_are_gone(state, tmp_path):
+    # In the blocked state nobody reads, so that the workers' sockets fill up.
+    with started(tmp_path, STATES[state], BLOCKED) as script:
+        assert script.stdout.readline() == "ready\n", script.communicate()
+        family = family_of(script.pid)
+        assert sum("worker" in what for what in family.values()) == 3
+        before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+        script.kill()
+        assert alive_after(family, 2.0) == []
+        if os.path.isdir("/dev/shm"):
+            assert not {name for name in set(os.listdir("/dev/shm")) - before if "async" in name}
+
+
+@pytest.mark.parametrize("how", [ASYNC, SYNC], ids=["async for", "for"])
+@pytest.mark.parametrize("state", ["idle", "in a long call", "in C with the GIL"])
+def test_c2_sigterm_ends_everything(state, how, tmp_path):
+    with started(tmp_path, STATES[state], how) as script:
+        assert script.stdout.readline() == "ready\n", script.communicate()
+        family = family_of(script.pid)
+        with within(2.0):
+            script.terminate()
+            script.wait(30)
+            assert alive_after(family, 2.0) == []
+        assert script.stderr.read() == ""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", [ASYNC, SYNC], ids=["async for", "for"])
+@pytest.mark.parametrize("state", ["in a long call", "in C with the GIL"])
+def test_c2_ctrl_c_is_one_traceback_and_a_quick_exit(state, how, times, tmp_path):
+    with started(tmp_path, STATES[state], how) as script:
+        assert script.stdout.readline() == "ready\n", script.communicate()
+        family = family_of(script.pid)
+        begun = time.monotonic()
+        for _ in range(times):
+            # As a terminal does it: to the whole group.
+            os.killpg(script.pid, signal.SIGINT)
+            is_readable(next(iter(family)), 0.3)
+        _, stderr = script.communicate(timeout=30)
+        took = time.monotonic() - begun
+        assert took <= CLOSE_SECONDS + SLACK
+        assert alive_after(family, 0.5) == []
+    assert script.returncode == -signal.SIGINT
+    assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
+    # asyncio.run chains the cancellation it made of it; a second Ctrl-C may chain once more.
+    assert stderr.count("Traceback") <= 1 + times, stderr
+    assert "worker" not in stderr.lower().replace("asyncloader/workers", ""), stderr

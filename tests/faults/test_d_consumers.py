@@ -1,0 +1,256 @@
+"""Rows D: consumers that leave early or are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+import warnings
+
+import pytest
+
+from asyncloader.runtime import new_event_loop
+from tests.faults.child import CLOSE_SECONDS, loader_of, numbers, play, within
+from tests.leaks import descendants
+
+
+async def leave_early_by_context() -> None:
+    for _ in range(100):
+        async with loader_of(numbers(1000), 2) as loader:
+            async for number in loader:
+                if number == 5:
+                    break
+
+
+def leave_early_by_context_sync() -> None:
+    for _ in range(100):
+        with loader_of(numbers(1000), 2) as loader:
+            for number in loader:
+                if number == 5:
+                    break
+
+
+@pytest.mark.parametrize("scene", [leave_early_by_context, leave_early_by_context_sync])
+def test_d1_leaving_early_a_hundred_times_leaks_nothing(scene, tmp_path):
+    play(tmp_path, scene, limit=90)
+
+
+async def bare_break() -> None:
+    loader = loader_of(numbers(1000), 2)
+    async for number in loader:
+        if number == 5:
+            break
+    del loader
+    await until_no_workers()
+
+
+def bare_break_sync() -> None:
+    loader = loader_of(numbers(1000), 2)
+    for number in loader:
+        if number == 5:
+            break
+    del loader
+    asyncio.run(until_no_workers())
+
+
+async def until_no_workers() -> None:
+    with within(1.0), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        while any("worker" in what for what in descendants().values()):
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("scene", [bare_break, bare_break_sync])
+def test_d1_a_bare_break_is_cleaned_up_by_the_garbage_collector(scene, tmp_path):
+    play(tmp_path, scene)
+
+
+def long_call(number: int) -> int:
+    if number >= 8:
+        time.sleep(60)
+    return number
+
+
+async def break_while_workers_are_busy() -> None:
+    async with loader_of(numbers().map(long_call), 4) as loader:
+        async for number in loader:
+            if number == 5:
+                begun = time.monotonic()
+                break
+    assert time.monotonic() - begun < CLOSE_SECONDS + 1.0
+
+
+def break_while_workers_are_busy_sync() -> None:
+    with loader_of(numbers().map(long_call), 4) as loader:
+        for number in loader:
+            if number == 5:
+                begun = time.monotonic()
+                break
+    assert time.monotonic() - begun < CLOSE_SECONDS + 1.0
+
+
+@pytest.mark.parametrize("scene", [break_while_workers_are_busy, break_while_workers_are_busy_sync])
+def test_d2_closing_is_quick_whatever_the_workers_are_doing(scene, tmp_path):
+    play(tmp_path, scene)
+
+
+# D3 -------------------------------------------------------------------------------------
+
+
+async def cancelled_at_every_tick(in_order: bool) -> None:
+    """Cancel anext after k turns of the loop, for all k, until everything was taken."""
+    graph = numbers(300).map(with_jitter)
+    async with loader_of(graph, 2, in_order=in_order, worker_prefetch_cnt=2) as loader:
+        items, taken, turns = aiter(loader), [], 0
+        while True:
+            waiting = asyncio.ensure_future(anext(items))
+            for _ in range(turns % 7):
+                await asyncio.sleep(0)
+            turns += 1
+            waiting.cancel()
+            try:
+                taken.append(await waiting)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+            except StopAsyncIteration:
+                break
+    assert (taken if in_order else sorted(taken)) == list(range(300))
+
+
+def with_jitter(number: int) -> int:
+    time.sleep(random.random() / 2000)
+    return number
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_d3_an_anext_that_is_cancelled_loses_nothing(in_order, tmp_path):
+    play(tmp_path, cancelled_at_every_tick, in_order)
+
+
+async def timeouts_around_anext() -> None:
+    chance = random.Random(5)
+    async with loader_of(numbers(300).map(with_jitter), 2) as loader:
+        items, taken, expired = aiter(loader), [], 0
+        while True:
+            try:
+                async with asyncio.timeout(chance.random() / 1000):
+                    taken.append(await anext(items))
+            except TimeoutError:
+                expired += 1
+            except StopAsyncIteration:
+                break
+    assert taken == list(range(300))
+    assert expired
+
+
+def timeouts_under_uvloop() -> None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(timeouts_around_anext())
+
+
+@pytest.mark.parametrize("scene", [timeouts_around_anext, timeouts_under_uvloop])
+def test_d3_timeouts_around_anext_lose_nothing(scene, tmp_path):
+    play(tmp_path, scene)
+
+
+# D4 -------------------------------------------------------------------------------------
+
+
+async def cancelled_while_starting() -> None:
+    loader = loader_of(numbers(50), 2)
+    for turns in range(0, 60, 3):
+        starting = asyncio.ensure_future(loader.start())
+        for _ in range(turns):
+            await asyncio.sleep(0 if turns % 2 else 0.001)
+        starting.cancel()
+        with within(CLOSE_SECONDS):
+            await asyncio.wait([starting])
+        if not starting.cancelled():
+            break
+        assert not any("worker" in what for what in descendants().values())
+    async with loader:
+        assert [item async for item in loader] == list(range(50))
+
+
+def test_d4_a_start_that_is_cancelled_is_rolled_back_and_may_be_tried_again(tmp_path):
+    play(tmp_path, cancelled_while_starting)
+
+
+async def cancelled_while_closing(busy: bool) -> None:
+    # A task that is cancelled before its first turn has not begun to close.
+    for turns in range(1, 30, 3):
+        loader = loader_of(numbers(50).map(long_call) if busy else numbers(50), 2)
+        items = aiter(loader)
+        await anext(items)
+        closing = asyncio.ensure_future(loader.aclose())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with within(CLOSE_SECONDS):
+            await asyncio.wait([closing])
+        assert closing.cancelled() or turns > 3
+        assert not any("worker" in what for what in descendants().values())
+        if busy:
+            break
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_d4_a_close_that_is_cancelled_finishes_and_then_raises(busy, tmp_path):
+    play(tmp_path, cancelled_while_closing, busy)
+
+
+# D5 -------------------------------------------------------------------------------------
+
+
+class Heart:
+    """Beats every two milliseconds and knows its longest pause."""
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+
+    async def __aenter__(self) -> Heart:
+        self._task = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _beat(self) -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.002)
+            now = time.perf_counter()
+            self.worst = max(self.worst, now - last - 0.002)
+            last = now
+
+
+async def hearts_beat() -> None:
+    rows = [{"path": f"{number}.jpg", "label": number} for number in range(50_000)]
+    graph = numbers(20_000).map(rows.__getitem__)
+    figures: dict[str, float] = {}
+    async with Heart() as heart:
+        loader = loader_of(graph, 2)
+        await loader.start()
+        figures["starting"], heart.worst = heart.worst, 0.0
+        async for _ in loader:
+            pass
+        figures["loading"], heart.worst = heart.worst, 0.0
+        await loader.aclose()
+        figures["closing"] = heart.worst
+    print(*(f"{name} {1000 * worst:.1f} ms" for name, worst in figures.items()), sep=", ")
+
+
+def quiet_hearts_beat() -> None:
+    asyncio.run(hearts_beat())
+
+
+def test_d5_the_loop_goes_on_while_workers_start_load_and_close(tmp_path, record_property):
+    # The promise is 20 ms on a quiet machine; this bound tells a blocked loop from a busy core.
+    figures = play(tmp_path, quiet_hearts_beat)
+    record_property("worst gaps", figures)
+    print(figures)
+    worst = [float(part.split()[-2]) for part in figures.strip().split(",")]
+    assert max(worst) < 500
