@@ -1,9 +1,9 @@
 """Train a small model with `async for`, and look at it from a second task meanwhile.
 
 Two spirals, one inside the other: which of them does a point lie on? Two worker
-processes make the points; the model learns from batches of them. Beside the training another task of
-the same event loop measures the model again and again, as a weight sync or a server
-would do its own work there.
+processes make the points; the model learns from batches of them. Beside the training
+another task of the same event loop measures the model again and again, as a weight sync
+or a server would do its own work there.
 
     python examples/train.py
 """
