@@ -92,7 +92,8 @@ class WorkerStartupError(LoaderError):
     """A worker could not be started; what its own code raised is the ``__cause__``."""
 
 
-class ResourceExhausted(LoaderError, MemoryError):
+# MemoryError is made in a way of its own, and so comes first.
+class ResourceExhausted(MemoryError, LoaderError):
     """There is not enough of something: the message says what is needed and what is there."""
 
 

@@ -140,6 +140,7 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
 #: A service's class, and one such that hands out a graph's items as they are, in order.
 SERVICES: dict[type, Callable[[], Any]] = {
     asyncloader.InProcessReadingService: lambda: asyncloader.InProcessReadingService(2),
+    asyncloader.MultiProcessingReadingService: lambda: asyncloader.MultiProcessingReadingService(1),
     asyncloader.SequentialReadingService: lambda: asyncloader.SequentialReadingService(
         asyncloader.InProcessReadingService(), asyncloader.InProcessReadingService(1)
     ),
