@@ -6,7 +6,9 @@ import asyncio
 import os
 import random
 import resource
+import socket
 import stat
+import struct
 import threading
 import time
 from typing import Any
@@ -102,16 +104,7 @@ def sockets() -> list[int]:
 GARBAGE = {
     "noise": random.Random(3).randbytes(4096),
     "zeros": bytes(4096),
-    "a huge length": b"",
-    "an unknown kind": b"",
-    "foreign pickle": b"",
 }
-
-
-def channel_of_this_worker() -> int:
-    """The descriptor of the worker's channel: the one socket that it has."""
-    (fd,) = [fd for fd in sockets() if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")]
-    return fd
 
 
 def babble(how: str, number: int) -> int:
@@ -123,20 +116,15 @@ def babble(how: str, number: int) -> int:
 
 
 def connection() -> int:
-    import socket
-
+    """The worker's channel: the one socket whose other end is in another process."""
     for fd in sockets():
         with socket.socket(fileno=os.dup(fd)) as each:
-            # The lifeline and the loop of the worker have socketpairs to themselves.
             if each.family == socket.AF_UNIX and peer_pid(each) != os.getpid():
                 return fd
     raise AssertionError("no channel")
 
 
-def peer_pid(sock: Any) -> int:
-    import socket
-    import struct
-
+def peer_pid(sock: socket.socket) -> int:
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", packed)[0])
 
