@@ -7,6 +7,7 @@ channel, and the shared memory that goes back.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from typing import assert_never
@@ -34,6 +35,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
+from asyncloader.workers.oom import HINT, oom_kills
 from asyncloader.workers.process import Process
 
 #: How long a worker whose channel has ended may take to be seen dead.
@@ -51,6 +53,7 @@ class Link:
         self.failure: BaseException | None = None
         self.inboxes: list[Inbox] = []
         self.last_heard = time.monotonic()
+        self._oom_kills = oom_kills()
         self._channel = LoopChannel(process.sock)
         self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
         self._decoder = Decoder(self._view)
@@ -183,9 +186,10 @@ class Link:
 
     def _tell_of_death(self) -> None:
         exitcode = self.process.exitcode
+        hint = HINT if exitcode == -signal.SIGKILL and oom_kills() > self._oom_kills else ""
         self.fail(
             WorkerDied(
-                f"worker {self.worker} (pid {self.process.pid}) {_ended(exitcode)}",
+                f"worker {self.worker} (pid {self.process.pid}) {_ended(exitcode)}{hint}",
                 worker=self.worker,
                 pid=self.process.pid,
                 exitcode=exitcode,
@@ -217,8 +221,6 @@ def _ended(exitcode: int | None) -> str:
 
 
 def _signal_name(number: int) -> str:
-    import signal
-
     try:
         return signal.Signals(number).name
     except ValueError:
