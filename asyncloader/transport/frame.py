@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from asyncloader.errors import TransportError
 
-__all__ = ["MAX_FDS", "MAX_PAYLOAD", "Buffer", "Frame", "FrameDecoder", "encode_frame"]
+__all__ = ["MAX_FDS", "MAX_PAYLOAD", "Buffer", "CutOff", "Frame", "FrameDecoder", "encode_frame"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -30,6 +30,10 @@ _FIELDS = struct.Struct("<4sBBHQQ")
 _CHECK = struct.Struct("<I")
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
 _COPY_BELOW = 256 << 10
+
+
+class CutOff(TransportError):
+    """The channel ended in the middle of a frame, as it does where the sender was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class FrameDecoder:
         """Say that nothing more comes; raises if that is in the middle of a frame."""
         self.check()
         if self.partial:
-            raise TransportError(
+            raise CutOff(
                 f"the channel ended in the middle of frame {self._sequence}, "
                 f"after {len(self._buffer)} bytes of it"
             )

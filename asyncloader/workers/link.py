@@ -16,7 +16,7 @@ from asyncloader.errors import TransportError, WorkerDied, WorkerStartupError
 from asyncloader.runtime import call_soon, running_loop
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.codec import Decoder
-from asyncloader.transport.frame import Frame
+from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
 from asyncloader.workers.failure import unpack_error
@@ -166,18 +166,25 @@ class Link:
         return self.inboxes[stream]
 
     def _on_closed(self, error: Exception) -> None:
-        if isinstance(error, TransportError):
-            error.worker = self.worker
-            error.add_note(f"what worker {self.worker} sent made no sense; it was killed")
-            self.process.kill()
-            self.fail(error)
+        if isinstance(error, TransportError) and not isinstance(error, CutOff):
+            self._refuse(error)
         elif self._loop is not None:
             # Its death, which says more, is usually seen at the same moment.
-            self._loop.call_later(_DEATH_SECONDS, self._on_silence)
+            self._loop.call_later(_DEATH_SECONDS, self._on_silence, error)
 
-    def _on_silence(self) -> None:
-        if self.failure is None:
+    def _on_silence(self, error: Exception) -> None:
+        if self.failure is not None:
+            return
+        if isinstance(error, TransportError):
+            self._refuse(error)
+        else:
             self.process.kill()
+
+    def _refuse(self, error: TransportError) -> None:
+        error.worker = self.worker
+        error.add_note(f"what worker {self.worker} sent made no sense; it was killed")
+        self.process.kill()
+        self.fail(error)
 
     def _on_death(self) -> None:
         # What it sent before it died is whole and comes first.
