@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 GROUP_ITEMS = 64
 GROUP_SECONDS = 0.001
-CLOSE_SECONDS = 3.0
+# What closes a whole loader takes a second more at most.
+CLOSE_SECONDS = 2.0
 
 
 class Waiter(Protocol):

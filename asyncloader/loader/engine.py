@@ -12,7 +12,7 @@ import concurrent.futures
 import warnings
 
 from asyncloader.datapipes.base import waits
-from asyncloader.errors import LoopMismatchError
+from asyncloader.errors import LoaderClosed, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
@@ -54,6 +54,8 @@ class Engine:
 
     def start_sync(self) -> None:
         """Start the service, from a thread."""
+        if self.is_closed:
+            raise LoaderClosed("the loader was shut down; make a new one to iterate again")
         self._warn_if_blocking()
         self._private_loop().call(self.lifecycle.start())
 

@@ -17,7 +17,7 @@ from asyncloader.datapipes.base import is_async_pipe
 from asyncloader.datapipes.crossing import Exchange, Home, Waiter, give_groups, run_at
 from asyncloader.errors import LoaderClosed
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
-from asyncloader.runtime import call_soon
+from asyncloader.runtime import call_soon, running_loop
 from asyncloader.seeds import SeedGenerator
 
 
@@ -117,7 +117,9 @@ class Epoch:
             else:
                 await self._home.start_thread(pipe, self._exchange).finish()
         finally:
-            await bounded(self._end())
+            # A task that is collected after its loop was closed has no loop to wait on.
+            if running_loop() is self.loop:
+                await bounded(self._end())
 
     async def _end(self) -> None:
         await self._home.aclose()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from asyncloader.errors import TransportError
 
-__all__ = ["MAX_FDS", "MAX_PAYLOAD", "Buffer", "Frame", "FrameDecoder", "encode_frame"]
+__all__ = ["MAX_FDS", "MAX_PAYLOAD", "Buffer", "CutOff", "Frame", "FrameDecoder", "encode_frame"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,6 +31,10 @@ _HEADER = struct.Struct("<4sBBHQQI")
 _HEADER_BYTES = _HEADER.size
 _Header = tuple[int, int, int]  # kind, descriptors, length
 _COPY_BELOW = 256 << 10
+
+
+class CutOff(TransportError):
+    """The channel ended in the middle of a frame, as it does where the sender was killed."""
 
 
 class Frame(NamedTuple):
@@ -107,7 +111,7 @@ class FrameDecoder:
         """Say that nothing more comes; raises if that is in the middle of a frame."""
         self.check()
         if self.partial:
-            raise TransportError(
+            raise CutOff(
                 f"the channel ended in the middle of frame {self._sequence}, "
                 f"after {len(self._buffer)} bytes of it"
             )

@@ -47,13 +47,25 @@ class Placement:
         self.in_band: list[Buffer] = []
 
     def add(self, sources: Sequence[Source]) -> None:
-        """Copy the buffers of one pickle to where they go: they may be changed afterwards."""
-        for source in sources:
-            index = len(self.buffers)
-            self.buffers.append((IN_BAND, 0, source.nbytes))
-            if not self._refer(index, source):
-                place = self._place_large if source.nbytes >= _PACK else self._place_small
-                place(index, source)
+        """Copy the buffers of one pickle to where they go: they may be changed afterwards.
+
+        If there is no memory for one of them, it is as if none had been added.
+        """
+        before = len(self.buffers)
+        try:
+            for source in sources:
+                self._add(source)
+        except BaseException:
+            # Slots that were taken for them stay with the payload and come back unused.
+            del self.buffers[before:]
+            raise
+
+    def _add(self, source: Source) -> None:
+        index = len(self.buffers)
+        self.buffers.append((IN_BAND, 0, source.nbytes))
+        if not self._refer(index, source):
+            place = self._place_large if source.nbytes >= _PACK else self._place_small
+            place(index, source)
 
     def finish(self) -> None:
         """Lend the slots that were born shared; nothing may be added after that."""

@@ -17,7 +17,7 @@ from asyncloader.errors import TransportError, WorkerDied, WorkerStartupError
 from asyncloader.runtime import call_soon, running_loop
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.codec import Decoder
-from asyncloader.transport.frame import Frame
+from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
 from asyncloader.workers.failure import unpack_error
@@ -36,6 +36,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
+from asyncloader.workers.oom import HINT, oom_kills
 from asyncloader.workers.process import Process
 
 #: How long a worker whose channel has ended may take to be seen dead.
@@ -58,6 +59,7 @@ class Link:
         self.epoch_failure: BaseException | None = None
         self.inboxes: list[Inbox] = []
         self.last_heard = time.monotonic()
+        self._oom_kills = oom_kills()
         self._channel = LoopChannel(process.sock)
         self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
         self._decoder = Decoder(self._view)
@@ -172,18 +174,25 @@ class Link:
         return self.inboxes[stream]
 
     def _on_closed(self, error: Exception) -> None:
-        if isinstance(error, TransportError):
-            error.worker = self.worker
-            error.add_note(f"what {self.name} sent made no sense; it was killed")
-            self.process.kill()
-            self.fail(error)
+        if isinstance(error, TransportError) and not isinstance(error, CutOff):
+            self._refuse(error)
         elif self._loop is not None:
             # Its death, which says more, is usually seen at the same moment.
-            self._loop.call_later(_DEATH_SECONDS, self._on_silence)
+            self._loop.call_later(_DEATH_SECONDS, self._on_silence, error)
 
-    def _on_silence(self) -> None:
-        if self.failure is None:
+    def _on_silence(self, error: Exception) -> None:
+        if self.failure is not None:
+            return
+        if isinstance(error, TransportError):
+            self._refuse(error)
+        else:
             self.process.kill()
+
+    def _refuse(self, error: TransportError) -> None:
+        error.worker = self.worker
+        error.add_note(f"what {self.name} sent made no sense; it was killed")
+        self.process.kill()
+        self.fail(error)
 
     def _on_death(self) -> None:
         # What it sent before it died is whole and comes first.
@@ -192,9 +201,10 @@ class Link:
 
     def _tell_of_death(self) -> None:
         exitcode = self.process.exitcode
+        hint = HINT if exitcode == -signal.SIGKILL and oom_kills() > self._oom_kills else ""
         self.fail(
             WorkerDied(
-                f"{self.name} (pid {self.process.pid}) {_ended(exitcode)}",
+                f"{self.name} (pid {self.process.pid}) {_ended(exitcode)}{hint}",
                 worker=self.worker,
                 pid=self.process.pid,
                 exitcode=exitcode,

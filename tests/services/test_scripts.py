@@ -86,25 +86,6 @@ def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_everything_may_be_kept_with_few_descriptors(tmp_path):
-    source = """
-    import os, resource
-    import torch
-    from asyncloader import DataLoader2, MultiProcessingReadingService
-    from asyncloader.datapipes.iter import IterableWrapper
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    graph = IterableWrapper(range(2000)).sharding_filter()
-    graph = graph.map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
-    with DataLoader2(graph, None, MultiProcessingReadingService(2)) as loader:
-        kept = list(loader)
-        assert [int(tensor[0]) for tensor in kept] == list(range(2000))
-        assert [int(tensor[-1]) for tensor in kept] == list(range(2000))
-    """
-    done = run_script(tmp_path, source, limit=90)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_output_of_workers_is_the_loaders_and_interpreters_exit_codes_are_kept(tmp_path):
     source = """
     import sys

@@ -1,0 +1,268 @@
+"""Rows F to K: memory, descriptors, garbage on the channel, skew, forks, seeds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import socket
+import stat
+import struct
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
+from asyncloader.runtime import get_worker_info
+from tests.faults.child import METHODS, collected, loader_of, numbers, play
+
+# F --------------------------------------------------------------------------------------
+
+
+def without_shared_memory(pipe: Any, info: Any) -> Any:
+    # Reserving memory for a file fails beyond this, as it does on a full file system.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    return pipe
+
+
+def large(number: int) -> Any:
+    return bytearray(8 << 20) if number == 7 else number
+
+
+async def shared_memory_is_full() -> None:
+    async with loader_of(numbers(20).map(large), 2, worker_init_fn=without_shared_memory) as loader:
+        for _ in range(2):
+            taken, error = await collected(loader)
+            assert taken == list(range(7))
+            assert type(error) is ResourceExhausted, error
+            assert str(8 << 20) in str(error)
+            assert "prefetch_bytes" in str(error)
+
+
+def test_f1_full_shared_memory_is_an_error_in_the_items_place(tmp_path):
+    play(tmp_path, shared_memory_is_full)
+
+
+async def the_budget_is_reached(kept: bool) -> None:
+    graph = numbers(200).map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
+    held = []
+    async with loader_of(graph, 2, prefetch_bytes=8 << 20) as loader:
+        async for tensor in loader:
+            assert int(tensor[0]) == int(tensor[-1])
+            held.append(tensor if kept else int(tensor[0]))
+            assert shared_bytes() <= 8 << 20
+    assert [int(each if not kept else each[0]) for each in held] == list(range(200))
+
+
+def shared_bytes() -> int:
+    total = 0
+    with open("/proc/self/maps") as file:
+        for line in file:
+            if "/memfd:asyncloader" in line:
+                start, end = line.split(maxsplit=1)[0].split("-")
+                total += int(end, 16) - int(start, 16)
+    return total
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_f1_the_byte_budget_is_back_pressure(kept, tmp_path):
+    play(tmp_path, the_budget_is_reached, kept)
+
+
+async def everything_is_kept() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    graph = numbers(2000).map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
+    async with loader_of(graph, 2) as loader:
+        kept = [tensor async for tensor in loader]
+    assert [int(tensor[0]) for tensor in kept] == list(range(2000))
+    assert [int(tensor[-1]) for tensor in kept] == list(range(2000))
+    assert len(os.listdir("/proc/self/fd")) < 40
+
+
+def test_f2_everything_may_be_kept_with_few_descriptors(tmp_path):
+    play(tmp_path, everything_is_kept, limit=90)
+
+
+# G --------------------------------------------------------------------------------------
+
+
+def sockets() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+GARBAGE = {
+    "noise": random.Random(3).randbytes(4096),
+    "zeros": bytes(4096),
+}
+
+
+def babble(how: str, number: int) -> int:
+    info = get_worker_info()
+    if info is not None and info.worker_id == 1 and number > 10:
+        os.write(connection(), GARBAGE[how])
+        time.sleep(1000)
+    return number
+
+
+def connection() -> int:
+    """The worker's channel: the one socket whose other end is in another process."""
+    for fd in sockets():
+        with socket.socket(fileno=os.dup(fd)) as each:
+            if each.family == socket.AF_UNIX and peer_pid(each) != os.getpid():
+                return fd
+    raise AssertionError("no channel")
+
+
+def peer_pid(sock: socket.socket) -> int:
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", packed)[0])
+
+
+async def a_worker_babbles(how: str) -> None:
+    graph = numbers(1000).map(lambda number: babble(how, number))
+    async with loader_of(graph, 2) as loader:
+        taken, error = await collected(loader)
+        assert taken == list(range(len(taken)))
+        assert type(error) is TransportError, error
+        assert error.worker == 1
+        assert "was killed" in "".join(error.__notes__)
+
+
+@pytest.mark.parametrize("how", ["noise", "zeros"])
+def test_g1_garbage_from_a_worker_is_an_error_that_names_it(how, tmp_path):
+    play(tmp_path, a_worker_babbles, how)
+
+
+# I --------------------------------------------------------------------------------------
+
+
+def skewed(number: int) -> tuple[int, bytes]:
+    info = get_worker_info()
+    if info is not None and info.worker_id == 0:
+        time.sleep(0.01)
+    return number, bytes(100_000)
+
+
+async def workers_are_skewed_and_the_consumer_slow() -> None:
+    async with loader_of(numbers(200).map(skewed), 2, prefetch_bytes=4 << 20) as loader:
+        taken = []
+        async for number, _ in loader:
+            taken.append(number)
+            assert shared_bytes() <= 4 << 20
+            if number % 50 == 0:
+                await asyncio.sleep(0.1)
+    assert taken == list(range(200))
+
+
+def test_i1_skewed_workers_and_a_slow_consumer_keep_order_and_budget(tmp_path):
+    play(tmp_path, workers_are_skewed_and_the_consumer_slow)
+
+
+# J --------------------------------------------------------------------------------------
+
+
+class AThreadWithALock:
+    """A thread of the user's that holds a lock which every worker wants, too."""
+
+    lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._done = threading.Event()
+        holding = threading.Event()
+        self._thread = threading.Thread(target=self._hold, args=(holding,), name="the user's")
+        self._thread.start()
+        holding.wait()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _hold(self, holding: threading.Event) -> None:
+        with self.lock:
+            holding.set()
+            self._done.wait()
+
+
+def with_lock(number: int) -> int:
+    with AThreadWithALock.lock:
+        return number
+
+
+def a_fork_with_threads(method: str | None) -> None:
+    with AThreadWithALock():
+        loader = loader_of(numbers(10).map(with_lock), 2, method)
+        if method == "fork":
+            with pytest.raises(WorkerStartupError, match="the user's"):
+                list(loader)
+        else:
+            assert list(loader) == list(range(10))
+    if method == "fork":
+        assert list(loader) == list(range(10)), "without the thread it may be tried again"
+    loader.shutdown()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_j1_a_held_lock_hangs_nobody(method, tmp_path):
+    play(tmp_path, a_fork_with_threads, method)
+
+
+async def a_running_loop(method: str | None) -> None:
+    async with loader_of(numbers(10), 2, method) as loader:
+        assert [number async for number in loader] == list(range(10))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_j1_under_a_running_loop(method, tmp_path):
+    play(tmp_path, a_running_loop, method)
+
+
+# K --------------------------------------------------------------------------------------
+
+
+def dice(number: int) -> float:
+    return random.random()
+
+
+async def every_seed_differs(method: str | None) -> None:
+    graph = numbers(20).map(dice).shuffle()
+
+    async def epochs(seed: int) -> list[list[float]]:
+        loader = loader_of(graph, 2, method)
+        loader.seed(seed)
+        async with loader:
+            return [[item async for item in loader] for _ in range(2)]
+
+    first = await epochs(1)
+    assert first == await epochs(1)
+    rolls = [roll for epoch in (*first, *await epochs(2)) for roll in epoch]
+    assert len(set(rolls)) == 80
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_k1_seeds_differ_by_seed_epoch_and_worker(method, tmp_path):
+    play(tmp_path, every_seed_differs, method)
+
+
+async def the_pipes_own_generators_differ() -> None:
+    # Behind the shards each worker shuffles its own items in its own way, anew each epoch.
+    graph = numbers(40).map(lambda number: number // 2).shuffle()
+    async with loader_of(graph, 2) as loader:
+        epochs = [[number async for number in loader] for _ in range(2)]
+    orders = [epoch[worker::2] for epoch in epochs for worker in range(2)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_k1_generators_held_by_pipes_are_seeded_anew(tmp_path):
+    play(tmp_path, the_pipes_own_generators_differ)

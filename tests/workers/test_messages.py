@@ -1,0 +1,94 @@
+"""What may be said between a loader and a worker, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncloader.errors import TransportError
+from asyncloader.runtime import WorkerInfo
+from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.messages import (
+    EndEpoch,
+    Grant,
+    Hurry,
+    Pause,
+    Ready,
+    Resume,
+    Setup,
+    StartEpoch,
+    StartFailed,
+    StreamEnded,
+    StreamFailed,
+    dump_message,
+    dump_slots,
+    items_head,
+    load_command,
+    load_report,
+    load_slots,
+    split_items,
+)
+
+COMMANDS = [
+    Setup(WorkerInfo(2, 1), b"plan", 1 << 20),
+    StartEpoch(1, 10, False, (1, 2), SeedGenerator(3), b"resets"),
+    Grant(1, 0, 5),
+    Hurry(1, 0),
+    EndEpoch(1),
+    Pause(),
+    Resume(),
+]
+REPORTS = [Ready(), StartFailed(0, b"error"), StreamEnded(1, 0), StreamFailed(1, 0, b"error")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_come_back_as_they_were(command):
+    assert load_command(dump_message(command)) == command
+    with pytest.raises(TransportError, match="not for this side"):
+        load_report(dump_message(command))
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_reports_come_back_as_they_were(report):
+    assert load_report(dump_message(report)) == report
+    with pytest.raises(TransportError, match="not for this side"):
+        load_command(dump_message(report))
+
+
+@pytest.mark.parametrize("epoch", [-1, "1", None, 1.0, True])
+def test_numbers_that_are_none_are_refused(epoch):
+    with pytest.raises(TransportError, match="StreamEnded of epoch"):
+        load_report(dump_message(StreamEnded(epoch, 0)))
+    with pytest.raises(TransportError, match="StreamEnded of stream"):
+        load_report(dump_message(StreamEnded(1, epoch)))
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_message(noise):
+    with pytest.raises(TransportError):
+        load_report(noise)
+    with pytest.raises(TransportError):
+        load_command(pickle.dumps(noise))
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary())
+def test_items_know_their_epoch_and_stream(epoch, stream, items):
+    assert split_items(items_head(epoch, stream) + items) == (epoch, stream, items)
+
+
+def test_items_without_a_head_are_refused():
+    with pytest.raises(TransportError, match="only 3 bytes"):
+        split_items(b"abc")
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)))
+def test_free_slots_are_numbers(slots):
+    assert load_slots(dump_slots(slots)) == slots
+
+
+def test_half_a_number_is_refused():
+    with pytest.raises(TransportError, match="12 bytes"):
+        load_slots(bytes(12))
