@@ -19,7 +19,8 @@ from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
 
 FRAME_ITEMS = 64
-FRAME_BYTES = 64 << 10
+FRAME_BYTES = 1 << 20
+_HELD_FRAMES = 3
 
 
 class Stream:
@@ -50,6 +51,7 @@ class Stream:
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
         self._due = self._sent = 0.0
+        self._held = 0
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
@@ -72,16 +74,13 @@ class Stream:
             self._talk.report(self._ending)
 
     def send_if_late(self) -> bool:
-        """Send the open frame if its first item has waited long enough for company.
+        """Send what has waited long enough for company; whether there may be more such.
 
-        Whether there is one that may still have to be sent so.
+        That is the open frame, unless there is no credit for it, and frames that are held.
         """
-        if not self._packing.count or not self._credits:
-            return False
         if monotonic() >= self._due:
             self._send()
-        # Something may have been added meanwhile.
-        return self._packing.count > 0
+        return self._held > 0 or (self._packing.count > 0 and self._credits > 0)
 
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
@@ -119,8 +118,31 @@ class Stream:
         with self._lock:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
-                self._sent = monotonic()
-                self._talk.send_items(self._epoch, self.number, self._packing.finish())
+                may_wait = self._may_wait()
+                encoded = self._packing.finish()
+                if may_wait:
+                    self._held += 1
+                    self._talk.hold_items(self._epoch, self.number, encoded)
+                    return
+                self._talk.send_items(self._epoch, self.number, encoded)
+            elif self._held:
+                self._talk.flush()
+            self._held = 0
+            self._sent = monotonic()
+
+    def _may_wait(self) -> bool:
+        """Whether the frame may be held, for there will soon be another one.
+
+        Waking the loader costs more than making a frame of tiny items. Being late is for the
+        next items to see, or for the thread that looks after open frames.
+        """
+        return (
+            len(self._packing.unchanging) == FRAME_ITEMS
+            and self._held < _HELD_FRAMES
+            and self._credits > 0
+            and self._ending is None
+            and monotonic() < self._due
+        )
 
     def _add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""

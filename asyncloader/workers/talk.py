@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from time import monotonic
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
@@ -25,6 +26,9 @@ from asyncloader.workers.messages import (
     load_slots,
 )
 
+# Looking whether something was said costs about as much as making a few tiny items.
+_LISTEN_SECONDS = 0.0002
+
 
 class Talk:
     """What a worker hears and says; every wait ends when the loader closes the channel."""
@@ -33,6 +37,7 @@ class Talk:
         self._channel = channel
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
+        self._listen_at = 0.0
         #: Held by whoever makes or sends a frame of items.
         self.lock = threading.Lock()
         self.encoder = Encoder(self._arena, on_full=self._wait_for_slot)
@@ -44,14 +49,18 @@ class Talk:
 
     def command(self) -> Command:
         """Wait for the next command; EOFError once the loader is gone."""
+        self._channel.flush()
         while not self._heard:
             self._hear(self._channel.receive())
         return self._heard.popleft()
 
     def commands(self) -> list[Command]:
-        """Return the commands that are there already."""
-        for frame in self._channel.receive_ready():
-            self._hear(frame)
+        """Return the commands that are there already; who asks often is told a bit later."""
+        now = monotonic()
+        if now >= self._listen_at:
+            self._listen_at = now + _LISTEN_SECONDS
+            for frame in self._channel.receive_ready():
+                self._hear(frame)
         heard = list(self._heard)
         self._heard.clear()
         return heard
@@ -64,6 +73,14 @@ class Talk:
         """Send a frame of items, waiting while the socket is full."""
         self._channel.send(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
 
+    def hold_items(self, epoch: int, stream: int, items: Encoded) -> None:
+        """Send a frame of items that needs no shared memory with the next, or by ``flush``."""
+        self._channel.hold(Kind.ITEMS, [items_head(epoch, stream), *items.parts])
+
+    def flush(self) -> None:
+        """Send the frames that are held."""
+        self._channel.flush()
+
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.MESSAGE:
@@ -75,5 +92,6 @@ class Talk:
 
     def _wait_for_slot(self, nbytes: int) -> bool:
         """Wait until something was said; False where waiting on would be in vain."""
+        self._channel.flush()
         self._hear(self._channel.receive())
         return not any(isinstance(command, EndEpoch) for command in self._heard)
