@@ -60,7 +60,6 @@ class Channel:
         self._frame_deadline = frame_deadline
         self._sequence = 0
         self._torn = False
-        self._held: list[Buffer] = []
         self._frames: deque[Frame] = deque()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
@@ -75,20 +74,9 @@ class Channel:
         """Send a frame, waiting until the kernel has all of it; ``fds`` are given away."""
         try:
             with self._sending:
-                self._send(self._encoded(kind, payload, len(fds)), fds)
+                self._send(kind, payload, fds)
         finally:
             close_all(fds)
-
-    def hold(self, kind: int, payload: Buffer | Sequence[Buffer]) -> None:
-        """Send a frame along with the next one, or when ``flush`` is called."""
-        with self._sending:
-            self._held += self._encoded(kind, payload, 0)
-
-    def flush(self) -> None:
-        """Send the frames that are held."""
-        with self._sending:
-            if self._held:
-                self._send([], ())
 
     def receive(self, timeout: float | None = None) -> Frame:
         """Return the next frame, or raise ``TimeoutError`` after ``timeout`` seconds."""
@@ -118,19 +106,15 @@ class Channel:
         self._incoming.close()
         self._sock.close()
 
-    def _encoded(self, kind: int, payload: Buffer | Sequence[Buffer], fds: int) -> list[Buffer]:
-        buffers = encode_frame(kind, payload, self._sequence, fds=fds)
-        self._sequence += 1
-        return buffers
-
-    def _send(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
+    def _send(self, kind: int, payload: Buffer | Sequence[Buffer], fds: Sequence[int]) -> None:
         if self._torn:
             raise EOFError("an earlier frame could not be sent whole; this channel is over")
-        buffers, self._held = self._held + buffers, []
+        buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
         self._torn = True
         with eof_when_gone():
             self._write(buffers, fds)
         self._torn = False
+        self._sequence += 1
 
     def _write(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
         rest = [memoryview(buffer).cast("B") for buffer in buffers]

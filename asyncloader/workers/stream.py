@@ -1,7 +1,7 @@
 """A stream of items on its way to the loader.
 
 This file is about which items travel together. Small ones ride in one frame and
-never wait for company: a frame is sent with its 64th item, when it is heavy,
+never wait for company: a frame is sent with its 256th item, when it is heavy,
 after an item that took long to make, at once where nothing was sent for a while,
 and at the latest two milliseconds after its first item.
 """
@@ -18,9 +18,8 @@ from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
 
-FRAME_ITEMS = 64
+FRAME_ITEMS = 256
 FRAME_BYTES = 1 << 20
-_HELD_FRAMES = 3
 
 
 class Stream:
@@ -51,7 +50,6 @@ class Stream:
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
         self._due = self._sent = 0.0
-        self._held = 0
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
@@ -74,13 +72,13 @@ class Stream:
             self._talk.report(self._ending)
 
     def send_if_late(self) -> bool:
-        """Send what has waited long enough for company; whether there may be more such.
+        """Send the open frame if its first item has waited long enough for company.
 
-        That is the open frame, unless there is no credit for it, and frames that are held.
+        Whether there may be one that is to be sent so, later.
         """
         if monotonic() >= self._due:
             self._send()
-        return self._held > 0 or (self._packing.count > 0 and self._credits > 0)
+        return self._packing.count > 0 and self._credits > 0
 
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
@@ -118,31 +116,8 @@ class Stream:
         with self._lock:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
-                may_wait = self._may_wait()
-                encoded = self._packing.finish()
-                if may_wait:
-                    self._held += 1
-                    self._talk.hold_items(self._epoch, self.number, encoded)
-                    return
-                self._talk.send_items(self._epoch, self.number, encoded)
-            elif self._held:
-                self._talk.flush()
-            self._held = 0
-            self._sent = monotonic()
-
-    def _may_wait(self) -> bool:
-        """Whether the frame may be held, for there will soon be another one.
-
-        Waking the loader costs more than making a frame of tiny items. Being late is for the
-        next items to see, or for the thread that looks after open frames.
-        """
-        return (
-            len(self._packing.unchanging) == FRAME_ITEMS
-            and self._held < _HELD_FRAMES
-            and self._credits > 0
-            and self._ending is None
-            and monotonic() < self._due
-        )
+                self._sent = monotonic()
+                self._talk.send_items(self._epoch, self.number, self._packing.finish())
 
     def _add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""

@@ -49,7 +49,6 @@ class Talk:
 
     def command(self) -> Command:
         """Wait for the next command; EOFError once the loader is gone."""
-        self._channel.flush()
         while not self._heard:
             self._hear(self._channel.receive())
         return self._heard.popleft()
@@ -73,14 +72,6 @@ class Talk:
         """Send a frame of items, waiting while the socket is full."""
         self._channel.send(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
 
-    def hold_items(self, epoch: int, stream: int, items: Encoded) -> None:
-        """Send a frame of items that needs no shared memory with the next, or by ``flush``."""
-        self._channel.hold(Kind.ITEMS, [items_head(epoch, stream), *items.parts])
-
-    def flush(self) -> None:
-        """Send the frames that are held."""
-        self._channel.flush()
-
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.MESSAGE:
@@ -92,6 +83,5 @@ class Talk:
 
     def _wait_for_slot(self, nbytes: int) -> bool:
         """Wait until something was said; False where waiting on would be in vain."""
-        self._channel.flush()
         self._hear(self._channel.receive())
         return not any(isinstance(command, EndEpoch) for command in self._heard)
