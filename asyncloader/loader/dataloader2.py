@@ -64,7 +64,7 @@ class DataLoader2(Generic[T_co]):
 
     def __len__(self) -> int:
         """The number of items in an epoch; a TypeError where the graph cannot tell."""
-        return len(self.datapipe)
+        return self.reading_service.length(self.datapipe)
 
     def seed(self, seed: int) -> None:
         """Begin this seed's sequence of epochs with the next epoch.

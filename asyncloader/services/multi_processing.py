@@ -15,12 +15,14 @@ from typing import Any
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
+from asyncloader.graph.copying import copy_graph
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
-from asyncloader.services.division import Division, FromWorkers, divide
+from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
 from asyncloader.transport.codec import dumps_code
+from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import PoolSettings, WorkerPool
 from asyncloader.workers.process import check_method
@@ -82,9 +84,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         division = await in_thread(divide, datapipe, self.num_workers)
         if not division.outlets:
             return datapipe
-        plan = await in_thread(dumps_code, division.plan(self.worker_init_fn))
+        if self.num_workers > 1:
+            warn_of_repeats(division)
+        plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
+        dispatch_plan = division.dispatch_plan(self.prefetch_bytes)
         self._division = division
-        self._pool = WorkerPool(plan, len(division.outlets), self._settings())
+        self._pool = WorkerPool(
+            plan,
+            len(division.outlets),
+            self._settings(),
+            None if dispatch_plan is None else await in_thread(dumps_code, dispatch_plan),
+        )
         await self._pool.start()
         if self.main_prefetch_cnt and not isinstance(division.root, FromWorkers):
             return Prefetcher(division.root, self.main_prefetch_cnt)
@@ -123,7 +133,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def length(self, datapipe: Any) -> int:
         if self.num_workers == 0:
             return len(datapipe)
-        return len(divide(datapipe, self.num_workers).root)
+        return len(divide(copy_graph(datapipe), self.num_workers).root)
 
     def __repr__(self) -> str:
         return f"MultiProcessingReadingService(num_workers={self.num_workers})"
@@ -161,10 +171,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
+def _pickled_plan(plan: WorkerPlan) -> bytes:
+    try:
+        return dumps_code(plan)
+    except (Exception, SystemExit) as error:
+        raise WorkerStartupError(f"the graph cannot be sent to the workers: {error!r}") from error
+
+
 def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
     try:
         return dumps_code((iter_reset_fn, worker_reset_fn))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkerStartupError(
             f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"
             " let it capture plain values only"

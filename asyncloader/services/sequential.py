@@ -51,6 +51,13 @@ class SequentialReadingService(ReadingServiceInterface):
         initialized, self._initialized = self._initialized, []
         await all_of(service.finalize for service in reversed(initialized))
 
+    def length(self, datapipe: Any) -> int:
+        # The one that divides the graph knows; the others count it as it is.
+        for service in reversed(self.reading_services):
+            if type(service).length is not ReadingServiceInterface.length:
+                return int(service.length(datapipe))
+        return super().length(datapipe)
+
     def pause(self) -> None:
         for service in self.reading_services:
             service.pause()

@@ -284,7 +284,7 @@ class Decoder:
     def _load(self, data: memoryview, buffers: list[Any]) -> Any:
         try:
             return load(data, buffers)
-        except Exception as error:  # noqa: BLE001 - user code ran: __setstate__, constructors
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
             self.refused += 1
             return _refused(error)
 
@@ -309,7 +309,7 @@ def _buffer(
     return bytearray(memory[start : start + nbytes])
 
 
-def _refused(error: Exception) -> TransportError:
+def _refused(error: BaseException) -> TransportError:
     refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
     refused.add_note("".join(traceback.format_exception(error)))
     # Frames hold the leases of the whole payload, and a kept error would keep the slots.
@@ -317,7 +317,7 @@ def _refused(error: Exception) -> TransportError:
     return refused
 
 
-def _without_frames(error: Exception) -> Exception:
+def _without_frames(error: BaseException) -> BaseException:
     chained: BaseException | None = error
     while chained is not None and chained.__traceback__ is not None:
         chained.__traceback__ = None

@@ -11,27 +11,55 @@ import pickle
 import traceback
 from typing import Any
 
-from asyncloader.errors import PipelineError
+from asyncloader.errors import PipelineError, TransportError
 from asyncloader.transport.codec import dumps_code, loads_code
+
+#: How many errors of a chain of causes are brought across.
+_CAUSES = 8
 
 
 def pack_error(error: BaseException, where: str) -> bytes:
-    """Return an error as bytes; ``where`` says which process it was raised in."""
-    text = "".join(traceback.format_exception(error))
-    note = f"{where}:\n{text}"
-    packed = _packed(error)
-    if packed is not None:
-        return pickle.dumps((packed, None, note))
-    summary = f"{_name(type(error))}: {_text_of(error)} ({_notes_of(error)})"
-    return pickle.dumps((None, summary, note))
+    """Return an error as bytes; ``where`` says which process it was raised in.
+
+    Errors that end a process or a generator are no way to fail: a RuntimeError from
+    them takes their place.
+    """
+    if not isinstance(error, Exception):
+        error = _as_failure(error)
+    note = f"{where}:\n{''.join(traceback.format_exception(error))}"
+    return pickle.dumps((_packed_chain(error), _summary(error, where), note))
 
 
 def unpack_error(data: bytes) -> BaseException:
-    """Return the error that was packed, with the remote traceback as a note."""
-    packed, summary, note = pickle.loads(data)
-    error = PipelineError(_refusal(summary)) if packed is None else _unpacked(packed, note)
+    """Return the error that was packed, with its causes and the remote traceback as a note."""
+    try:
+        chain, summary, note = pickle.loads(data)
+    except Exception as failure:
+        raise TransportError(f"an error could not be read: {failure!r}") from failure
+    error = _unpacked(chain[0], summary) if chain else PipelineError(_refusal(summary))
     error.add_note(note)
+    last = error
+    for packed in chain[1:]:
+        last.__cause__ = _unpacked(packed, "a cause of an error")
+        last = last.__cause__
     return error
+
+
+def _as_failure(error: BaseException) -> RuntimeError:
+    failure = RuntimeError(f"user code raised {type(error).__name__}, which is no way to fail")
+    failure.__cause__ = error
+    return failure
+
+
+def _packed_chain(error: BaseException | None) -> list[bytes]:
+    chain: list[bytes] = []
+    while error is not None and len(chain) < _CAUSES:
+        data = _packed(error)
+        if data is None:
+            break
+        chain.append(data)
+        error = error.__cause__
+    return chain
 
 
 def _packed(error: BaseException) -> bytes | None:
@@ -45,11 +73,11 @@ def _packed(error: BaseException) -> bytes | None:
     return data if same and len(back.args) == len(error.args) else None
 
 
-def _unpacked(data: bytes, note: str) -> BaseException:
+def _unpacked(data: bytes, summary: str) -> BaseException:
     try:
         error: BaseException = loads_code(data)
     except Exception as failure:  # noqa: BLE001 - the user's class may not be importable here
-        return PipelineError(f"an error could not be unpickled in the loader: {failure!r}")
+        return PipelineError(f"{summary}; it could not be unpickled in the loader: {failure!r}")
     return error
 
 
@@ -58,6 +86,10 @@ def _refusal(summary: str) -> str:
         f"{summary}; this error could not be pickled, so it cannot come out as itself. Give its"
         " class a constructor that takes its args, with plain data in them"
     )
+
+
+def _summary(error: BaseException, where: str) -> str:
+    return f"{_name(type(error))}: {_text_of(error)} ({_notes_of(error)}, {where})"
 
 
 def _name(kind: type) -> str:

@@ -28,11 +28,15 @@ class Inbox:
         self._items: list[Any] = []
         self._taken = 0
         self._has_ended = False
+        self._is_refused = False
 
     def put(self, frame: Admitted) -> None:
-        """Add a frame that arrived."""
+        """Add a frame that arrived; after an item that could not be read, nothing is wanted."""
         self.is_asked = False
-        self._frames.append(frame)
+        if self._is_refused:
+            self._decoder.give_back(frame)
+        else:
+            self._frames.append(frame)
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no frame follows, and the error that comes after the last item."""
@@ -92,7 +96,7 @@ class Inbox:
         for at, item in enumerate(items):
             if type(item) is TransportError:
                 self.drop()
-                self._has_ended = True
+                self._has_ended = self._is_refused = True
                 item.worker = self.worker
                 self.error = item
                 return items[:at]

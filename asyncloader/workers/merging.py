@@ -22,11 +22,18 @@ class Merge(Protocol):
     """Draws the next items from several inboxes."""
 
     def is_ready(self) -> bool:
-        """Whether ``take`` has something to say: items, the end, or an error."""
+        """Whether something came that ``take`` can make use of."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether everything was taken, and no error is due."""
         ...
 
     def take(self) -> list[Any]:
-        """Return items; [] at the end; an error where it is due, after the items before it."""
+        """Return the items that are there, or raise an error that is due, each time.
+
+        There may be none, where all that came is the end of a worker's items.
+        """
         ...
 
     def awaited(self) -> list[Inbox]:
@@ -42,7 +49,10 @@ class InOrder:
         self._turns = deque(inboxes)
 
     def is_ready(self) -> bool:
-        return not self._turns or self._turns[0].has_something()
+        return self._turns[0].has_something()
+
+    def is_over(self) -> bool:
+        return not self._turns
 
     def take(self) -> list[Any]:
         items: list[Any] = []
@@ -64,7 +74,7 @@ class InOrder:
         return items
 
     def awaited(self) -> list[Inbox]:
-        return [self._turns[0]] if self._turns else []
+        return [self._turns[0]]
 
     def _open_all(self) -> bool:
         """Open a frame of every inbox where the last is used up; whether all have items."""
@@ -93,7 +103,10 @@ class AsTheyCome:
         self._inboxes = list(inboxes)
 
     def is_ready(self) -> bool:
-        return not self._inboxes or any(inbox.has_something() for inbox in self._inboxes)
+        return any(inbox.has_something() for inbox in self._inboxes)
+
+    def is_over(self) -> bool:
+        return not self._inboxes
 
     def take(self) -> list[Any]:
         items: list[Any] = []
@@ -110,4 +123,4 @@ class AsTheyCome:
         return items
 
     def awaited(self) -> list[Inbox]:
-        return self._inboxes
+        return [inbox for inbox in self._inboxes if not inbox.has_something()]

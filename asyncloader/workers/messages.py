@@ -2,9 +2,14 @@
 
 This file is about what may be said, in either direction:
 
-    loader ──▶ worker   Setup, then per epoch StartEpoch, Grant …, EndEpoch; Pause, Resume
-    worker ──▶ loader   Ready, then per stream items …, and StreamEnded or StreamFailed
-    both                slots of shared memory that are free again
+    loader ──▶ worker       Setup, then per epoch StartEpoch, Grant …, Hurry …, EndEpoch;
+                            Pause, Resume
+    worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed
+    dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
+    worker ──▶ dispatcher   Grant
+    all                     slots of shared memory that are free again
+
+The dispatching process hears and says to the loader what a worker does, but no items.
 
 Items and free slots have frames of their own kind; everything else is one of the
 dataclasses. Closing the channel ends the conversation.
@@ -68,6 +73,14 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class Hurry:
+    """The stream's next item is waited for: do not wait for memory to come back first."""
+
+    epoch: int
+    stream: int
+
+
+@dataclass(frozen=True)
 class EndEpoch:
     """Send nothing more of this epoch."""
 
@@ -117,17 +130,21 @@ class StreamFailed:
     error: bytes
 
 
-Command = Setup | StartEpoch | Grant | EndEpoch | Pause | Resume
+#: What the dispatching process may say to a worker, besides items.
+Dealt = StreamEnded | StreamFailed | EndEpoch
+
+Command = Setup | StartEpoch | Grant | Hurry | EndEpoch | Pause | Resume
 Report = Ready | StartFailed | StreamEnded | StreamFailed
 
-_COMMANDS = (Setup, StartEpoch, Grant, EndEpoch, Pause, Resume)
+_COMMANDS = (Setup, StartEpoch, Grant, Hurry, EndEpoch, Pause, Resume)
 _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed)
 NO_EPOCH = 0
 
+_DEALT = (StreamEnded, StreamFailed, EndEpoch)
 _ITEMS_HEAD = struct.Struct("<QI")
 
 
-def dump_message(message: Command | Report) -> bytes:
+def dump_message(message: Command | Report | Dealt) -> bytes:
     """Return a message as the payload of a frame."""
     return pickle.dumps(message, protocol=5)
 
@@ -141,6 +158,12 @@ def load_command(payload: bytes | memoryview) -> Command:
 def load_report(payload: bytes | memoryview) -> Report:
     """Return the report in a frame; TransportError if it holds none."""
     message: Report = _load(payload, _REPORTS)
+    return message
+
+
+def load_dealt(payload: bytes | memoryview) -> Dealt:
+    """Return what the dispatching process said in a frame; TransportError if it said nothing."""
+    message: Dealt = _load(payload, _DEALT)
     return message
 
 
@@ -179,4 +202,8 @@ def _load(payload: bytes | memoryview, kinds: tuple[type, ...]) -> Any:
         raise TransportError(f"a message could not be read: {error!r}") from error
     if not isinstance(message, kinds):
         raise TransportError(f"a message of type {type(message).__name__} is not for this side")
+    for name in ("epoch", "stream"):
+        number = getattr(message, name, 0)
+        if type(number) is not int or number < 0:
+            raise TransportError(f"a {type(message).__name__} of {name} {number!r}")
     return message

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncloader.errors import WorkerStartupError, WorkerTimeout
@@ -21,7 +22,15 @@ from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
-from asyncloader.workers.messages import Command, EndEpoch, Grant, Pause, Resume, Setup, StartEpoch
+from asyncloader.workers.messages import (
+    EndEpoch,
+    Grant,
+    Hurry,
+    Pause,
+    Resume,
+    Setup,
+    StartEpoch,
+)
 from asyncloader.workers.process import (
     Process,
     ProcessPlan,
@@ -34,8 +43,10 @@ logger = logging.getLogger("asyncloader")
 
 START_SECONDS = 60.0
 WARN_SECONDS = 30.0
+HURRY_SECONDS = 0.05
 
 _MAIN = "asyncloader.workers.main"
+_DISPATCH = "asyncloader.workers.dispatch"
 
 
 @dataclass(frozen=True)
@@ -53,16 +64,20 @@ class PoolSettings:
 class WorkerPool:
     """The workers of one loader, from ``start`` to ``aclose``."""
 
-    def __init__(self, plan: bytes, streams: int, settings: PoolSettings) -> None:
+    def __init__(
+        self, plan: bytes, streams: int, settings: PoolSettings, dispatch_plan: bytes | None = None
+    ) -> None:
         self.settings = settings
         self._plan = plan
+        self._dispatch_plan = dispatch_plan
         self._streams = streams
         self._links: list[Link] = []
+        self._dispatcher: Link | None = None
         self._processes: list[Process] = []
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        self._watch_over_processes()
 
     async def start(self) -> None:
         """Start all workers, or none: WorkerStartupError with the cause, and nothing left."""
@@ -71,9 +86,9 @@ class WorkerPool:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._start_processes()
-                for link in self._links:
+                for link in self._all():
                     link.attach(loop, waiter.wake)
-                    link.send(self._setup(link.worker))
+                self._set_up()
                 await waiter.until(self._is_started)
         except TimeoutError:
             await self.aclose()
@@ -81,9 +96,9 @@ class WorkerPool:
         except BaseException:
             await self.aclose()
             raise
-        for link in self._links:
+        for link in self._all():
             link.detach()
-        failures = [link.failure for link in self._links if link.failure is not None]
+        failures = [link.failure for link in self._all() if link.failure is not None]
         if failures:
             await self.aclose()
             raise _as_startup_error(failures[0])
@@ -91,7 +106,7 @@ class WorkerPool:
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""
         await self.aclose()
-        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        self._watch_over_processes()
         await self.start()
 
     def begin_epoch(
@@ -102,19 +117,22 @@ class WorkerPool:
         self._epoch += 1
         self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
-        for link in self._links:
+        start = StartEpoch(
+            epoch=self._epoch,
+            credits=self.settings.credits,
+            one_by_one=self.settings.credits == 0,
+            shared_seeds=tuple(shared_seeds),
+            seed_generator=seed_generator.clone(),
+            resets=resets,
+        )
+        for worker, link in enumerate(self._links):
             link.begin_epoch(self._epoch, self._streams)
             link.attach(loop, self._wake)
-            link.send(
-                StartEpoch(
-                    epoch=self._epoch,
-                    credits=self.settings.credits,
-                    one_by_one=self.settings.credits == 0,
-                    shared_seeds=tuple(shared_seeds),
-                    seed_generator=seed_generator.spawn(link.worker),
-                    resets=resets,
-                )
-            )
+            link.send(replace(start, seed_generator=seed_generator.spawn(worker)))
+        if self._dispatcher is not None:
+            self._dispatcher.begin_epoch(self._epoch, streams=0)
+            self._dispatcher.attach(loop, self._wake)
+            self._dispatcher.send(start)
         return [self._stream(number) for number in range(self._streams)]
 
     def end_epoch(self) -> None:
@@ -122,7 +140,7 @@ class WorkerPool:
         if self._loop is None:
             return
         self._loop = None
-        for link in self._links:
+        for link in self._all():
             link.send(EndEpoch(self._epoch))
             link.end_epoch()
             link.detach()
@@ -135,53 +153,80 @@ class WorkerPool:
     def has_dead(self) -> bool:
         """Whether a worker has ended, so that the pool cannot run another epoch."""
         return any(
-            link.failure is not None or link.process.exitcode is not None for link in self._links
+            link.failure is not None or link.process.exitcode is not None for link in self._all()
         )
 
     async def aclose(self) -> None:
         """End all workers within three seconds in total."""
         self.end_epoch()
-        for link in self._links:
+        for link in self._all():
             link.close()
-        self._links = []
+        self._links, self._dispatcher = [], None
         processes = list(self._processes)
         self._processes.clear()
         self._finalizer.detach()
         await close_processes(processes)
+
+    def _watch_over_processes(self) -> None:
+        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        # When the interpreter exits, the processes are ended without a word.
+        self._finalizer.atexit = False
 
     async def _start_processes(self) -> None:
         plans = [
             ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
             for worker in range(self.settings.num_workers)
         ]
+        if self._dispatch_plan is not None:
+            plans.append(
+                ProcessPlan("asyncloader dispatcher", f"{_DISPATCH}:main", preload=(_MAIN,))
+            )
         try:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(self._start_one(plan)) for plan in plans]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        share = self.settings.prefetch_bytes // self.settings.num_workers
+        if self._dispatch_plan is not None:
+            self._dispatcher = Link("the dispatching process", None, starts.pop().result())
         for worker, start in enumerate(starts):
-            self._links.append(Link(worker, start.result(), copy_beyond=share // 2))
+            link = Link(f"worker {worker}", worker, start.result(), copy_beyond=self._share() // 2)
+            self._links.append(link)
 
     async def _start_one(self, plan: ProcessPlan) -> Process:
         process = await start_process(plan, method=self.settings.method, timeout=START_SECONDS)
         self._processes.append(process)
         return process
 
-    def _setup(self, worker: int) -> Command:
-        return Setup(
-            info=WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker),
-            plan=self._plan,
-            arena_bytes=self.settings.prefetch_bytes // self.settings.num_workers,
-        )
+    def _set_up(self) -> None:
+        """Tell each process what it is, and give the dispatching one a channel to each worker."""
+        dealt = []
+        for worker, link in enumerate(self._links):
+            fds = []
+            if self._dispatcher is not None:
+                from_dispatcher, to_worker = socket.socketpair()
+                fds.append(from_dispatcher.detach())
+                dealt.append(to_worker.detach())
+            link.send(self._setup(worker, self._plan), fds)
+        if self._dispatcher is not None and self._dispatch_plan is not None:
+            self._dispatcher.send(self._setup(0, self._dispatch_plan), dealt)
+
+    def _setup(self, worker: int, plan: bytes) -> Setup:
+        info = WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker)
+        return Setup(info=info, plan=plan, arena_bytes=self._share())
+
+    def _share(self) -> int:
+        return self.settings.prefetch_bytes // self.settings.num_workers
+
+    def _all(self) -> list[Link]:
+        return self._links if self._dispatcher is None else [*self._links, self._dispatcher]
 
     def _is_started(self) -> bool:
-        if any(link.failure is not None for link in self._links):
+        if any(link.failure is not None for link in self._all()):
             return True
-        return all(link.is_ready for link in self._links)
+        return all(link.is_ready for link in self._all())
 
     def _tell_all(self, command: Pause | Resume) -> None:
-        for link in self._links:
+        for link in self._all():
             link.send(command)
 
     def _wake(self) -> None:
@@ -189,7 +234,14 @@ class WorkerPool:
             waiter.wake()
 
     def _stream(self, number: int) -> WorkerStream:
-        return WorkerStream(self._links, number, self._epoch, self._waiters[number], self.settings)
+        return WorkerStream(
+            self._links,
+            self._all(),
+            number,
+            self._epoch,
+            self._waiters[number],
+            self.settings,
+        )
 
 
 class WorkerStream:
@@ -198,12 +250,14 @@ class WorkerStream:
     def __init__(
         self,
         links: list[Link],
+        watched: list[Link],
         number: int,
         epoch: int,
         waiter: LoopWaiter,
         settings: PoolSettings,
     ) -> None:
         self._links = links
+        self._watched = watched
         self._number = number
         self._epoch = epoch
         self._waiter = waiter
@@ -214,10 +268,12 @@ class WorkerStream:
 
     async def take(self) -> list[Any]:
         """Wait for the next items; [] at the end, and an error in the place of its item."""
-        await self._until_ready()
-        await self._open_heavy()
-        items = self._merge.take()
-        self._grant()
+        items: list[Any] = []
+        while not items and not self._merge.is_over():
+            await self._until_ready()
+            await self._open_heavy()
+            items = self._merge.take()
+            self._grant()
         return items
 
     async def _until_ready(self) -> None:
@@ -227,17 +283,21 @@ class WorkerStream:
             if failure is not None:
                 raise failure
             self._ask()
+            hurry = asyncio.get_running_loop().call_later(HURRY_SECONDS, self._hurry)
             try:
                 async with asyncio.timeout(self._patience(begun)):
                     await self._waiter.until(self._has_news)
             except TimeoutError:
                 self._complain(begun)
+            finally:
+                hurry.cancel()
 
     def _has_news(self) -> bool:
         return self._merge.is_ready() or self._failure() is not None
 
     def _failure(self) -> BaseException | None:
-        return next((link.failure for link in self._links if link.failure is not None), None)
+        failures = (link.failure or link.epoch_failure for link in self._watched)
+        return next((failure for failure in failures if failure is not None), None)
 
     def _ask(self) -> None:
         """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
@@ -247,6 +307,10 @@ class WorkerStream:
             if not inbox.is_asked and not inbox.has_something():
                 inbox.is_asked = True
                 link.send(Grant(self._epoch, self._number, 1))
+
+    def _hurry(self) -> None:
+        for inbox in self._merge.awaited():
+            self._links[inbox.worker].send(Hurry(self._epoch, self._number))
 
     def _grant(self) -> None:
         if not self._settings.credits:
@@ -268,17 +332,21 @@ class WorkerStream:
 
     def _silence(self, begun: float) -> float:
         """How long the worker that owes an item has said nothing, since it was waited for."""
-        heard = min(self._links[inbox.worker].last_heard for inbox in self._merge.awaited())
-        return time.monotonic() - max(heard, begun)
+        return time.monotonic() - max(self._most_silent().last_heard, begun)
+
+    def _most_silent(self) -> Link:
+        owing = (self._links[inbox.worker] for inbox in self._merge.awaited())
+        return min(owing, key=lambda link: link.last_heard)
 
     def _complain(self, begun: float) -> None:
-        owing = self._merge.awaited()[0].worker
-        silence = self._silence(begun)
+        link = self._most_silent()
+        owing, silence = link.worker, self._silence(begun)
         limit = self._settings.timeout
-        if limit is None or silence < limit:
+        if limit is None:
             logger.warning("waiting for worker %d for %.0f s", owing, silence)
             return
-        link = self._links[owing]
+        if silence < limit:
+            return
         failure = WorkerTimeout(
             f"worker {owing} (pid {link.process.pid}) owes an item and said nothing for"
             f" {silence:.1f} s (timeout={limit:g}); it was killed",
@@ -299,7 +367,7 @@ def _as_startup_error(failure: BaseException) -> WorkerStartupError:
 
 def _leave_nothing(processes: list[Process]) -> None:
     """Kill the workers of a pool that was dropped without being closed."""
-    if processes:
+    if any(process.is_ours() for process in processes):
         warnings.warn(
             f"{len(processes)} worker processes were still running when their loader was dropped;"
             " use `async with loader`, `with loader`, aclose() or shutdown()",

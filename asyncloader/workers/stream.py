@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from asyncloader.errors import PipelineError
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import LoaderError, PipelineError
+from asyncloader.runtime import Stopped
 from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
@@ -29,8 +31,8 @@ class Stream:
         self,
         talk: Talk,
         punctual: Punctual,
-        pack_error: Callable[[BaseException], bytes],
-        items: Iterator[Any],
+        pack_error: Callable[[BaseException, str], bytes],
+        pipe: Any,
         *,
         epoch: int,
         number: int,
@@ -38,18 +40,36 @@ class Stream:
         one_by_one: bool,
     ) -> None:
         self.number = number
+        self.epoch = epoch
         self.is_over = False
         self._talk = talk
         self._lock = talk.lock
         self._punctual = punctual
         self._pack_error = pack_error
-        self._items = items
-        self._epoch = epoch
+        self._pipe = pipe
+        self._items: Iterator[Any] = iter(())
+        self._has_begun = False
+        self._made = 0
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
         self._due = self._sent = 0.0
+
+    @property
+    def credits(self) -> int:
+        """How many frames may be sent."""
+        return self._credits
+
+    @property
+    def count(self) -> int:
+        """How many items the open frame has."""
+        return self._packing.count
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the open frame has, roughly."""
+        return self._packing.nbytes
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
@@ -64,9 +84,11 @@ class Stream:
 
     def advance(self) -> None:
         """Make and send one frame; say so when it was the last."""
-        if self._ending is None and not self._is_full():
+        # One that is open was held back for want of a credit, and waits for no company.
+        self.send()
+        if self._ending is None and self._credits > 0:
             self._fill()
-        self._send()
+            self.send()
         if self._ending is not None and not self._packing.count:
             self.is_over = True
             self._talk.report(self._ending)
@@ -74,11 +96,14 @@ class Stream:
     def send_if_late(self) -> bool:
         """Send the open frame if its first item has waited long enough for company.
 
-        Whether there may be one that is to be sent so, later.
+        Whether there is one that may still have to be sent so.
         """
+        if not self._packing.count or not self._credits:
+            return False
         if monotonic() >= self._due:
-            self._send()
-        return self._packing.count > 0 and self._credits > 0
+            self.send()
+        # Something may have been added meanwhile.
+        return self._packing.count > 0
 
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
@@ -93,40 +118,57 @@ class Stream:
         try:
             packing = self._packing
             tiny = packing.unchanging
-            for item in self._items:
+            for item in self._begun():
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
                     tiny.append(item)
                     count = len(tiny)
                     is_full = not count & (count - 1) and self._is_due()
                 else:
-                    is_full = self._add(item)
+                    is_full = self.add(item)
                 # Memory just sent is wanted for the next item.
                 del item
                 if is_full:
                     return
         except SystemExit:
             raise
+        except Stopped:
+            # Whoever stopped it knows.
+            self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
-            self._ending = StreamFailed(self._epoch, self.number, self._pack_error(error))
+            packed = self._pack_error(error, f", after {self._count_made()} items")
+            self._ending = StreamFailed(self.epoch, self.number, packed)
         else:
-            self._ending = StreamEnded(self._epoch, self.number)
+            self._ending = StreamEnded(self.epoch, self.number)
 
-    def _send(self) -> None:
+    def _begun(self) -> Iterator[Any]:
+        if not self._has_begun:
+            self._has_begun = True
+            self._items = iter(self._pipe)
+        return self._items
+
+    def send(self) -> None:
+        """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
                 self._sent = monotonic()
-                self._talk.send_items(self._epoch, self.number, self._packing.finish())
+                self._made += self._packing.count
+                self._talk.send_items(self.epoch, self.number, self._packing.finish())
 
-    def _add(self, item: Any) -> bool:
+    def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
         with self._lock:
             try:
                 self._packing.add(item)
+            except LoaderError:
+                raise
             except Exception as error:
-                raise _refusal(item, error) from error
+                raise self._refusal(item, error) from error
         return self._is_due()
+
+    def _count_made(self) -> int:
+        return self._made + self._packing.count
 
     def _is_due(self) -> bool:
         """Whether the open frame is to be sent, having seen to it if it is new."""
@@ -143,10 +185,10 @@ class Stream:
         packing = self._packing
         return packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
 
-
-def _refusal(item: Any, error: Exception) -> PipelineError:
-    kind = type(item)
-    return PipelineError(
-        f"an item of type {kind.__module__}.{kind.__qualname__} could not be pickled: {error!r};"
-        " let the last pipe yield plain data or tensors"
-    )
+    def _refusal(self, item: Any, error: Exception) -> PipelineError:
+        kind = type(item)
+        return PipelineError(
+            f"item {self._count_made()} of {stage_name(self._pipe)} is of type"
+            f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {error!r};"
+            " let the last pipe yield plain data or tensors"
+        )

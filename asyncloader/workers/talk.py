@@ -1,4 +1,4 @@
-"""The worker's end of the conversation.
+"""One end of a conversation that blocks: a worker's, or the dispatching process's.
 
 This file is about ``Talk``: commands in, reports and items out, and the slots of
 shared memory that come and go beside them.
@@ -13,13 +13,17 @@ from time import monotonic
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import Encoded, Encoder
+from asyncloader.transport.codec import Encoded, Encoder, in_band
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.messages import (
     Command,
+    Dealt,
     EndEpoch,
+    Hurry,
     Kind,
     Report,
+    StreamEnded,
+    StreamFailed,
     dump_message,
     items_head,
     load_command,
@@ -31,16 +35,26 @@ _LISTEN_SECONDS = 0.0002
 
 
 class Talk:
-    """What a worker hears and says; every wait ends when the loader closes the channel."""
+    """What a process hears and says; every wait ends when the other closes the channel.
 
-    def __init__(self, channel: Channel) -> None:
+    With ``waits`` whoever speaks waits until the socket and the shared memory have
+    room. Without, what finds no room is kept, and ``flush`` sends it later.
+    """
+
+    def __init__(self, channel: Channel, *, waits: bool = True) -> None:
         self._channel = channel
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
         self._listen_at = 0.0
+        #: Descriptors that came with commands; whoever takes them closes them.
+        self.fds: list[int] = []
+        #: The streams, by epoch and number, whose next item the loader waits for.
+        self._hurried: set[tuple[int, int]] = set()
         #: Held by whoever makes or sends a frame of items.
         self.lock = threading.Lock()
-        self.encoder = Encoder(self._arena, on_full=self._wait_for_slot)
+        self._say = channel.send if waits else channel.post
+        on_full = self._wait_for_slot if waits else in_band
+        self.encoder = Encoder(self._arena, on_full=on_full)
 
     @property
     def arena(self) -> Arena:
@@ -54,34 +68,72 @@ class Talk:
         return self._heard.popleft()
 
     def commands(self) -> list[Command]:
-        """Return the commands that are there already; who asks often is told a bit later."""
-        now = monotonic()
-        if now >= self._listen_at:
-            self._listen_at = now + _LISTEN_SECONDS
-            for frame in self._channel.receive_ready():
-                self._hear(frame)
+        """Return the commands that are there already."""
+        for frame in self._channel.receive_ready():
+            self._hear(frame)
         heard = list(self._heard)
         self._heard.clear()
         return heard
 
-    def report(self, report: Report) -> None:
-        """Tell the loader something."""
-        self._channel.send(Kind.MESSAGE, dump_message(report))
+    def commands_by_now(self) -> list[Command]:
+        """Return the commands that were there a moment ago; for a process that asks often."""
+        now = monotonic()
+        if now < self._listen_at and not self._heard:
+            return []
+        self._listen_at = now + _LISTEN_SECONDS
+        return self.commands()
+
+    def fileno(self) -> int:
+        """The channel's descriptor, readable when there is something to hear."""
+        return self._channel.fileno()
+
+    def flush(self) -> None:
+        """Send what there was no room for, as far as there is now."""
+        self._channel.flush()
+
+    def has_unsent(self) -> bool:
+        """Whether something waits for room."""
+        return self._channel.has_unsent()
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def report(self, report: Report | Dealt) -> None:
+        """Tell the other end something."""
+        if isinstance(report, StreamEnded | StreamFailed):
+            self._hurried.discard((report.epoch, report.stream))
+        self._say(Kind.MESSAGE, dump_message(report))
 
     def send_items(self, epoch: int, stream: int, items: Encoded) -> None:
         """Send a frame of items, waiting while the socket is full."""
-        self._channel.send(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
+        self._hurried.discard((epoch, stream))
+        self._say(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
 
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.MESSAGE:
-                self._heard.append(load_command(frame.payload))
+                self.fds += frame.fds
+                self._heed(load_command(frame.payload))
             case Kind.RELEASED:
                 self._arena.release(load_slots(frame.payload))
             case _:
                 raise TransportError(f"a frame of kind {frame.kind} is not for a worker")
 
+    def _heed(self, command: Command) -> None:
+        if isinstance(command, Hurry):
+            self._hurried.add((command.epoch, command.stream))
+            return
+        if isinstance(command, EndEpoch):
+            self._hurried.clear()
+        self._heard.append(command)
+
     def _wait_for_slot(self, nbytes: int) -> bool:
-        """Wait until something was said; False where waiting on would be in vain."""
-        self._hear(self._channel.receive())
-        return not any(isinstance(command, EndEpoch) for command in self._heard)
+        """Wait until something was said; False where waiting on would be in vain.
+
+        A loader that waits for an item may hold all the memory meanwhile: leased to its
+        consumer, or in frames of another stream.
+        """
+        if not self._hurried:
+            self._hear(self._channel.receive())
+        return not self._hurried and not any(isinstance(each, EndEpoch) for each in self._heard)

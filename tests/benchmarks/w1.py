@@ -39,12 +39,23 @@ def count(batches: Iterable[Any]) -> int:
     return sum(len(batch) for batch in batches)
 
 
-# Plain Python: the limit ----------------------------------------------------------------
+# Plain Python: the limits ---------------------------------------------------------------
 
 
 def mapped(numbers: Iterable[int]) -> Iterator[int]:
     for number in numbers:
         yield add_one(number)
+
+
+def appended(numbers: Iterable[int]) -> Iterator[list[int]]:
+    batch = []
+    for number in numbers:
+        batch.append(number)
+        if len(batch) == BATCH_SIZE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def batched(numbers: Iterable[int]) -> Iterator[list[int]]:
@@ -54,6 +65,10 @@ def batched(numbers: Iterable[int]) -> Iterator[list[int]]:
 
 
 def plain() -> float:
+    return rate_of(lambda: count(appended(mapped(range(ITEMS)))))
+
+
+def plain_islice() -> float:
     return rate_of(lambda: count(batched(mapped(range(ITEMS)))))
 
 
@@ -129,7 +144,8 @@ def torch_loader_of_batches() -> float:
 
 
 CASES = [
-    Case("plain generators", plain),
+    Case("plain generators, append", plain),
+    Case("plain generators, islice", plain_islice),
     Case("asyncloader, for", sync),
     Case("asyncloader, async for (asyncio)", on_asyncio),
     Case("asyncloader, async for (uvloop)", on_uvloop, needs=("uvloop",)),
@@ -138,4 +154,5 @@ CASES = [
 ]
 
 if __name__ == "__main__":
-    compare(CASES, unit="items/s", against=["plain generators", "torch DataLoader"])
+    references = ["plain generators, append", "plain generators, islice", "torch DataLoader"]
+    compare(CASES, unit="items/s", against=references)

@@ -19,12 +19,6 @@ GRAPHS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_monitor(monkeypatch):
-    # tqdm would leave a thread behind, with which this process could no longer fork.
-    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
-
-
 @pytest.fixture(params=GRAPHS)
 def graph_and_length(request):
     build, length = GRAPHS[request.param]

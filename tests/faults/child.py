@@ -1,0 +1,112 @@
+"""Faults are met in a process of their own, with a hard limit.
+
+This file is about playing a scene: a function of a test's file, run in a fresh
+interpreter under ``-W error`` with the loop in debug mode. A scene that fails, prints
+a word to stderr, leaves something behind or does not end in time fails its test; in
+the last case with the stacks of its threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+from tests.leaks import leaves_nothing
+from tests.processes.scripts import run_script
+
+METHODS = [None, "fork", "spawn", "forkserver"]
+
+DETECT_SECONDS = 1.0
+CLOSE_SECONDS = 3.0
+#: What a busy machine may add to a bound.
+SLACK = 2.0
+
+
+def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 40.0) -> str:
+    """Run a scene in a child process; return what it printed."""
+    call = f"{scene.__module__!r}, {scene.__name__!r}, {args!r}"
+    source = f"""
+if __name__ == "__main__":
+    from tests.faults.child import perform
+
+    perform({call})
+"""
+    done = run_script(folder, source, limit=limit)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
+    return done.stdout
+
+
+def perform(module: str, name: str, args: tuple[Any, ...]) -> None:
+    """In the child: warm up, and run the scene, which must leave nothing behind."""
+    # A callback that is slow on a busy machine is no fault; errors are still printed.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    scene = getattr(importlib.import_module(module), name)
+    for method in [None, *(arg for arg in args if arg in METHODS)]:
+        warm_up(method)
+    with leaves_nothing():
+        if inspect.iscoroutinefunction(scene):
+            asyncio.run(scene(*args), debug=True)
+        else:
+            scene(*args)
+        settle()
+
+
+def warm_up(method: str | None) -> None:
+    """Start what stays: the template process, or the standard library's servers."""
+    with DataLoader2(IterableWrapper([1]), None, MultiProcessingReadingService(1, method)) as one:
+        assert list(one) == [1]
+
+
+def settle() -> None:
+    """Wait for threads that are on their way out."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("asyncloader") and "spawner" not in thread.name:
+            thread.join(1.0)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Fail if the block takes longer, with something added for a busy machine."""
+    begun = time.monotonic()
+    yield
+    took = time.monotonic() - begun
+    assert took <= seconds + SLACK, f"took {took:.2f} s instead of {seconds} s"
+
+
+def loader_of(graph: Any, *args: Any, **kwargs: Any) -> DataLoader2[Any]:
+    """A loader that runs a graph in worker processes."""
+    return DataLoader2(graph, None, MultiProcessingReadingService(*args, **kwargs))
+
+
+def numbers(count: int = 100) -> Any:
+    return IterableWrapper(range(count)).sharding_filter()
+
+
+async def collected(loader: DataLoader2[Any]) -> tuple[list[Any], BaseException | None]:
+    """Take items up to the end or an error; an error must be raised again by the next."""
+    items, taken = aiter(loader), []
+    try:
+        async for item in items:
+            taken.append(item)
+    except BaseException as error:  # noqa: BLE001 - the scene looks at it
+        failure = error
+    else:
+        return taken, None
+    for _ in range(2):
+        try:
+            await anext(items)
+        except BaseException as again:  # noqa: BLE001 - compared
+            assert again is failure, again
+        else:
+            raise AssertionError("an iterator that failed went on")
+    return taken, failure

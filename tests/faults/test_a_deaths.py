@@ -1,0 +1,250 @@
+"""Rows A: workers that die, hang or run out of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncloader.errors import WorkerDied, WorkerTimeout
+from asyncloader.runtime import get_worker_info, new_event_loop
+from asyncloader.workers import pool
+from tests.faults.child import (
+    CLOSE_SECONDS,
+    DETECT_SECONDS,
+    collected,
+    loader_of,
+    numbers,
+    play,
+    within,
+)
+
+
+def die_of(signal_number: int) -> None:
+    signal.signal(signal_number, signal.SIG_DFL) if signal_number != signal.SIGKILL else None
+    os.kill(os.getpid(), signal_number)
+    time.sleep(1000)
+
+
+def in_the_first_epoch(flag: str, act: Callable[[], Any]) -> Callable[[int], int]:
+    """A function for map that acts once in all, in the middle of worker 1's items."""
+
+    def maybe(number: int) -> int:
+        info = get_worker_info()
+        if info is not None and info.worker_id == 1 and number > 20 and not os.path.exists(flag):
+            open(flag, "x").close()
+            act()
+        return number
+
+    return maybe
+
+
+WAYS: dict[str, tuple[Callable[[], Any], int]] = {
+    "SIGKILL": (lambda: die_of(signal.SIGKILL), -signal.SIGKILL),
+    "SIGTERM": (lambda: die_of(signal.SIGTERM), -signal.SIGTERM),
+    "SIGSEGV": (lambda: die_of(signal.SIGSEGV), -signal.SIGSEGV),
+    "_exit 0": (lambda: os._exit(0), 0),
+    "exit 3": (lambda: sys.exit(3), 3),
+    "in a thread": (lambda: in_a_thread(lambda: os._exit(4)), 4),
+}
+
+
+def in_a_thread(act: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(1000)
+
+
+async def a_worker_dies(way: str, flag: str) -> None:
+    act, exitcode = WAYS[way]
+    graph = numbers(1000).map(in_the_first_epoch(flag, act))
+    async with loader_of(graph, 2) as loader:
+        with within(DETECT_SECONDS):
+            taken, error = await collected(loader)
+        assert taken == list(range(len(taken)))
+        assert len(taken) <= 23
+        check_death(error, exitcode)
+        assert [item async for item in loader] == list(range(1000)), "the next epoch works"
+
+
+def check_death(error: BaseException | None, exitcode: int) -> None:
+    assert isinstance(error, WorkerDied), error
+    assert (error.worker, error.exitcode) == (1, exitcode)
+    assert error.pid is not None
+    assert error.signal == (-exitcode if exitcode < 0 else None)
+    told = signal.Signals(-exitcode).name if exitcode < 0 else f"code {exitcode}"
+    assert told in str(error)
+    assert str(error.pid) in str(error)
+
+
+@pytest.mark.parametrize("way", ["SIGKILL"])
+def test_a1_a_worker_that_is_killed_mid_batch_is_a_death(way, tmp_path):
+    play(tmp_path, a_worker_dies, way, str(tmp_path / "flag"))
+
+
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGSEGV", "_exit 0", "exit 3", "in a thread"])
+def test_a2_a_worker_that_ends_early_is_a_death_with_its_code(way, tmp_path):
+    play(tmp_path, a_worker_dies, way, str(tmp_path / "flag"))
+
+
+def a_worker_dies_under_uvloop(flag: str) -> None:
+    with asyncio.Runner(loop_factory=new_event_loop, debug=True) as runner:
+        runner.run(a_worker_dies("SIGKILL", flag))
+
+
+def test_a1_under_uvloop(tmp_path):
+    play(tmp_path, a_worker_dies_under_uvloop, str(tmp_path / "flag"))
+
+
+def a_worker_dies_and_a_thread_reads(flag: str) -> None:
+    graph = numbers(1000).map(in_the_first_epoch(flag, lambda: die_of(signal.SIGKILL)))
+    found: list[Any] = []
+
+    def read() -> None:
+        with loader_of(graph, 2) as loader:
+            items = iter(loader)
+            for _ in range(2):
+                try:
+                    found.extend(items)
+                except WorkerDied as error:
+                    found.append(error)
+            found.append(list(loader))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with within(DETECT_SECONDS + CLOSE_SECONDS):
+        thread.join(20)
+    *items, error, again, whole = found
+    assert items == list(range(len(items)))
+    check_death(error, -signal.SIGKILL)
+    assert again is error
+    assert whole == list(range(1000))
+
+
+def test_a1_read_by_for_in_a_thread(tmp_path):
+    play(tmp_path, a_worker_dies_and_a_thread_reads, str(tmp_path / "flag"))
+
+
+def with_pid(number: int) -> tuple[int, int]:
+    return number, os.getpid()
+
+
+def large_with_pid(number: int) -> tuple[int, int, list[int]]:
+    # Many small objects stay in band: the socket is full of them.
+    return number, os.getpid(), list(range(100_000))
+
+
+async def a_worker_is_killed_while(what: str) -> None:
+    graph = numbers(1000).map(large_with_pid if what == "writing" else with_pid)
+    async with loader_of(graph, 2, worker_prefetch_cnt=2) as loader:
+        items = aiter(loader)
+        pids = [(await anext(items))[1] for _ in range(2)]
+        if what == "writing":
+            # The loop is busy, and the socket fills up.
+            time.sleep(0.5)
+        else:
+            # Out of credits, or between epochs, a worker waits for a command.
+            await asyncio.sleep(0.3)
+        if what == "between epochs":
+            await items.aclose()
+        os.kill(pids[1], signal.SIGKILL)
+        if what != "between epochs":
+            taken, error = [], None
+            with within(DETECT_SECONDS):
+                try:
+                    taken = [number async for number, *_ in items]
+                except WorkerDied as death:
+                    error = death
+            assert taken == list(range(2, 2 + len(taken)))
+            check_death(error, -signal.SIGKILL)
+        assert [number async for number, *_ in loader] == list(range(1000))
+
+
+@pytest.mark.parametrize("what", ["idle", "between epochs", "writing"])
+def test_a1_a_worker_that_is_killed_while(what, tmp_path):
+    play(tmp_path, a_worker_is_killed_while, what)
+
+
+HANGS: dict[str, Callable[[], Any]] = {
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "in C with the GIL": lambda: ctypes.PyDLL(None).sleep(1000),
+    "sleeping": lambda: time.sleep(1000),
+}
+
+
+async def a_worker_hangs(how: str, flag: str) -> None:
+    graph = numbers(100).map(in_the_first_epoch(flag, HANGS[how]))
+    async with loader_of(graph, 2, timeout=0.5) as loader:
+        with within(0.5 + 1.0):
+            taken, error = await collected(loader)
+        assert taken == list(range(len(taken)))
+        assert isinstance(error, WorkerTimeout | TimeoutError), error
+        assert error.worker == 1
+        assert "worker 1" in str(error)
+        assert "timeout=0.5" in str(error)
+        assert [item async for item in loader] == list(range(100))
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a3_a_worker_that_is_silent_for_too_long_is_killed(how, tmp_path):
+    play(tmp_path, a_worker_hangs, how, str(tmp_path / "flag"))
+
+
+async def a_worker_hangs_without_a_timeout(how: str, flag: str) -> None:
+    pool.WARN_SECONDS = 0.3
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("asyncloader").addHandler(handler)
+    graph = numbers(100).map(in_the_first_epoch(flag, HANGS[how]))
+    loader = loader_of(graph, 2)
+    items = aiter(loader)
+    with pytest.raises(TimeoutError):  # noqa: PT012 - both wait for the same worker
+        async with asyncio.timeout(1.5):
+            async for _ in items:
+                pass
+    assert told
+    assert all("worker 1" in each for each in told), told
+    with within(CLOSE_SECONDS):
+        await loader.aclose()
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a3_without_a_timeout_a_warning_names_it_and_closing_is_quick(how, tmp_path):
+    play(tmp_path, a_worker_hangs_without_a_timeout, how, str(tmp_path / "flag"))
+
+
+def limited(pipe: Any, info: Any) -> Any:
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+    return pipe
+
+
+def greedy(number: int) -> tuple[int, int]:
+    return number, len(bytearray(1 << 40 if number == 7 else 10)) and os.getpid()
+
+
+async def a_worker_asks_for_too_much() -> None:
+    async with loader_of(numbers(20).map(greedy), 2, worker_init_fn=limited) as loader:
+        pids = []
+        for _ in range(2):
+            taken, error = await collected(loader)
+            assert [number for number, _ in taken] == list(range(7))
+            assert isinstance(error, MemoryError), error
+            pids.append({pid for _, pid in taken})
+        assert pids[0] == pids[1], "the workers live on"
+
+
+def test_a4_memory_that_is_not_there_is_the_items_error(tmp_path):
+    play(tmp_path, a_worker_asks_for_too_much)

@@ -1,0 +1,120 @@
+"""Workers for programs as people write them: unguarded scripts, lambdas, classes of __main__."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.processes.scripts import run_script
+
+METHODS = [None, "fork", "spawn", "forkserver"]
+
+UNGUARDED = """
+import asyncio, sys
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+class Points(IterDataPipe):
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        for number in self.source:
+            yield Point(number)
+
+def shifted(by):
+    return lambda point: Point(point.x + by)
+
+graph = Points(IterableWrapper(range(10)).sharding_filter()).map(shifted(5))
+loader = DataLoader2(graph, None, MultiProcessingReadingService(2))
+with loader:
+    points = list(loader)
+assert all(type(point) is Point for point in points), points
+print(*[point.x for point in points])
+"""
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+def test_an_unguarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
+    source = UNGUARDED.replace("Service(2)", f"Service(2, {method!r})")
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8 9 10 11 12 13 14\n", "")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_guarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
+    head, body = UNGUARDED.split("graph = ")
+    body = textwrap.indent("graph = " + body, "    ")
+    source = f'{head}if __name__ == "__main__":\n{body}'.replace(
+        "Service(2)", f"Service(2, {method!r})"
+    )
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8 9 10 11 12 13 14\n", "")
+
+
+def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
+    source = """
+    import sys
+    from asyncloader import DataLoader2, MultiProcessingReadingService
+    from asyncloader.datapipes.iter import IterableWrapper
+
+    def roll(item):
+        import numpy, torch
+        return torch.rand(()).item(), float(numpy.random.rand()), torch.get_num_threads(), \\
+            torch.utils.data.get_worker_info().id
+
+    def epochs(seed):
+        graph = IterableWrapper(range(4)).sharding_filter().map(roll)
+        loader = DataLoader2(graph, None, MultiProcessingReadingService(2))
+        loader.seed(seed)
+        with loader:
+            return [list(loader), list(loader)]
+
+    first = epochs(1)
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
+    assert first == epochs(1), first
+    rolls = [roll[:2] for epoch in (*first, *epochs(2)) for roll in epoch]
+    assert len({number for roll in rolls for number in roll}) == 32, rolls
+    assert [roll[2:] for roll in first[0]] == [(1, 0), (1, 1)] * 2, first
+    """
+    done = run_script(tmp_path, source, limit=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_everything_may_be_kept_with_few_descriptors(tmp_path):
+    source = """
+    import os, resource
+    import torch
+    from asyncloader import DataLoader2, MultiProcessingReadingService
+    from asyncloader.datapipes.iter import IterableWrapper
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    graph = IterableWrapper(range(2000)).sharding_filter()
+    graph = graph.map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
+    with DataLoader2(graph, None, MultiProcessingReadingService(2)) as loader:
+        kept = list(loader)
+        assert [int(tensor[0]) for tensor in kept] == list(range(2000))
+        assert [int(tensor[-1]) for tensor in kept] == list(range(2000))
+    """
+    done = run_script(tmp_path, source, limit=90)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_of_workers_is_the_loaders_and_interpreters_exit_codes_are_kept(tmp_path):
+    source = """
+    import sys
+    from asyncloader import DataLoader2, MultiProcessingReadingService
+    from asyncloader.datapipes.iter import IterableWrapper
+
+    graph = IterableWrapper([1]).map(lambda item: print("made", item))
+    with DataLoader2(graph, None, MultiProcessingReadingService(1)) as loader:
+        assert list(loader) == [None]
+    sys.exit(3)
+    """
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "made 1\n", "")
