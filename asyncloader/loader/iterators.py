@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import weakref
-from asyncio import _get_running_loop as _running_loop
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from asyncloader.errors import (
@@ -29,6 +29,29 @@ from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, Running
 T_co = TypeVar("T_co", covariant=True)
 
 
+class _Hand:
+    """What an iterator has at hand, and whether it may hand that out.
+
+    It is looked at for every item. An iterator that has ``__getattr__`` is slow to tell its
+    own attributes, so they are here.
+    """
+
+    __slots__ = ("gate", "group", "is_running", "is_waiting", "lock", "loop", "refusal", "thread")
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.group: Iterator[Any] = iter(())
+        self.refusal: BaseException | None = None
+        # Of a sync iterator.
+        self.lock = threading.Lock()
+        # Of an async iterator. That the loop runs, and in this thread, is known sooner than
+        # which loop runs in this thread.
+        self.is_waiting = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.is_running: Callable[[], bool] = bool
+        self.thread = 0
+
+
 class DataLoader2Iterator(Generic[T_co]):
     """What the sync and the async iterator of a loader share.
 
@@ -38,8 +61,7 @@ class DataLoader2Iterator(Generic[T_co]):
 
     def __init__(self, engine: Engine, gate: Gate) -> None:
         self._engine = engine
-        self._gate = gate
-        self._refusal: BaseException | None = None
+        self._hand = _Hand(gate)
         self._running: RunningItems | None = None
         _alive.add(self)
 
@@ -48,23 +70,23 @@ class DataLoader2Iterator(Generic[T_co]):
 
         ``resume`` lets as many pass again; None takes the limit away.
         """
-        self._gate.limit(num_items)
+        self._hand.gate.limit(num_items)
         self._engine.lifecycle.limit(num_items)
 
     def pause(self) -> None:
         """Produce and hand out nothing until ``resume``."""
-        self._gate.pause()
+        self._hand.gate.pause()
         self._engine.lifecycle.pause()
 
     def resume(self) -> None:
         """Go on after ``pause`` or a limit."""
-        self._gate.resume()
+        self._hand.gate.resume()
         self._engine.lifecycle.resume()
 
     def invalidate(self, reason: BaseException) -> None:
         """Make every later next raise ``reason``."""
-        if self._refusal is None:
-            self._refusal = reason
+        if self._hand.refusal is None:
+            self._hand.refusal = reason
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
@@ -83,7 +105,7 @@ class DataLoader2Iterator(Generic[T_co]):
     def _forget_parent(self) -> None:
         """In a forked child: refuse to go on, and leave the parent's epoch alone."""
         self._running = None
-        self._refusal = ForkedError(
+        self._hand.refusal = ForkedError(
             "this iterator belongs to the process that made it, not to its forked child;"
             " make a new DataLoader2 in the child"
         )
@@ -106,46 +128,45 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
 
     def __init__(self, engine: Engine, gate: Gate) -> None:
         super().__init__(engine, gate)
-        self._lock = threading.Lock()
         self._items: DirectItems | LoopItems | None = None
-        self._group: Iterator[T_co] = iter(())
 
     def __iter__(self) -> SyncIterator[T_co]:
         return self
 
     def __next__(self) -> T_co:
-        if not self._lock.acquire(False):
+        hand = self._hand
+        if not hand.lock.acquire(False):
             raise ConcurrentIterationError(
                 "another next() on this iterator is still under way; let one thread iterate"
                 " and hand the items to the others"
             )
         try:
             # The usual case, with an item at hand, comes first and is short.
-            gate = self._gate
-            if self._refusal is None and gate.left:
-                for item in self._group:
+            gate = hand.gate
+            if hand.refusal is None and gate.left:
+                for item in hand.group:
                     gate.left -= 1
-                    return item
-            return self._next(gate)
+                    return item  # type: ignore[no-any-return]  # an item
+            return self._next(hand)
         finally:
-            self._lock.release()
+            hand.lock.release()
 
-    def _next(self, gate: Gate) -> T_co:
-        if self._refusal is not None:
-            raise self._refusal
-        if not gate.left:
+    def _next(self, hand: _Hand) -> T_co:
+        if hand.refusal is not None:
+            raise hand.refusal
+        if not hand.gate.left:
             raise StopIteration
         if self._items is None:
-            self._running = self._items = self._engine.begin_sync(gate)
+            self._running = self._items = self._engine.begin_sync(hand.gate)
         try:
             item: T_co = self._items.next()
-            self._group = self._items.group
+            hand.group = self._items.group
         except BaseException:
-            gate.is_ended = True
-            if self._refusal is not None:
-                raise self._refusal from None
+            hand.gate.is_ended = True
+            if hand.refusal is not None:
+                raise hand.refusal from None
             raise
-        gate.let_late_pass()
+        hand.gate.let_late_pass()
         return item
 
 
@@ -154,27 +175,30 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
 
     def __init__(self, engine: Engine, gate: Gate) -> None:
         super().__init__(engine, gate)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._items: AsyncItems | None = None
-        self._group: Iterator[T_co] = iter(())
-        self._is_waiting = False
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         return self
 
     async def __anext__(self) -> T_co:
-        # One look at the usual case: this runs for every item.
-        if self._refusal is not None or self._is_waiting or _running_loop() is not self._loop:
-            self._check_caller()
-        gate = self._gate
+        # A short look at the usual case: this runs for every item.
+        hand = self._hand
+        if (
+            hand.refusal is not None
+            or hand.is_waiting
+            or get_ident() != hand.thread
+            or not hand.is_running()
+        ):
+            self._check_caller(hand)
+        gate = hand.gate
         if not gate.left:
             raise StopAsyncIteration
-        for item in self._group:
+        for item in hand.group:
             gate.left -= 1
-            return item
-        item = await self._first_of_next_group()
+            return item  # type: ignore[no-any-return]  # an item
+        first = await self._first_of_next_group(hand)
         gate.let_late_pass()
-        return item
+        return first
 
     async def aclose(self) -> None:
         """End the epoch; every later ``anext`` raises LoaderClosed."""
@@ -182,40 +206,40 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         if self._items is not None:
             await self._items.aclose()
 
-    def _check_caller(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        if self._is_waiting:
+    def _check_caller(self, hand: _Hand) -> None:
+        if hand.refusal is not None:
+            raise hand.refusal
+        if hand.is_waiting:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"
                 " and hand the items to the others"
             )
-        loop = _running_loop()
-        if self._loop is not loop:
-            if self._loop is not None:
-                raise LoopMismatchError(
-                    f"this iterator belongs to {self._loop!r} and was used from {loop!r};"
-                    " take a new one with aiter(loader) there"
-                )
-            self._loop = loop
+        loop = asyncio.get_running_loop()
+        if hand.loop is not None and hand.loop is not loop:
+            raise LoopMismatchError(
+                f"this iterator belongs to {hand.loop!r} and was used from {loop!r};"
+                " take a new one with aiter(loader) there"
+            )
+        hand.loop, hand.is_running, hand.thread = loop, loop.is_running, get_ident()
 
-    async def _first_of_next_group(self) -> T_co:
-        self._is_waiting = True
+    async def _first_of_next_group(self, hand: _Hand) -> T_co:
+        hand.is_waiting = True
         try:
             if self._items is None:
-                self._running = self._items = await self._engine.begin_async(self._gate)
+                self._running = self._items = await self._engine.begin_async(hand.gate)
             group = await self._items.group()
         except asyncio.CancelledError:
             raise
         except BaseException:
-            self._gate.is_ended = True
-            if self._refusal is not None:
-                raise self._refusal from None
+            hand.gate.is_ended = True
+            if hand.refusal is not None:
+                raise hand.refusal from None
             raise
         finally:
-            self._is_waiting = False
+            hand.is_waiting = False
         if not group:
-            self._gate.is_ended = True
+            hand.gate.is_ended = True
             raise StopAsyncIteration
-        self._group = iter(group)
-        return next(self._group)
+        hand.group = iter(group)
+        item: T_co = next(hand.group)
+        return item

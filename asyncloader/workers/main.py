@@ -96,7 +96,7 @@ class Worker:
                 supply.close()
 
     def _heard(self, *, wait: bool) -> list[Command]:
-        return [self._talk.command()] if wait else self._talk.commands()
+        return [self._talk.command()] if wait else self._talk.commands_by_now()
 
     def _obey(self, command: Command) -> None:
         match command:

@@ -15,7 +15,7 @@ from asyncloader.workers.inbox import Inbox
 #: Frames with so many items hold tiny ones: several of them are taken at once, until there
 #: are enough items to make the way to the consumer worth while.
 _MANY = 32
-_ENOUGH = 512
+_ENOUGH = 1024
 
 
 class Merge(Protocol):

@@ -1,7 +1,7 @@
 """A stream of items on its way to the loader.
 
 This file is about which items travel together. Small ones ride in one frame and
-never wait for company: a frame is sent with its 64th item, when it is heavy,
+never wait for company: a frame is sent with its 256th item, when it is heavy,
 after an item that took long to make, at once where nothing was sent for a while,
 and at the latest two milliseconds after its first item.
 """
@@ -20,8 +20,8 @@ from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
 
-FRAME_ITEMS = 64
-FRAME_BYTES = 64 << 10
+FRAME_ITEMS = 256
+FRAME_BYTES = 1 << 20
 
 
 class Stream:

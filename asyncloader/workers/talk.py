@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from time import monotonic
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
@@ -29,6 +30,9 @@ from asyncloader.workers.messages import (
     load_slots,
 )
 
+# Looking whether something was said costs about as much as making a few tiny items.
+_LISTEN_SECONDS = 0.0002
+
 
 class Talk:
     """What a process hears and says; every wait ends when the other closes the channel.
@@ -41,6 +45,7 @@ class Talk:
         self._channel = channel
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
+        self._listen_at = 0.0
         #: Descriptors that came with commands; whoever takes them closes them.
         self.fds: list[int] = []
         #: The streams, by epoch and number, whose next item the loader waits for.
@@ -69,6 +74,14 @@ class Talk:
         heard = list(self._heard)
         self._heard.clear()
         return heard
+
+    def commands_by_now(self) -> list[Command]:
+        """Return the commands that were there a moment ago; for a process that asks often."""
+        now = monotonic()
+        if now < self._listen_at and not self._heard:
+            return []
+        self._listen_at = now + _LISTEN_SECONDS
+        return self.commands()
 
     def fileno(self) -> int:
         """The channel's descriptor, readable when there is something to hear."""

@@ -1,4 +1,4 @@
-"""The longest gap of a ticker in the caller's loop while a slow graph loads in-process.
+"""W9: the longest gap of a ticker in the caller's loop while a slow graph loads.
 
 The ticker sleeps for 1 ms at a time; a gap is the time between two of its turns, from
 before the loader starts until after it has closed. The graph holds the GIL for 5 ms per
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader import DataLoader2
+from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.benchmarks.harness import Case, compare
 
@@ -33,7 +33,8 @@ def compute(item: int) -> int:
 
 
 def graph() -> Any:
-    return IterableWrapper(range(ITEMS)).shuffle(buffer_size=16).map(compute).batch(4)
+    pipe = IterableWrapper(range(ITEMS)).shuffle(buffer_size=16).sharding_filter()
+    return pipe.map(compute).batch(4)
 
 
 async def load(datapipe: Any) -> None:
@@ -48,6 +49,26 @@ async def load_plain() -> None:
 
 async def load_ahead() -> None:
     await load(graph().prefetch(4))
+
+
+async def load_in_workers() -> None:
+    await load_with(MultiProcessingReadingService(2))
+
+
+async def load_in_forks() -> None:
+    await load_with(MultiProcessingReadingService(2, "fork"))
+
+
+async def load_with(service: Any) -> None:
+    """Start workers, run two epochs of small items and of tensors, and close."""
+    async with DataLoader2(graph().map(small_and_large), reading_service=service) as loader:
+        for _ in range(2):
+            async for _ in loader:
+                pass
+
+
+def small_and_large(batch: Any) -> Any:
+    return batch, bytes(1 << 20)
 
 
 async def load_nothing() -> None:
@@ -99,6 +120,18 @@ def asyncio_ahead() -> float:
     return gap(asyncio.new_event_loop, load_ahead)
 
 
+def asyncio_workers() -> float:
+    return gap(asyncio.new_event_loop, load_in_workers)
+
+
+def asyncio_forks() -> float:
+    return gap(asyncio.new_event_loop, load_in_forks)
+
+
+def uvloop_workers() -> float:
+    return gap(uvloop_factory(), load_in_workers)
+
+
 def uvloop_alone() -> float:
     return gap(uvloop_factory(), load_nothing)
 
@@ -115,9 +148,12 @@ CASES = [
     Case("asyncio, nothing to load", asyncio_alone),
     Case("asyncio, async for", asyncio_plain),
     Case("asyncio, async for, prefetch(4)", asyncio_ahead),
+    Case("asyncio, 2 workers", asyncio_workers),
+    Case("asyncio, 2 workers by fork", asyncio_forks),
     Case("uvloop, nothing to load", uvloop_alone, needs=("uvloop",)),
     Case("uvloop, async for", uvloop_plain, needs=("uvloop",)),
     Case("uvloop, async for, prefetch(4)", uvloop_ahead, needs=("uvloop",)),
+    Case("uvloop, 2 workers", uvloop_workers, needs=("uvloop",)),
 ]
 
 if __name__ == "__main__":
