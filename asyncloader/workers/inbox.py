@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.codec import Admitted, Decoder
+from asyncloader.workers.messages import credits_for
 
 
 class Inbox:
@@ -18,8 +19,8 @@ class Inbox:
 
     def __init__(self, decoder: Decoder, worker: int) -> None:
         self.worker = worker
-        #: Frames whose items were all taken, and which the worker was not yet told of.
-        self.frames_done = 0
+        #: Credits whose items were all taken, and which the worker was not yet given back.
+        self.credits_done = 0
         #: Whether the worker was asked for a frame that has not come yet.
         self.is_asked = False
         self.error: BaseException | None = None
@@ -27,6 +28,7 @@ class Inbox:
         self._frames: deque[Admitted] = deque()
         self._items: list[Any] = []
         self._taken = 0
+        self._cost = 0
         self._has_ended = False
         self._is_refused = False
 
@@ -75,7 +77,7 @@ class Inbox:
         self._taken += count
         if self._taken >= len(self._items):
             self._items, self._taken = [], 0
-            self.frames_done += 1
+            self.credits_done += self._cost
         return taken
 
     def drop(self) -> None:
@@ -90,6 +92,7 @@ class Inbox:
         if self._decoder.refused != refused:
             items = self._up_to_refused(items)
         self._items, self._taken = items, 0
+        self._cost = max(1, credits_for(len(items)))
 
     def _up_to_refused(self, items: list[Any]) -> list[Any]:
         """Return the items before one that did not arrive; after it the stream cannot go on."""

@@ -63,9 +63,18 @@ class StartEpoch:
     resets: bytes
 
 
+#: How many items a credit is good for. Tiny ones may travel many more to a frame.
+CREDIT_ITEMS = 64
+
+
+def credits_for(items: int) -> int:
+    """Return what a frame of so many items costs."""
+    return -(-items // CREDIT_ITEMS)
+
+
 @dataclass(frozen=True)
 class Grant:
-    """Send so many more frames of a stream."""
+    """Send more of a stream: a frame for each credit, of at most 64 items."""
 
     epoch: int
     stream: int

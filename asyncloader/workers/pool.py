@@ -317,9 +317,9 @@ class WorkerStream:
             return
         # A grant wakes the worker, so several go together; it has credits left meanwhile.
         for link, inbox in zip(self._links, self._inboxes, strict=True):
-            if inbox.frames_done > self._settings.credits // 2:
-                link.send(Grant(self._epoch, self._number, inbox.frames_done))
-                inbox.frames_done = 0
+            if inbox.credits_done > self._settings.credits // 2:
+                link.send(Grant(self._epoch, self._number, inbox.credits_done))
+                inbox.credits_done = 0
 
     async def _open_heavy(self) -> None:
         for inbox in self._inboxes:

@@ -1,9 +1,9 @@
 """A stream of items on its way to the loader.
 
 This file is about which items travel together. Small ones ride in one frame and
-never wait for company: a frame is sent with its 256th item, when it is heavy,
-after an item that took long to make, at once where nothing was sent for a while,
-and at the latest two milliseconds after its first item.
+never wait for company: a frame is sent when it is heavy, when it has 256 items or
+what its credits allow, after an item that took long to make, at once where nothing
+was sent for a while, and at the latest two milliseconds after its first item.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.codec import NUMBERS, Packing
-from asyncloader.workers.messages import StreamEnded, StreamFailed
+from asyncloader.workers.messages import CREDIT_ITEMS, StreamEnded, StreamFailed, credits_for
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
 
@@ -151,7 +151,7 @@ class Stream:
         """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             if self._packing.count and self._credits > 0:
-                self._credits -= 1
+                self._credits -= credits_for(self._packing.count)
                 self._sent = monotonic()
                 self._made += self._packing.count
                 self._talk.send_items(self.epoch, self.number, self._packing.finish())
@@ -183,7 +183,14 @@ class Stream:
 
     def _is_full(self) -> bool:
         packing = self._packing
-        return packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
+        return packing.count >= self._most() or packing.nbytes >= FRAME_BYTES
+
+    def _most(self) -> int:
+        """How many items the open frame may have: 64, or 128 or 256 if there is the credit."""
+        most = CREDIT_ITEMS
+        while most < FRAME_ITEMS and 2 * credits_for(most) <= self._credits:
+            most *= 2
+        return most
 
     def _refusal(self, item: Any, error: Exception) -> PipelineError:
         kind = type(item)

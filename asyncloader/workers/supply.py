@@ -23,6 +23,7 @@ from asyncloader.workers.messages import (
     Kind,
     StreamEnded,
     StreamFailed,
+    credits_for,
     dump_message,
     dump_slots,
     load_dealt,
@@ -53,8 +54,9 @@ class Supply:
             frames, used = self._frames(epoch, used), 0
             for frame in frames:
                 if frame.kind == Kind.ITEMS:
-                    yield from self._dealt(frame, epoch)
-                    used += 1
+                    items = self._dealt(frame, epoch)
+                    used += credits_for(len(items))
+                    yield from items
                 elif self._is_end(frame, epoch):
                     return
 

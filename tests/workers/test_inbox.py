@@ -50,9 +50,9 @@ def test_frames_are_opened_one_by_one():
     sender.send([4])
     assert (inbox.has_something(), inbox.left(), inbox.open()) == (True, 0, 3)
     assert inbox.take(2) == [1, 2]
-    assert (inbox.open(), inbox.frames_done) == (1, 0)
+    assert (inbox.open(), inbox.credits_done) == (1, 0)
     assert inbox.take(1) == [3]
-    assert (inbox.left(), inbox.frames_done) == (0, 1)
+    assert (inbox.left(), inbox.credits_done) == (0, 1)
     assert inbox.open() == 1
     assert inbox.take(1) == [4]
     assert not inbox.has_something()
