@@ -20,7 +20,7 @@ from tests.benchmarks.harness import Case, compare
 from tests.benchmarks.measuring import async_rate, loop_factory, ours, shard, sync_rate
 from tests.benchmarks.measuring import torch_loader as new_torch_loader
 
-IMAGES = 8_192
+IMAGES = 4_096
 DISTINCT = 64
 SIZE = 256
 BATCH_SIZE = 32
