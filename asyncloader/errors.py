@@ -63,10 +63,15 @@ class TransportError(LoaderError):
 
 
 class WorkerDied(LoaderError):
-    """A worker process ended before its work did."""
+    """A worker process ended before its work did; the dispatching process has no number."""
 
     def __init__(
-        self, message: str, *, worker: int, pid: int | None = None, exitcode: int | None = None
+        self,
+        message: str,
+        *,
+        worker: int | None,
+        pid: int | None = None,
+        exitcode: int | None = None,
     ) -> None:
         super().__init__(message)
         self.worker = worker
@@ -82,7 +87,7 @@ class WorkerDied(LoaderError):
 class WorkerTimeout(LoaderError, TimeoutError):
     """A worker that owes an item was silent for longer than ``timeout`` allows."""
 
-    def __init__(self, message: str, *, worker: int, stack: str | None = None) -> None:
+    def __init__(self, message: str, *, worker: int | None, stack: str | None = None) -> None:
         super().__init__(message)
         self.worker = worker
         self.stack = stack
@@ -92,8 +97,7 @@ class WorkerStartupError(LoaderError):
     """A worker could not be started; what its own code raised is the ``__cause__``."""
 
 
-# MemoryError is made in a way of its own, and so comes first.
-class ResourceExhausted(MemoryError, LoaderError):
+class ResourceExhausted(LoaderError):
     """There is not enough of something: the message says what is needed and what is there."""
 
 

@@ -21,18 +21,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.graph import list_dps, traverse_dps
 from asyncloader.services.base import IterResetFn, unchanged
 
-WORDS = [
-    "a",
-    "to",
-    "sea",
-    "wave",
-    "ocean",
-    "harbor",
-    "lantern",
-    "mountain",
-    "direction",
-    "wilderness",
-]
+WORDS = ["a", "to", "sea", "wave", "ocean", "harbor", "lantern", "mountain", "direction"]
 
 
 class AtMost(IterDataPipe[str]):

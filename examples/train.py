@@ -1,7 +1,7 @@
 """Train a small model with `async for`, and look at it from a second task meanwhile.
 
-Two spirals, one inside the other: which of them does a point lie on? The graph makes
-the points; the model learns from batches of them. Beside the training another task of
+Two spirals, one inside the other: which of them does a point lie on? Two worker
+processes make the points; the model learns from batches of them. Beside the training another task of
 the same event loop measures the model again and again, as a weight sync or a server
 would do its own work there.
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from tqdm.asyncio import tqdm
 
-from asyncloader import DataLoader2, InProcessReadingService
+from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 
 SAMPLES = 16_000
@@ -65,7 +65,7 @@ async def train() -> None:
 
     numbers = IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
     graph = numbers.map(spiral_point).batch(BATCH_SIZE).collate()
-    service = InProcessReadingService()
+    service = MultiProcessingReadingService(num_workers=2)
 
     async with DataLoader2(graph, reading_service=service) as loader:
         loader.seed(0)

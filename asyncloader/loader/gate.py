@@ -12,12 +12,14 @@ _NO_LIMIT = -1
 class Gate:
     """Counts the items that pass; ``left`` is 0 while none may.
 
-    Who lets an item pass takes one from ``left`` and adds one to ``passed``.
+    Who lets an item pass takes one from ``left``, and that is all: it happens for every
+    item. One that was waited for, and finds the gate closed, passes by ``let_late_pass``.
     """
 
     def __init__(self) -> None:
         self.left = _NO_LIMIT
-        self.passed = 0
+        self._opened_with = _NO_LIMIT
+        self._passed_before = 0
         self.is_ended = False
         self._limit = _NO_LIMIT
         self._is_paused = False
@@ -25,8 +27,21 @@ class Gate:
     def renewed(self) -> Gate:
         """Return the gate of the next iterator, with the same limit."""
         gate = Gate()
-        gate._limit = gate.left = self._limit
+        gate._limit = self._limit
+        gate._open_with(self._limit)
         return gate
+
+    @property
+    def passed(self) -> int:
+        """How many items have passed."""
+        return self._passed_before + self._opened_with - self.left
+
+    def let_late_pass(self) -> None:
+        """Let an item pass that was under way when the gate may have been closed."""
+        if self.left:
+            self.left -= 1
+        else:
+            self._passed_before += 1
 
     def limit(self, num_items: int | None) -> None:
         """Let ``num_items`` more pass, now and after each ``resume``; None lets all pass."""
@@ -38,7 +53,7 @@ class Gate:
     def pause(self) -> None:
         """Let nothing pass until ``resume``."""
         self._is_paused = True
-        self.left = 0
+        self._open_with(0)
 
     def resume(self) -> None:
         """Let items pass again, as many as the limit allows."""
@@ -51,4 +66,8 @@ class Gate:
 
     def _open_unless_paused(self) -> None:
         # A negative number counts down for ever and so never closes the gate.
-        self.left = 0 if self._is_paused else self._limit
+        self._open_with(0 if self._is_paused else self._limit)
+
+    def _open_with(self, left: int) -> None:
+        self._passed_before = self.passed
+        self._opened_with = self.left = left

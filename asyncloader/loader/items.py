@@ -67,17 +67,17 @@ class LoopItems(RunningItems):
     ) -> None:
         self._waiter = ThreadWaiter()
         self._epoch = Epoch(lifecycle, seed_generator, thread.loop, self._waiter)
-        self._group: Iterator[Any] = iter(())
+        #: The items at hand.
+        self.group: Iterator[Any] = iter(())
         thread.loop.call_soon_threadsafe(self._epoch.start)
 
     def next(self) -> Any:
         """Wait for the next item; StopIteration at the end, and after an error it again."""
-        for item in self._group:
+        for item in self.group:
             return item
         self._waiter.until(self._epoch.is_ready)
-        group = self._epoch.take()
-        self._group = iter(group)
-        return next(self._group)
+        self.group = iter(self._epoch.take())
+        return next(self.group)
 
     async def aclose(self) -> None:
         self._waiter.stop()
@@ -89,6 +89,9 @@ class LoopItems(RunningItems):
 
 class DirectItems(RunningItems):
     """Items made right in the consumer's thread, nothing ahead of it."""
+
+    #: There are never items at hand.
+    group: Iterator[Any] = iter(())
 
     def __init__(
         self, lifecycle: Lifecycle, seed_generator: SeedGenerator, thread: LoopThread

@@ -28,8 +28,6 @@ from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, Running
 
 T_co = TypeVar("T_co", covariant=True)
 
-_NOTHING = object()
-
 
 class DataLoader2Iterator(Generic[T_co]):
     """What the sync and the async iterator of a loader share.
@@ -110,38 +108,44 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
         super().__init__(engine, gate)
         self._lock = threading.Lock()
         self._items: DirectItems | LoopItems | None = None
+        self._group: Iterator[T_co] = iter(())
 
     def __iter__(self) -> SyncIterator[T_co]:
         return self
 
     def __next__(self) -> T_co:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             raise ConcurrentIterationError(
                 "another next() on this iterator is still under way; let one thread iterate"
                 " and hand the items to the others"
             )
         try:
-            return self._next()
+            # The usual case, with an item at hand, comes first and is short.
+            gate = self._gate
+            if self._refusal is None and gate.left:
+                for item in self._group:
+                    gate.left -= 1
+                    return item
+            return self._next(gate)
         finally:
             self._lock.release()
 
-    def _next(self) -> T_co:
+    def _next(self, gate: Gate) -> T_co:
         if self._refusal is not None:
             raise self._refusal
-        gate = self._gate
         if not gate.left:
             raise StopIteration
         if self._items is None:
             self._running = self._items = self._engine.begin_sync(gate)
         try:
             item: T_co = self._items.next()
+            self._group = self._items.group
         except BaseException:
             gate.is_ended = True
             if self._refusal is not None:
                 raise self._refusal from None
             raise
-        gate.left -= 1
-        gate.passed += 1
+        gate.let_late_pass()
         return item
 
 
@@ -165,12 +169,12 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         gate = self._gate
         if not gate.left:
             raise StopAsyncIteration
-        item = next(self._group, _NOTHING)
-        if item is _NOTHING:
-            item = await self._first_of_next_group()
-        gate.left -= 1
-        gate.passed += 1
-        return item  # type: ignore[return-value]  # the group has nothing but items
+        for item in self._group:
+            gate.left -= 1
+            return item
+        item = await self._first_of_next_group()
+        gate.let_late_pass()
+        return item
 
     async def aclose(self) -> None:
         """End the epoch; every later ``anext`` raises LoaderClosed."""

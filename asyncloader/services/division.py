@@ -13,17 +13,18 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
+from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
-from asyncloader.graph.settings import apply_sharding
-from asyncloader.graph.walk import traverse_dps
+from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
-from asyncloader.workers.main import WorkerPlan
+from asyncloader.workers.dispatch import DispatchPlan
+from asyncloader.workers.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.pool import WorkerStream
+from asyncloader.workers.supply import FromDispatcher
 
 
 class FromWorkers(IterDataPipe[Any]):
@@ -66,15 +67,26 @@ class Division:
     root: Any
     #: What workers run.
     branches: tuple[Branch, ...]
+    #: The last pipes of what workers run, one for each branch.
+    ends: tuple[Any, ...]
     #: Where the workers' items enter the loader's part, one for each branch.
     outlets: tuple[FromWorkers, ...]
     seed_places: tuple[SeedPlaces, ...]
     shared: SharedPipes
+    #: The last pipe of what the dispatching process runs, if there is one.
+    dispatch: Any | None
+    droppers: tuple[str, ...]
+
+    def dispatch_plan(self, backlog_bytes: int) -> DispatchPlan | None:
+        """Return what the dispatching process is told to run, if there is to be one."""
+        if self.dispatch is None:
+            return None
+        places = self.shared.places_in(self.dispatch)
+        return DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""
-        ends = tuple(branch.end for branch in self.branches)
-        return WorkerPlan(ends, self.seed_places, init_fn)
+        return WorkerPlan(self.ends, self.seed_places, init_fn)
 
     def connect(self, streams: Sequence[WorkerStream]) -> None:
         """Let the outlets yield an epoch's items."""
@@ -86,32 +98,60 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     """Take the branches for workers out of the graph, which is changed."""
     shared = SharedPipes(datapipe)
     cut = cut_graph(datapipe)
-    root, outlets = datapipe, []
+    if cut.feed is not None:
+        raise LoaderError(f"{stage_name(cut.feed)} cannot be read by worker processes yet")
+    dispatch = cut.dispatch if any(branch.inlets for branch in cut.branches) else None
+    root, outlets, ends = datapipe, [], []
+    droppers: tuple[str, ...] = ()
     for branch in cut.branches:
-        outlet = FromWorkers(stage_name(branch.end), _length(branch, num_workers))
-        replaced = replace_dp(traverse_dps(root), branch.end, outlet)
-        root = next(iter(replaced.values()))[0]
+        droppers += tuple(stage_name(pipe) for pipe in branch.pipes if _may_drop(pipe))
+        outlet = FromWorkers(stage_name(branch.end), None)
+        root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
+        end = branch.end if not branch.inlets else _with_inlet(branch.end, dispatch)
+        outlet.length = _length(end, dispatch, num_workers)
         outlets.append(outlet)
+        ends.append(end)
     return Division(
         root=root,
         branches=cut.branches,
         outlets=tuple(outlets),
-        seed_places=tuple(shared.places_in(branch.end) for branch in cut.branches),
+        ends=tuple(ends),
+        seed_places=tuple(shared.places_in(end) for end in ends),
         shared=shared,
+        dispatch=dispatch,
+        droppers=droppers if dispatch is not None else (),
     )
 
 
-def _length(branch: Branch, num_workers: int) -> int | None:
+def _with_inlet(end: Any, dispatch: Any) -> Any:
+    """Let what read the dispatching part read what is dealt instead; return the branch's end."""
+    return _end_of(replace_dp(traverse_dps(end), dispatch, FromDispatcher()))
+
+
+def _end_of(graph: DataPipeGraph) -> Any:
+    return next(iter(graph.values()))[0]
+
+
+def _may_drop(pipe: Any) -> bool:
+    return functional_name(pipe) in {"filter", "flatmap", "demux", "header", "groupby"}
+
+
+def _length(end: Any, dispatch: Any, num_workers: int) -> int | None:
     try:
-        return sum(_length_in(branch.end, num_workers, worker) for worker in range(num_workers))
+        dealt = 0 if dispatch is None else len(dispatch)
+        infos = (WorkerInfo(num_workers, worker) for worker in range(num_workers))
+        return sum(_length_in(end, dealt, info) for info in infos)
     except TypeError:
         return None
 
 
-def _length_in(end: Any, num_workers: int, worker: int) -> int:
+def _length_in(end: Any, dealt: int, info: WorkerInfo) -> int:
     copy = copy_graph(end)
-    group = SHARDING_PRIORITIES.MULTIPROCESSING
-    return len(apply_sharding(copy, num_workers, worker, group))
+    for pipe in breadth_first(copy):
+        if isinstance(pipe, FromDispatcher):
+            pipe.length = len(range(info.worker_id, dealt, info.num_workers))
+    shard_for_worker(copy, info)
+    return len(copy)
 
 
 def warn_of_repeats(division: Division) -> None:

@@ -87,8 +87,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self.num_workers > 1:
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
+        dispatch_plan = division.dispatch_plan(self.prefetch_bytes)
         self._division = division
-        self._pool = WorkerPool(plan, len(division.outlets), self._settings())
+        self._pool = WorkerPool(
+            plan,
+            len(division.outlets),
+            self._settings(),
+            None if dispatch_plan is None else await in_thread(dumps_code, dispatch_plan),
+        )
         await self._pool.start()
         if self.main_prefetch_cnt and not isinstance(division.root, FromWorkers):
             return Prefetcher(division.root, self.main_prefetch_cnt)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment
-from asyncloader.transport.slots import News, Owners, SlotRef, slot_size
+from asyncloader.transport.slots import NO_NEWS, News, Owners, SlotRef, slot_size
 
 __all__ = ["Arena", "Block", "Slot"]
 
@@ -153,7 +153,7 @@ class Arena:
         The caller gives the descriptors away with the frame that carries the news.
         """
         if not self._added and not self._retired:
-            return News()
+            return NO_NEWS
         added = [self._segments[number] for number in self._added]
         news = News(
             tuple(self._added),

@@ -43,6 +43,8 @@ def channel_pair() -> tuple[LoopChannel, Channel]:
 class Channel:
     """The blocking end of a channel. All of it may be used from any thread.
 
+    Frames are either all sent, or all posted: a posted one does not wait.
+
     Every method that meets the end of the channel raises ``EOFError``, and
     ``TransportError`` if what came before was not a proper frame.
     """
@@ -60,6 +62,7 @@ class Channel:
         self._frame_deadline = frame_deadline
         self._sequence = 0
         self._torn = False
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._frames: deque[Frame] = deque()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
@@ -77,6 +80,32 @@ class Channel:
                 self._send(kind, payload, fds)
         finally:
             close_all(fds)
+
+    def post(
+        self, kind: int, payload: Buffer | Sequence[Buffer] = b"", fds: Sequence[int] = ()
+    ) -> None:
+        """Send a frame as far as the socket takes it now, and the rest with ``flush``.
+
+        The payload may be changed afterwards; ``fds`` are given away.
+        """
+        with self._sending:
+            try:
+                buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
+            except BaseException:
+                close_all(fds)
+                raise
+            self._sequence += 1
+            self._outgoing.append((memoryview(b"".join(buffers)), tuple(fds)))
+            self._flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes of the frames that were posted."""
+        with self._sending:
+            self._flush()
+
+    def has_unsent(self) -> bool:
+        """Whether a posted frame waits for the socket to be writable."""
+        return bool(self._outgoing)
 
     def receive(self, timeout: float | None = None) -> Frame:
         """Return the next frame, or raise ``TimeoutError`` after ``timeout`` seconds."""
@@ -103,6 +132,9 @@ class Channel:
         for frame in self._frames:
             close_all(frame.fds)
         self._frames.clear()
+        for _, fds in self._outgoing:
+            close_all(fds)
+        self._outgoing.clear()
         self._incoming.close()
         self._sock.close()
 
@@ -115,6 +147,22 @@ class Channel:
             self._write(buffers, fds)
         self._torn = False
         self._sequence += 1
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            buffer, fds = self._outgoing.popleft()
+            try:
+                with eof_when_gone():
+                    sent = self._sock.sendmsg([buffer], rights(fds), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._outgoing.appendleft((buffer, fds))
+                return
+            except EOFError:
+                close_all(fds)
+                raise
+            close_all(fds)
+            if sent < len(buffer):
+                self._outgoing.appendleft((buffer[sent:], ()))
 
     def _write(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
         rest = [memoryview(buffer).cast("B") for buffer in buffers]

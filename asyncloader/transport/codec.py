@@ -8,10 +8,10 @@ also the only door to cloudpickle.
 from __future__ import annotations
 
 import functools
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,10 +21,11 @@ from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.frame import Buffer
 from asyncloader.transport.payload import IN_BAND, Layout, Placement, read_layout, write_payload
 from asyncloader.transport.pickling import LARGE, Dump, Pickled, Pickler, load
-from asyncloader.transport.slots import News
+from asyncloader.transport.slots import NO_NEWS, News
 from asyncloader.transport.wire import close_all
 
 __all__ = [
+    "NUMBERS",
     "Admitted",
     "Decoder",
     "Encoded",
@@ -38,8 +39,7 @@ __all__ = [
 Substitute = Callable[[Any, Exception], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A payload in parts, and the descriptors to be given away with its frame."""
 
     parts: list[Buffer]
@@ -102,7 +102,7 @@ class Encoder:
 
     def payload(self, placement: Placement, pickles: Sequence[Pickled], count: int) -> Encoded:
         """Put a payload together; it must be sent next."""
-        news = self._arena.take_news() if self._arena is not None else News()
+        news = self._arena.take_news() if self._arena is not None else NO_NEWS
         return Encoded(write_payload(news, placement, pickles, count), news.fds)
 
     def _pickle(self, items: Sequence[Any], substitute: Substitute) -> list[Pickled]:
@@ -131,61 +131,79 @@ class Packing:
 
     An item is pickled, and its buffers are copied, when it is added: it may be
     changed afterwards. Items that nobody can change are pickled together at the end.
+    One thread adds; another may ``finish`` if no ``add`` is under way.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._start()
+        self._placement = encoder.placement()
+        #: Items that wait to be pickled together; there are none when there are ``pickles``.
+        #: NUMBERS may be appended, without ``add``, while there are no pickles: that is one
+        #: operation, which goes well with a ``finish`` in another thread.
+        self.unchanging: list[Any] = []
+        self.pickles: list[Pickled] = []
+        self.nbytes = 0
+
+    @property
+    def count(self) -> int:
+        """How many items were added."""
+        return len(self.pickles) + len(self.unchanging)
 
     def add(self, item: Any) -> None:
         """Add an item; one that cannot be pickled raises, and the others stay."""
-        if type(item) in _NUMBERS and not self._pickles:
-            self._unchanging.append(item)
-        elif not self._pickles and _is_unchanging(item):
-            self._unchanging.append(item)
+        if not self.pickles and _is_unchanging(item):
+            self.unchanging.append(item)
             self.nbytes += _size(item)
         else:
             self._pickle_unchanging()
             self._pickle(item)
-        self.count += 1
 
     def finish(self) -> Encoded:
         """Return the payload and begin the next."""
-        if len(self._unchanging) == 1:
-            self._pickle_unchanging()
-        pickles = self._pickles or [self._encoder.pickler.dump_list(self._unchanging)]
-        self._placement.finish()
-        encoded = self._encoder.payload(self._placement, pickles, self.count)
-        self._start()
-        return encoded
+        pickles, count = self._taken()
+        placement = self._placement
+        if placement.buffers:
+            placement.finish()
+            self._placement = self._encoder.placement()
+        self.nbytes = 0
+        return self._encoder.payload(placement, pickles, count)
 
     def drop(self) -> None:
         """Forget what was added and take its slots back."""
         self._placement.undo()
-        self._start()
-
-    def _start(self) -> None:
         self._placement = self._encoder.placement()
-        self._pickles: list[Pickled] = []
-        self._unchanging: list[Any] = []
-        self.count = 0
+        self.unchanging.clear()
+        self.pickles = []
         self.nbytes = 0
 
+    def _taken(self) -> tuple[list[Pickled], int]:
+        pickles, self.pickles = self.pickles, []
+        if pickles:
+            return pickles, len(pickles)
+        count = len(self.unchanging)
+        # What is appended in between stays for the next payload.
+        items = self.unchanging[:count]
+        del self.unchanging[:count]
+        together = items[0] if count == 1 else items
+        return [Pickled(pickle.dumps(together, protocol=5), [], False)], count
+
     def _pickle_unchanging(self) -> None:
-        unchanging, self._unchanging = self._unchanging, []
-        for item in unchanging:
+        for item in self.unchanging:
             self._pickle(item)
+        self.unchanging.clear()
 
     def _pickle(self, item: Any) -> None:
         pickled = self._encoder.pickler.dump(item)
-        self._placement.add(pickled.sources)
-        self._pickles.append(pickled)
-        self.nbytes += len(pickled.data) + sum(source.nbytes for source in pickled.sources)
-        pickled.sources[:] = [source._replace(owner=None) for source in pickled.sources]
+        if pickled.sources:
+            self._placement.add(pickled.sources)
+            self.nbytes += sum(source.nbytes for source in pickled.sources)
+            pickled.sources[:] = [source._replace(owner=None) for source in pickled.sources]
+        self.pickles.append(pickled)
+        self.nbytes += len(pickled.data)
 
 
-_NUMBERS = frozenset({int, float, bool, type(None)})
-_UNCHANGING = _NUMBERS | {str}
+NUMBERS = frozenset({int, float, bool, type(None)})
+_UNCHANGING = NUMBERS | {str}
 
 
 def _size(item: Any) -> int:
@@ -222,6 +240,8 @@ class Decoder:
 
     def __init__(self, view: ArenaView | None = None) -> None:
         self._view = view or ArenaView()
+        #: How many items could not be unpickled so far.
+        self.refused = 0
 
     def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
         """Return the items; the place of one that does not unpickle has a ``TransportError``.
@@ -243,12 +263,12 @@ class Decoder:
         """Return the items of an admitted payload, as ``decode`` does."""
         layout, memory = admitted
         leases = [self._view.lease(ref) for ref in layout.slots]
-        buffers = (_buffer(memory, layout, leases, entry) for entry in layout.buffers)
+        buffers = iter([_buffer(memory, layout, leases, entry) for entry in layout.buffers])
         found: list[Any] = []
         start = layout.data_start
         for nbytes, count in layout.pickles:
             mine = list(islice(buffers, count))
-            found.append(_load(memory[start : start + nbytes], mine))
+            found.append(self._load(memory[start : start + nbytes], mine))
             start += nbytes
         return found if layout.each else _spread(found[0], layout.items)
 
@@ -260,6 +280,13 @@ class Decoder:
         """Return the slots of an admitted payload without looking at its items."""
         for ref in admitted.layout.slots:
             self._view.give_back(ref)
+
+    def _load(self, data: memoryview, buffers: list[Any]) -> Any:
+        try:
+            return load(data, buffers)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
+            self.refused += 1
+            return _refused(error)
 
     def _open(self, payload: bytes | memoryview, fds: Sequence[int]) -> Layout:
         try:
@@ -280,13 +307,6 @@ def _buffer(
         return leases[place][offset : offset + nbytes]
     start = layout.in_band_start + offset
     return bytearray(memory[start : start + nbytes])
-
-
-def _load(data: memoryview, buffers: list[Any]) -> Any:
-    try:
-        return load(data, buffers)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
-        return _refused(error)
 
 
 def _refused(error: BaseException) -> TransportError:

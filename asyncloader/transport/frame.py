@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from asyncloader.errors import TransportError
@@ -28,7 +27,9 @@ _MAGIC = b"ALdr"
 _VERSION = 1
 _FIELDS = struct.Struct("<4sBBHQQ")
 _CHECK = struct.Struct("<I")
-_HEADER_BYTES = _FIELDS.size + _CHECK.size
+_HEADER = struct.Struct("<4sBBHQQI")
+_HEADER_BYTES = _HEADER.size
+_Header = tuple[int, int, int]  # kind, descriptors, length
 _COPY_BELOW = 256 << 10
 
 
@@ -36,17 +37,19 @@ class CutOff(TransportError):
     """The channel ended in the middle of a frame, as it does where the sender was killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One message: its kind, its bytes, its number in its direction, its descriptors.
 
     The descriptors belong to whoever received the frame.
     """
 
     kind: int
-    payload: bytes | memoryview = field(repr=False)
+    payload: bytes | memoryview
     sequence: int
     fds: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Frame(kind={self.kind}, sequence={self.sequence}, fds={self.fds})"
 
 
 def encode_frame(
@@ -134,18 +137,17 @@ class FrameDecoder:
             return False
         if self._header is None:
             self._header = self._read_header()
-        return have >= self._header.length
+        return have >= self._header[2]
 
     def _read_header(self) -> _Header:
         start = self._start
-        fields = bytes(self._buffer[start : start + _FIELDS.size])
-        magic, version, kind, fds, sequence, length = _FIELDS.unpack(fields)
-        (check,) = _CHECK.unpack_from(self._buffer, start + _FIELDS.size)
+        fields = bytes(self._buffer[start : start + _HEADER_BYTES])
+        magic, version, kind, fds, sequence, length, check = _HEADER.unpack(fields)
         if magic != _MAGIC:
             raise TransportError(f"frame {self._sequence} begins with {magic!r}, not {_MAGIC!r}")
         if version != _VERSION:
             raise TransportError(f"frame {self._sequence} has version {version}, not {_VERSION}")
-        if check != zlib.crc32(fields):
+        if check != zlib.crc32(fields[: _FIELDS.size]):
             raise TransportError(f"the header of frame {self._sequence} is damaged")
         if sequence != self._sequence:
             raise TransportError(f"frame {sequence} came where frame {self._sequence} was due")
@@ -157,12 +159,12 @@ class FrameDecoder:
             raise TransportError(
                 f"frame {sequence} claims {fds} descriptors, but {len(self._fds)} arrived"
             )
-        return _Header(kind, fds, length)
+        return kind, fds, length
 
     def _take_frame(self) -> Frame:
         assert self._header is not None
         kind, count, length = self._header
-        fds = tuple(self._fds.popleft() for _ in range(count))
+        fds = tuple([self._fds.popleft() for _ in range(count)]) if count else ()
         frame = Frame(kind, self._take_payload(length), self._sequence, fds)
         self._header = None
         self._sequence += 1
@@ -171,20 +173,14 @@ class FrameDecoder:
     def _take_payload(self, length: int) -> bytes | memoryview:
         start = self._start + _HEADER_BYTES
         end = start + length
-        whole = memoryview(self._buffer)
         if length < _COPY_BELOW:
             self._start = end
-            return bytes(whole[start:end])
+            return bytes(memoryview(self._buffer)[start:end])
+        whole = memoryview(self._buffer)
         # A large payload keeps the buffer it was collected in; what follows moves on.
         self._buffer = bytearray(whole[end:])
         self._start = 0
         return whole[start:end].toreadonly()
-
-
-class _Header(NamedTuple):
-    kind: int
-    fds: int
-    length: int
 
 
 def _nbytes(part: Buffer) -> int:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
@@ -190,37 +189,43 @@ class Layout(NamedTuple):
 
 
 def read_layout(payload: bytes | memoryview) -> Layout:
+    """Return the tables of a payload; TransportError if they do not fit it."""
     try:
         added, retired, slots, buffers, pickles, items = _COUNTS.unpack_from(payload)
         total = added + retired + 4 * slots + 3 * buffers + 2 * pickles
         data_start = _COUNTS.size + 8 * total
         if data_start > len(payload):
             raise TransportError(f"a payload's tables claim {data_start} of {len(payload)} bytes")
-        numbers = iter(struct.unpack_from(f"<{total}Q", payload, _COUNTS.size))
+        numbers = struct.unpack_from(f"<{total}Q", payload, _COUNTS.size)
     except struct.error as error:
         raise TransportError(f"a payload of {len(payload)} bytes has no tables") from error
+    slots_at = added + retired
+    buffers_at = slots_at + 4 * slots
+    pickles_at = buffers_at + 3 * buffers
+    sizes = _rows(numbers[pickles_at:], 2)
     layout = Layout(
-        tuple(islice(numbers, added)),
-        tuple(islice(numbers, retired)),
-        [SlotRef(*row) for row in _rows(numbers, slots, 4)],
-        list(_rows(numbers, buffers, 3)),
-        list(_rows(numbers, pickles, 2)),
+        numbers[:added],
+        numbers[added:slots_at],
+        [SlotRef(*row) for row in _rows(numbers[slots_at:buffers_at], 4)],
+        _rows(numbers[buffers_at:pickles_at], 3),
+        sizes,
         items,
         data_start,
-        0,
+        data_start + sum([nbytes for nbytes, _ in sizes]),
     )
-    return _checked(layout, len(payload))
+    _check(layout, len(payload))
+    return layout
 
 
-def _rows(numbers: Iterator[int], count: int, width: int) -> Iterator[Any]:
-    return islice(zip(*[numbers] * width, strict=False), count)
+def _rows(numbers: tuple[int, ...], width: int) -> list[Any]:
+    return list(zip(*[iter(numbers)] * width, strict=False)) if numbers else []
 
 
-def _checked(layout: Layout, size: int) -> Layout:
-    in_band_start = layout.data_start + sum(nbytes for nbytes, _ in layout.pickles)
+def _check(layout: Layout, size: int) -> None:
+    in_band_start = layout.in_band_start
     if in_band_start > size:
         raise TransportError(f"a payload's pickles claim {in_band_start} of {size} bytes")
-    if sum(count for _, count in layout.pickles) != len(layout.buffers):
+    if sum([count for _, count in layout.pickles]) != len(layout.buffers):
         raise TransportError("a payload's pickles claim other buffers than there are")
     if not layout.each and (len(layout.pickles) != 1 or layout.items > size):
         raise TransportError(
@@ -233,4 +238,3 @@ def _checked(layout: Layout, size: int) -> Layout:
             inside = place < len(layout.slots) and offset + nbytes <= layout.slots[place].nbytes
         if not inside:
             raise TransportError(f"a buffer of {nbytes} bytes at {offset} is outside its memory")
-    return layout._replace(in_band_start=in_band_start)

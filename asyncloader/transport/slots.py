@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["News", "Owners", "SlotRef", "slot_size", "wake_nobody"]
+__all__ = ["NO_NEWS", "News", "Owners", "SlotRef", "slot_size", "wake_nobody"]
 
 _SMALLEST = 4096
 
@@ -36,6 +36,9 @@ class News:
     added: tuple[int, ...] = ()
     retired: tuple[int, ...] = ()
     fds: tuple[int, ...] = ()
+
+
+NO_NEWS = News()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -85,13 +85,19 @@ class Inbox:
         self._items, self._taken = [], 0
 
     def _open_frame(self) -> None:
+        refused = self._decoder.refused
         items = self._decoder.items(self._frames.popleft())
-        refused = next((at for at, item in enumerate(items) if type(item) is TransportError), None)
-        if refused is not None:
-            # The items before it are whole; after it the stream cannot go on.
-            self.drop()
-            self._has_ended = self._is_refused = True
-            items[refused].worker = self.worker
-            self.error = items[refused]
-            items = items[:refused]
+        if self._decoder.refused != refused:
+            items = self._up_to_refused(items)
         self._items, self._taken = items, 0
+
+    def _up_to_refused(self, items: list[Any]) -> list[Any]:
+        """Return the items before one that did not arrive; after it the stream cannot go on."""
+        for at, item in enumerate(items):
+            if type(item) is TransportError:
+                self.drop()
+                self._has_ended = self._is_refused = True
+                item.worker = self.worker
+                self.error = item
+                return items[:at]
+        return items

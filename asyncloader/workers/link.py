@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from asyncloader.errors import TransportError, WorkerDied, WorkerStartupError
@@ -45,12 +46,17 @@ _DEATH_SECONDS = 1.0
 class Link:
     """The loader's end of one worker's life. All methods belong to the attached loop."""
 
-    def __init__(self, worker: int, process: Process, *, copy_beyond: int) -> None:
+    def __init__(
+        self, name: str, worker: int | None, process: Process, *, copy_beyond: int = sys.maxsize
+    ) -> None:
+        self.name = name
         self.worker = worker
         self.process = process
         self.is_ready = False
         #: What ended this worker, or its start; nothing more comes from it then.
         self.failure: BaseException | None = None
+        #: What kept this process from beginning the epoch.
+        self.epoch_failure: BaseException | None = None
         self.inboxes: list[Inbox] = []
         self.last_heard = time.monotonic()
         self._oom_kills = oom_kills()
@@ -76,15 +82,16 @@ class Link:
         self._loop = None
         self._on_news = _nothing
 
-    def send(self, command: Command) -> None:
-        """Tell the worker something; nothing happens if it is gone."""
-        self._channel.send(Kind.MESSAGE, dump_message(command))
+    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
+        """Tell the worker something, giving descriptors away; in vain if it is gone."""
+        self._channel.send(Kind.MESSAGE, dump_message(command), fds)
 
     def begin_epoch(self, epoch: int, streams: int) -> list[Inbox]:
         """Make room for an epoch's items; those of epochs before are given back."""
         self.end_epoch()
         self._epoch = epoch
-        self.inboxes = [Inbox(self._decoder, self.worker) for _ in range(streams)]
+        self.epoch_failure = None
+        self.inboxes = [Inbox(self._decoder, self.worker or 0) for _ in range(streams)]
         self.last_heard = time.monotonic()
         return self.inboxes
 
@@ -153,16 +160,17 @@ class Link:
 
     def _fail_to_start(self, epoch: int, cause: BaseException) -> None:
         what = "be set up" if epoch == NO_EPOCH else "begin the epoch"
-        failure = WorkerStartupError(f"worker {self.worker} could not {what}: {cause!r}")
+        failure = WorkerStartupError(f"{self.name} could not {what}: {cause!r}")
         failure.__cause__ = cause
         if epoch == NO_EPOCH:
             self.fail(failure)
+        self.epoch_failure = failure
         for inbox in self.inboxes:
             inbox.end(failure)
 
     def _inbox(self, stream: int) -> Inbox:
         if stream >= len(self.inboxes):
-            raise TransportError(f"worker {self.worker} sent items of stream {stream}, unknown")
+            raise TransportError(f"{self.name} sent items of an unknown stream, {stream}")
         return self.inboxes[stream]
 
     def _on_closed(self, error: Exception) -> None:
@@ -182,7 +190,7 @@ class Link:
 
     def _refuse(self, error: TransportError) -> None:
         error.worker = self.worker
-        error.add_note(f"what worker {self.worker} sent made no sense; it was killed")
+        error.add_note(f"what {self.name} sent made no sense; it was killed")
         self.process.kill()
         self.fail(error)
 
@@ -196,7 +204,7 @@ class Link:
         hint = HINT if exitcode == -signal.SIGKILL and oom_kills() > self._oom_kills else ""
         self.fail(
             WorkerDied(
-                f"worker {self.worker} (pid {self.process.pid}) {_ended(exitcode)}{hint}",
+                f"{self.name} (pid {self.process.pid}) {_ended(exitcode)}{hint}",
                 worker=self.worker,
                 pid=self.process.pid,
                 exitcode=exitcode,

@@ -11,14 +11,16 @@ import contextlib
 import inspect
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 from asyncloader.datapipes.crossing import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import PartSeeds, SeedPlaces
 from asyncloader.graph.settings import apply_sharding
+from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import loads_code
@@ -38,6 +40,7 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.stream import Stream
+from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
 from asyncloader.workers.talk import Talk
 
@@ -70,6 +73,8 @@ class Worker:
         self._pipes: list[Any] = []
         self._seeds: list[PartSeeds] = []
         self._epoch = NO_EPOCH
+        self._inlets: list[FromDispatcher] = []
+        self._supplies: list[Supply] = []
         self._streams: list[Stream] = []
         self._turns: deque[Stream] = deque()
         self._is_paused = False
@@ -87,6 +92,8 @@ class Worker:
         finally:
             self._end_epoch()
             self._thread.close()
+            for supply in self._supplies:
+                supply.close()
 
     def _heard(self, *, wait: bool) -> list[Command]:
         return [self._talk.command()] if wait else self._talk.commands()
@@ -118,6 +125,7 @@ class Worker:
             plan: WorkerPlan = loads_code(command.plan)
             bound = zip(plan.ends, plan.seed_places, strict=True)
             self._seeds = [places.bind(end) for end, places in bound]
+            self._connect(plan.ends)
             self._pipes = [self._prepared(end, plan) for end in plan.ends]
         except SystemExit:
             raise
@@ -126,10 +134,20 @@ class Worker:
         else:
             self._talk.report(Ready())
 
+    def _connect(self, ends: Sequence[Any]) -> None:
+        """Give the pipes that yield what is dealt the channel it comes over."""
+        pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
+        self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
+        fds, self._talk.fds = self._talk.fds, []
+        for fd in fds:
+            supply = Supply(Channel(socket.socket(fileno=fd)))
+            self._supplies.append(supply)
+            for inlet in self._inlets:
+                inlet.supply = supply
+
     def _prepared(self, end: Any, plan: WorkerPlan) -> Any:
         info = self._info
-        group = SHARDING_PRIORITIES.MULTIPROCESSING
-        end = apply_sharding(end, info.num_workers, info.worker_id, group)
+        shard_for_worker(end, info)
         return end if plan.init_fn is None else self._run(plan.init_fn, end, info)
 
     def _start_epoch(self, command: StartEpoch) -> None:
@@ -160,7 +178,9 @@ class Worker:
     def _reset(self, command: StartEpoch) -> list[Any]:
         reset, worker_reset_fn = loads_code(command.resets)
         generator = command.seed_generator
-        seed_globals(self._info, generator)
+        seed_globals(self._info, generator.generate_seed)
+        for inlet in self._inlets:
+            inlet.epoch = command.epoch
         pipes = []
         for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
             seeds.give(pipe, command.shared_seeds, generator)
@@ -203,6 +223,22 @@ class Worker:
     def _packed(self, error: BaseException, when: str = "") -> bytes:
         where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
         return pack_error(error, where)
+
+
+def shard_for_worker(end: Any, info: WorkerInfo) -> None:
+    """Have the filters of a part keep this worker's items.
+
+    Those behind what is dealt keep everything: the dealing has sharded already.
+    """
+    pipes = breadth_first(end)
+    dealt = [pipe for pipe in pipes if isinstance(pipe, FromDispatcher)]
+    group = SHARDING_PRIORITIES.MULTIPROCESSING
+    if not dealt:
+        apply_sharding(end, info.num_workers, info.worker_id, group)
+        return
+    for pipe in pipes:
+        if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
+            apply_sharding(pipe, info.num_workers, info.worker_id, group)
 
 
 async def _result(awaitable: Awaitable[Any]) -> Any:

@@ -12,6 +12,11 @@ from typing import Any, Protocol
 
 from asyncloader.workers.inbox import Inbox
 
+#: Frames with so many items hold tiny ones: several of them are taken at once, until there
+#: are enough items to make the way to the consumer worth while.
+_MANY = 32
+_ENOUGH = 512
+
 
 class Merge(Protocol):
     """Draws the next items from several inboxes."""
@@ -51,11 +56,12 @@ class InOrder:
 
     def take(self) -> list[Any]:
         items: list[Any] = []
-        for inbox in self._turns:
-            inbox.open()
+        self._open_all()
         while self._turns:
-            items += self._whole_rounds()
+            rounds = self._whole_rounds(items)
             inbox = self._turns[0]
+            if rounds >= _MANY and len(items) < _ENOUGH and self._open_all():
+                continue
             if inbox.left():
                 items += inbox.take(1)
                 self._turns.rotate(-1)
@@ -70,18 +76,24 @@ class InOrder:
     def awaited(self) -> list[Inbox]:
         return [self._turns[0]]
 
-    def _whole_rounds(self) -> list[Any]:
+    def _open_all(self) -> bool:
+        """Open a frame of every inbox where the last is used up; whether all have items."""
+        return min([inbox.open() for inbox in self._turns], default=0) > 0
+
+    def _whole_rounds(self, items: list[Any]) -> int:
         """Take as many items from every inbox as the one with the fewest has."""
         inboxes = self._turns
-        rounds = min(inbox.left() for inbox in inboxes)
-        if not rounds:
-            return []
+        rounds = min([inbox.left() for inbox in inboxes])
+        if rounds == 0:
+            return 0
         if len(inboxes) == 1:
-            return inboxes[0].take(rounds)
-        items = [None] * (rounds * len(inboxes))
-        for place, inbox in enumerate(inboxes):
+            items += inboxes[0].take(rounds)
+            return rounds
+        start = len(items)
+        items += [None] * (rounds * len(inboxes))
+        for place, inbox in enumerate(inboxes, start):
             items[place :: len(inboxes)] = inbox.take(rounds)
-        return items
+        return rounds
 
 
 class AsTheyCome:

@@ -2,9 +2,14 @@
 
 This file is about what may be said, in either direction:
 
-    loader ──▶ worker   Setup, then per epoch StartEpoch, Grant …, EndEpoch; Hurry, Pause, Resume
-    worker ──▶ loader   Ready, then per stream items …, and StreamEnded or StreamFailed
-    both                slots of shared memory that are free again
+    loader ──▶ worker       Setup, then per epoch StartEpoch, Grant …, Hurry …, EndEpoch;
+                            Pause, Resume
+    worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed
+    dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
+    worker ──▶ dispatcher   Grant
+    all                     slots of shared memory that are free again
+
+The dispatching process hears and says to the loader what a worker does, but no items.
 
 Items and free slots have frames of their own kind; everything else is one of the
 dataclasses. Closing the channel ends the conversation.
@@ -125,6 +130,9 @@ class StreamFailed:
     error: bytes
 
 
+#: What the dispatching process may say to a worker, besides items.
+Dealt = StreamEnded | StreamFailed | EndEpoch
+
 Command = Setup | StartEpoch | Grant | Hurry | EndEpoch | Pause | Resume
 Report = Ready | StartFailed | StreamEnded | StreamFailed
 
@@ -132,10 +140,11 @@ _COMMANDS = (Setup, StartEpoch, Grant, Hurry, EndEpoch, Pause, Resume)
 _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed)
 NO_EPOCH = 0
 
+_DEALT = (StreamEnded, StreamFailed, EndEpoch)
 _ITEMS_HEAD = struct.Struct("<QI")
 
 
-def dump_message(message: Command | Report) -> bytes:
+def dump_message(message: Command | Report | Dealt) -> bytes:
     """Return a message as the payload of a frame."""
     return pickle.dumps(message, protocol=5)
 
@@ -149,6 +158,12 @@ def load_command(payload: bytes | memoryview) -> Command:
 def load_report(payload: bytes | memoryview) -> Report:
     """Return the report in a frame; TransportError if it holds none."""
     message: Report = _load(payload, _REPORTS)
+    return message
+
+
+def load_dealt(payload: bytes | memoryview) -> Dealt:
+    """Return what the dispatching process said in a frame; TransportError if it said nothing."""
+    message: Dealt = _load(payload, _DEALT)
     return message
 
 

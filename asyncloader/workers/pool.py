@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncloader.errors import WorkerStartupError, WorkerTimeout
@@ -22,7 +23,6 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
 from asyncloader.workers.messages import (
-    Command,
     EndEpoch,
     Grant,
     Hurry,
@@ -46,6 +46,7 @@ WARN_SECONDS = 30.0
 HURRY_SECONDS = 0.05
 
 _MAIN = "asyncloader.workers.main"
+_DISPATCH = "asyncloader.workers.dispatch"
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,15 @@ class PoolSettings:
 class WorkerPool:
     """The workers of one loader, from ``start`` to ``aclose``."""
 
-    def __init__(self, plan: bytes, streams: int, settings: PoolSettings) -> None:
+    def __init__(
+        self, plan: bytes, streams: int, settings: PoolSettings, dispatch_plan: bytes | None = None
+    ) -> None:
         self.settings = settings
         self._plan = plan
+        self._dispatch_plan = dispatch_plan
         self._streams = streams
         self._links: list[Link] = []
+        self._dispatcher: Link | None = None
         self._processes: list[Process] = []
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
@@ -81,9 +86,9 @@ class WorkerPool:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._start_processes()
-                for link in self._links:
+                for link in self._all():
                     link.attach(loop, waiter.wake)
-                    link.send(self._setup(link.worker))
+                self._set_up()
                 await waiter.until(self._is_started)
         except TimeoutError:
             await self.aclose()
@@ -91,9 +96,9 @@ class WorkerPool:
         except BaseException:
             await self.aclose()
             raise
-        for link in self._links:
+        for link in self._all():
             link.detach()
-        failures = [link.failure for link in self._links if link.failure is not None]
+        failures = [link.failure for link in self._all() if link.failure is not None]
         if failures:
             await self.aclose()
             raise _as_startup_error(failures[0])
@@ -112,19 +117,22 @@ class WorkerPool:
         self._epoch += 1
         self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
-        for link in self._links:
+        start = StartEpoch(
+            epoch=self._epoch,
+            credits=self.settings.credits,
+            one_by_one=self.settings.credits == 0,
+            shared_seeds=tuple(shared_seeds),
+            seed_generator=seed_generator.clone(),
+            resets=resets,
+        )
+        for worker, link in enumerate(self._links):
             link.begin_epoch(self._epoch, self._streams)
             link.attach(loop, self._wake)
-            link.send(
-                StartEpoch(
-                    epoch=self._epoch,
-                    credits=self.settings.credits,
-                    one_by_one=self.settings.credits == 0,
-                    shared_seeds=tuple(shared_seeds),
-                    seed_generator=seed_generator.spawn(link.worker),
-                    resets=resets,
-                )
-            )
+            link.send(replace(start, seed_generator=seed_generator.spawn(worker)))
+        if self._dispatcher is not None:
+            self._dispatcher.begin_epoch(self._epoch, streams=0)
+            self._dispatcher.attach(loop, self._wake)
+            self._dispatcher.send(start)
         return [self._stream(number) for number in range(self._streams)]
 
     def end_epoch(self) -> None:
@@ -132,7 +140,7 @@ class WorkerPool:
         if self._loop is None:
             return
         self._loop = None
-        for link in self._links:
+        for link in self._all():
             link.send(EndEpoch(self._epoch))
             link.end_epoch()
             link.detach()
@@ -145,15 +153,15 @@ class WorkerPool:
     def has_dead(self) -> bool:
         """Whether a worker has ended, so that the pool cannot run another epoch."""
         return any(
-            link.failure is not None or link.process.exitcode is not None for link in self._links
+            link.failure is not None or link.process.exitcode is not None for link in self._all()
         )
 
     async def aclose(self) -> None:
         """End all workers within three seconds in total."""
         self.end_epoch()
-        for link in self._links:
+        for link in self._all():
             link.close()
-        self._links = []
+        self._links, self._dispatcher = [], None
         processes = list(self._processes)
         self._processes.clear()
         self._finalizer.detach()
@@ -169,34 +177,56 @@ class WorkerPool:
             ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
             for worker in range(self.settings.num_workers)
         ]
+        if self._dispatch_plan is not None:
+            plans.append(
+                ProcessPlan("asyncloader dispatcher", f"{_DISPATCH}:main", preload=(_MAIN,))
+            )
         try:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(self._start_one(plan)) for plan in plans]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        share = self.settings.prefetch_bytes // self.settings.num_workers
+        if self._dispatch_plan is not None:
+            self._dispatcher = Link("the dispatching process", None, starts.pop().result())
         for worker, start in enumerate(starts):
-            self._links.append(Link(worker, start.result(), copy_beyond=share // 2))
+            link = Link(f"worker {worker}", worker, start.result(), copy_beyond=self._share() // 2)
+            self._links.append(link)
 
     async def _start_one(self, plan: ProcessPlan) -> Process:
         process = await start_process(plan, method=self.settings.method, timeout=START_SECONDS)
         self._processes.append(process)
         return process
 
-    def _setup(self, worker: int) -> Command:
-        return Setup(
-            info=WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker),
-            plan=self._plan,
-            arena_bytes=self.settings.prefetch_bytes // self.settings.num_workers,
-        )
+    def _set_up(self) -> None:
+        """Tell each process what it is, and give the dispatching one a channel to each worker."""
+        dealt = []
+        for worker, link in enumerate(self._links):
+            fds = []
+            if self._dispatcher is not None:
+                from_dispatcher, to_worker = socket.socketpair()
+                fds.append(from_dispatcher.detach())
+                dealt.append(to_worker.detach())
+            link.send(self._setup(worker, self._plan), fds)
+        if self._dispatcher is not None and self._dispatch_plan is not None:
+            self._dispatcher.send(self._setup(0, self._dispatch_plan), dealt)
+
+    def _setup(self, worker: int, plan: bytes) -> Setup:
+        info = WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker)
+        return Setup(info=info, plan=plan, arena_bytes=self._share())
+
+    def _share(self) -> int:
+        return self.settings.prefetch_bytes // self.settings.num_workers
+
+    def _all(self) -> list[Link]:
+        return self._links if self._dispatcher is None else [*self._links, self._dispatcher]
 
     def _is_started(self) -> bool:
-        if any(link.failure is not None for link in self._links):
+        if any(link.failure is not None for link in self._all()):
             return True
-        return all(link.is_ready for link in self._links)
+        return all(link.is_ready for link in self._all())
 
     def _tell_all(self, command: Pause | Resume) -> None:
-        for link in self._links:
+        for link in self._all():
             link.send(command)
 
     def _wake(self) -> None:
@@ -204,7 +234,14 @@ class WorkerPool:
             waiter.wake()
 
     def _stream(self, number: int) -> WorkerStream:
-        return WorkerStream(self._links, number, self._epoch, self._waiters[number], self.settings)
+        return WorkerStream(
+            self._links,
+            self._all(),
+            number,
+            self._epoch,
+            self._waiters[number],
+            self.settings,
+        )
 
 
 class WorkerStream:
@@ -213,12 +250,14 @@ class WorkerStream:
     def __init__(
         self,
         links: list[Link],
+        watched: list[Link],
         number: int,
         epoch: int,
         waiter: LoopWaiter,
         settings: PoolSettings,
     ) -> None:
         self._links = links
+        self._watched = watched
         self._number = number
         self._epoch = epoch
         self._waiter = waiter
@@ -257,7 +296,8 @@ class WorkerStream:
         return self._merge.is_ready() or self._failure() is not None
 
     def _failure(self) -> BaseException | None:
-        return next((link.failure for link in self._links if link.failure is not None), None)
+        failures = (link.failure or link.epoch_failure for link in self._watched)
+        return next((failure for failure in failures if failure is not None), None)
 
     def _ask(self) -> None:
         """Grant a frame to every worker that has nothing, where workers make nothing ahead."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
-from asyncloader.transport.codec import Packing
+from asyncloader.runtime import Stopped
+from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.workers.messages import StreamEnded, StreamFailed
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
@@ -39,6 +40,7 @@ class Stream:
         one_by_one: bool,
     ) -> None:
         self.number = number
+        self.epoch = epoch
         self.is_over = False
         self._talk = talk
         self._lock = talk.lock
@@ -48,17 +50,33 @@ class Stream:
         self._items: Iterator[Any] = iter(())
         self._has_begun = False
         self._made = 0
-        self._epoch = epoch
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
         self._ending: StreamEnded | StreamFailed | None = None
-        self._due = self._sent = self._resumed = 0.0
+        self._due = self._sent = 0.0
+
+    @property
+    def credits(self) -> int:
+        """How many frames may be sent."""
+        return self._credits
+
+    @property
+    def count(self) -> int:
+        """How many items the open frame has."""
+        return self._packing.count
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the open frame has, roughly."""
+        return self._packing.nbytes
 
     def grant(self, credits: int) -> None:
         """Allow so many more frames."""
         with self._lock:
             self._credits += credits
+        if self._packing.count:
+            self._punctual.watch(self)
 
     def may_go_on(self) -> bool:
         """Whether there is something to make, and a credit to send it with."""
@@ -67,10 +85,10 @@ class Stream:
     def advance(self) -> None:
         """Make and send one frame; say so when it was the last."""
         # One that is open was held back for want of a credit, and waits for no company.
-        self._send()
+        self.send()
         if self._ending is None and self._credits > 0:
             self._fill()
-            self._send()
+            self.send()
         if self._ending is not None and not self._packing.count:
             self.is_over = True
             self._talk.report(self._ending)
@@ -82,10 +100,10 @@ class Stream:
         """
         if not self._packing.count or not self._credits:
             return False
-        if monotonic() < self._due:
-            return True
-        self._send()
-        return False
+        if monotonic() >= self._due:
+            self.send()
+        # Something may have been added meanwhile.
+        return self._packing.count > 0
 
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
@@ -97,21 +115,31 @@ class Stream:
             close()
 
     def _fill(self) -> None:
-        self._resumed = monotonic()
         try:
+            packing = self._packing
+            tiny = packing.unchanging
             for item in self._begun():
-                is_full = self._add(item)
+                if item.__class__ in NUMBERS and not packing.pickles:
+                    # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
+                    tiny.append(item)
+                    count = len(tiny)
+                    is_full = not count & (count - 1) and self._is_due()
+                else:
+                    is_full = self.add(item)
                 # Memory just sent is wanted for the next item.
                 del item
                 if is_full:
                     return
         except SystemExit:
             raise
+        except Stopped:
+            # Whoever stopped it knows.
+            self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
-            packed = self._pack_error(error, f", after {self._made} items")
-            self._ending = StreamFailed(self._epoch, self.number, packed)
+            packed = self._pack_error(error, f", after {self._count_made()} items")
+            self._ending = StreamFailed(self.epoch, self.number, packed)
         else:
-            self._ending = StreamEnded(self._epoch, self.number)
+            self._ending = StreamEnded(self.epoch, self.number)
 
     def _begun(self) -> Iterator[Any]:
         if not self._has_begun:
@@ -119,42 +147,48 @@ class Stream:
             self._items = iter(self._pipe)
         return self._items
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             if self._packing.count and self._credits > 0:
                 self._credits -= 1
                 self._sent = monotonic()
-                self._talk.send_items(self._epoch, self.number, self._packing.finish())
+                self._made += self._packing.count
+                self._talk.send_items(self.epoch, self.number, self._packing.finish())
 
-    def _add(self, item: Any) -> bool:
+    def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
-        packing = self._packing
         with self._lock:
             try:
-                packing.add(item)
+                self._packing.add(item)
             except LoaderError:
                 raise
             except Exception as error:
                 raise self._refusal(item, error) from error
-            self._made += 1
-            now = monotonic()
-            if packing.count == 1:
-                self._open(now)
-            # The frame is due a while after whichever comes first of its first item, the
-            # frame before it, and the moment the function of its latest item began.
-            is_due = now >= self._due or now - self._resumed >= FRAME_SECONDS
-            self._resumed = now
-            return is_due or packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
+        return self._is_due()
 
-    def _open(self, now: float) -> None:
-        since = min(now, self._sent)
-        self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
-        self._punctual.watch(self)
+    def _count_made(self) -> int:
+        return self._made + self._packing.count
+
+    def _is_due(self) -> bool:
+        """Whether the open frame is to be sent, having seen to it if it is new."""
+        count = self._packing.count
+        now = monotonic()
+        if count == 1:
+            # Due a while after whichever comes first of its first item and the frame before it.
+            since = min(now, self._sent)
+            self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
+            self._punctual.watch(self)
+        return now >= self._due or self._is_full()
+
+    def _is_full(self) -> bool:
+        packing = self._packing
+        return packing.count >= FRAME_ITEMS or packing.nbytes >= FRAME_BYTES
 
     def _refusal(self, item: Any, error: Exception) -> PipelineError:
         kind = type(item)
         return PipelineError(
-            f"item {self._made} of {stage_name(self._pipe)} is of type"
+            f"item {self._count_made()} of {stage_name(self._pipe)} is of type"
             f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {error!r};"
             " let the last pipe yield plain data or tensors"
         )

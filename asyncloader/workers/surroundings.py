@@ -1,41 +1,44 @@
 """What a worker's process is like for the user's code in it.
 
-This file is about the global random generators, torch's threads, and what tells
-other libraries that this is a worker.
+This file is about the global random generators, torch's threads, the allocator, and what
+tells other libraries that this is a worker.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from asyncloader.runtime import WorkerInfo, set_worker_info
-from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.heap import keep_freed_memory
 from asyncloader.workers.late_imports import when_imported
 
 
 def become_worker(info: WorkerInfo) -> None:
     """Make ``get_worker_info`` answer, ours and torch's, and give torch one thread."""
     set_worker_info(info)
+    keep_freed_memory()
     when_imported("torch", partial(_settle_torch, info, None))
 
 
-def seed_globals(info: WorkerInfo, seed_generator: SeedGenerator) -> None:
+def seed_globals(info: WorkerInfo | None, draw: Callable[[], int]) -> None:
     """Seed random, torch and numpy for an epoch, be they imported already or later."""
-    random.seed(seed_generator.generate_seed())
-    torch_seed = seed_generator.generate_seed()
-    numpy_seed = seed_generator.generate_seed() >> 32
+    random.seed(draw())
+    torch_seed = draw()
+    numpy_seed = draw() >> 32
     when_imported("torch", partial(_settle_torch, info, torch_seed))
     when_imported("numpy", partial(_seed_numpy, numpy_seed))
 
 
-def _settle_torch(info: WorkerInfo, seed: int | None, torch: ModuleType) -> None:
+def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) -> None:
     torch.set_num_threads(1)
     if seed is not None:
         torch.manual_seed(seed)
-    _tell_torch(info, seed)
+    if info is not None:
+        _tell_torch(info, seed)
 
 
 def _tell_torch(info: WorkerInfo, seed: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The worker's end of the conversation.
+"""One end of a conversation that blocks: a worker's, or the dispatching process's.
 
 This file is about ``Talk``: commands in, reports and items out, and the slots of
 shared memory that come and go beside them.
@@ -12,10 +12,11 @@ from collections import deque
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import Encoded, Encoder
+from asyncloader.transport.codec import Encoded, Encoder, in_band
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.messages import (
     Command,
+    Dealt,
     EndEpoch,
     Hurry,
     Kind,
@@ -30,17 +31,25 @@ from asyncloader.workers.messages import (
 
 
 class Talk:
-    """What a worker hears and says; every wait ends when the loader closes the channel."""
+    """What a process hears and says; every wait ends when the other closes the channel.
 
-    def __init__(self, channel: Channel) -> None:
+    With ``waits`` whoever speaks waits until the socket and the shared memory have
+    room. Without, what finds no room is kept, and ``flush`` sends it later.
+    """
+
+    def __init__(self, channel: Channel, *, waits: bool = True) -> None:
         self._channel = channel
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
+        #: Descriptors that came with commands; whoever takes them closes them.
+        self.fds: list[int] = []
         #: The streams, by epoch and number, whose next item the loader waits for.
         self._hurried: set[tuple[int, int]] = set()
         #: Held by whoever makes or sends a frame of items.
         self.lock = threading.Lock()
-        self.encoder = Encoder(self._arena, on_full=self._wait_for_slot)
+        self._say = channel.send if waits else channel.post
+        on_full = self._wait_for_slot if waits else in_band
+        self.encoder = Encoder(self._arena, on_full=on_full)
 
     @property
     def arena(self) -> Arena:
@@ -61,20 +70,37 @@ class Talk:
         self._heard.clear()
         return heard
 
-    def report(self, report: Report) -> None:
-        """Tell the loader something."""
+    def fileno(self) -> int:
+        """The channel's descriptor, readable when there is something to hear."""
+        return self._channel.fileno()
+
+    def flush(self) -> None:
+        """Send what there was no room for, as far as there is now."""
+        self._channel.flush()
+
+    def has_unsent(self) -> bool:
+        """Whether something waits for room."""
+        return self._channel.has_unsent()
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def report(self, report: Report | Dealt) -> None:
+        """Tell the other end something."""
         if isinstance(report, StreamEnded | StreamFailed):
             self._hurried.discard((report.epoch, report.stream))
-        self._channel.send(Kind.MESSAGE, dump_message(report))
+        self._say(Kind.MESSAGE, dump_message(report))
 
     def send_items(self, epoch: int, stream: int, items: Encoded) -> None:
         """Send a frame of items, waiting while the socket is full."""
         self._hurried.discard((epoch, stream))
-        self._channel.send(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
+        self._say(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
 
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.MESSAGE:
+                self.fds += frame.fds
                 self._heed(load_command(frame.payload))
             case Kind.RELEASED:
                 self._arena.release(load_slots(frame.payload))

@@ -241,7 +241,7 @@ async def hearts_beat() -> None:
         figures["loading"], heart.worst = heart.worst, 0.0
         await loader.aclose()
         figures["closing"] = heart.worst
-    print(*(f"{name} {1000 * worst:.1f} ms" for name, worst in figures.items()), sep=", ")  # noqa: T201
+    print(*(f"{name} {1000 * worst:.1f} ms" for name, worst in figures.items()), sep=", ")
 
 
 def quiet_hearts_beat() -> None:

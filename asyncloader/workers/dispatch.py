@@ -1,0 +1,297 @@
+"""The dispatching process's program.
+
+This file is about dealing: one process runs the part of the graph that must run
+once, and deals its items to the workers in turn, as far as they ask for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from asyncloader.datapipes.crossing import Home, close_items, run_at
+from asyncloader.errors import ResourceExhausted
+from asyncloader.graph.seeding import PartSeeds, SeedPlaces
+from asyncloader.runtime import LoopThread
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.codec import loads_code
+from asyncloader.workers.failure import pack_error
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    Command,
+    EndEpoch,
+    Grant,
+    Hurry,
+    Pause,
+    Ready,
+    Resume,
+    Setup,
+    StartEpoch,
+    StartFailed,
+    StreamEnded,
+    StreamFailed,
+)
+from asyncloader.workers.punctual import Punctual
+from asyncloader.workers.stream import FRAME_ITEMS, Stream
+from asyncloader.workers.supply import DEALT_CREDITS
+from asyncloader.workers.surroundings import seed_globals
+from asyncloader.workers.talk import Talk
+
+
+@dataclass(frozen=True)
+class DispatchPlan:
+    """What the dispatching process runs, and what it says of workers that drop items."""
+
+    end: Any
+    seed_places: SeedPlaces
+    backlog_bytes: int
+    #: Names of the workers' pipes that may drop items.
+    droppers: tuple[str, ...]
+
+
+def main(sock: socket.socket) -> None:
+    """Deal until the loader closes the channel."""
+    with contextlib.suppress(EOFError):
+        Dispatcher(Talk(Channel(sock))).serve()
+
+
+class Outlet:
+    """One worker, as the dispatching process sees it."""
+
+    def __init__(self, channel: Channel, arena_bytes: int) -> None:
+        self.talk = Talk(channel, waits=False)
+        self.talk.arena.budget = arena_bytes
+        #: Credits for an epoch that the worker has begun and this process has not yet.
+        self.early: dict[int, int] = {}
+        self.ending: StreamEnded | StreamFailed | None = None
+        self.is_gone = False
+        self.stream: Stream | None = None
+
+    def heed(self, command: Command) -> None:
+        """Take the worker's credits for this or a coming epoch."""
+        if not isinstance(command, Grant):
+            return
+        if self.stream is not None and self.stream.epoch == command.epoch:
+            self.stream.grant(command.credits)
+        else:
+            self.early[command.epoch] = self.early.get(command.epoch, 0) + command.credits
+
+    def has_room(self) -> bool:
+        """Whether another item can be dealt without running ahead of what was asked for."""
+        stream = self.stream
+        return stream is not None and (stream.credits > 0 or stream.count < FRAME_ITEMS)
+
+    def is_starving(self) -> bool:
+        """Whether the worker has used up all that it was dealt."""
+        stream = self.stream
+        return stream is not None and stream.credits >= DEALT_CREDITS and stream.count < FRAME_ITEMS
+
+    def settle(self, *, is_waiting: bool) -> None:
+        """Send what gets no more company, as far as credits go, and how the epoch ended."""
+        if self.stream is None:
+            return
+        if is_waiting or self.ending is not None:
+            self.stream.send()
+        if self.ending is not None and not self.stream.count:
+            self.talk.report(self.ending)
+            self.ending = None
+
+
+class Dispatcher:
+    """Runs the part of the graph that runs once, and deals its items to the workers."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._thread = LoopThread()
+        self._context = run_at(Home(self._thread.loop))
+        self._punctual = Punctual()
+        self._outlets: list[Outlet] = []
+        self._plan: DispatchPlan | None = None
+        self._seeds = PartSeeds(())
+        self._items: Iterator[Any] | None = None
+        self._epoch = NO_EPOCH
+        self._turn = 0
+        self._is_paused = False
+
+    def serve(self) -> None:
+        """Obey the loader and deal; EOFError when the loader closes the channel."""
+        try:
+            while True:
+                self._hear(wait=not self._may_deal())
+                if self._may_deal():
+                    self._context.run(self._deal)
+                for outlet in self._outlets:
+                    outlet.settle(is_waiting=not self._may_deal())
+        finally:
+            self._close_items()
+            self._thread.close()
+            for outlet in self._outlets:
+                outlet.talk.close()
+
+    def _hear(self, *, wait: bool) -> None:
+        """Heed what the loader and the workers say; wait for it if there is nothing else to do."""
+        poll = select.poll()
+        poll.register(self._talk.fileno(), select.POLLIN)
+        outlets = {outlet.talk.fileno(): outlet for outlet in self._outlets if not outlet.is_gone}
+        for fd, outlet in outlets.items():
+            poll.register(fd, select.POLLIN | (select.POLLOUT if outlet.talk.has_unsent() else 0))
+        for fd, _ in poll.poll(None if wait else 0):
+            if fd in outlets:
+                self._hear_worker(outlets[fd])
+            else:
+                for command in self._talk.commands():
+                    self._obey(command)
+
+    def _hear_worker(self, outlet: Outlet) -> None:
+        try:
+            outlet.talk.flush()
+            for command in outlet.talk.commands():
+                outlet.heed(command)
+        except EOFError:
+            # The loader sees that death too, and ends the epoch.
+            outlet.is_gone = True
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Setup():
+                self._set_up(command)
+            case StartEpoch():
+                self._start_epoch(command)
+            case EndEpoch():
+                self._end_epoch()
+            case Pause() | Resume():
+                self._is_paused = isinstance(command, Pause)
+            case Grant() | Hurry():
+                pass  # the loader takes no items from here
+
+    def _set_up(self, command: Setup) -> None:
+        fds, self._talk.fds = self._talk.fds, []
+        channels = [Channel(socket.socket(fileno=fd)) for fd in fds]
+        self._outlets = [Outlet(channel, command.arena_bytes) for channel in channels]
+        try:
+            self._plan = plan = loads_code(command.plan)
+            self._seeds = plan.seed_places.bind(plan.end)
+        except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
+            self._talk.report(StartFailed(NO_EPOCH, _packed(error)))
+        else:
+            self._talk.report(Ready())
+
+    def _start_epoch(self, command: StartEpoch) -> None:
+        self._end_epoch()
+        self._epoch = command.epoch
+        self._turn = 0
+        self._is_paused = False
+        for outlet in self._outlets:
+            outlet.stream = self._stream(outlet, command.epoch)
+        try:
+            self._items = self._context.run(iter, self._reset(command))
+        except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
+            self._talk.report(StartFailed(command.epoch, _packed(error)))
+
+    def _reset(self, command: StartEpoch) -> Any:
+        assert self._plan is not None
+        reset, _ = loads_code(command.resets)
+        generator = command.seed_generator
+        seed_globals(None, generator.generate_shared_seed)
+        self._seeds.give(self._plan.end, command.shared_seeds, generator)
+        return self._thread.call(reset(self._plan.end))
+
+    def _stream(self, outlet: Outlet, epoch: int) -> Stream:
+        credits = outlet.early.pop(epoch, 0)
+        outlet.early.clear()
+        outlet.ending = None
+        return Stream(
+            outlet.talk,
+            self._punctual,
+            _packed,
+            (),
+            epoch=epoch,
+            number=0,
+            credits=credits,
+            one_by_one=False,
+        )
+
+    def _end_epoch(self) -> None:
+        self._close_items()
+        for outlet in self._outlets:
+            if outlet.stream is not None:
+                outlet.stream.drop()
+                outlet.stream = None
+                outlet.ending = None
+                self._tell(outlet, EndEpoch(self._epoch))
+
+    def _tell(self, outlet: Outlet, message: EndEpoch) -> None:
+        try:
+            outlet.talk.report(message)
+        except EOFError:
+            outlet.is_gone = True
+
+    def _close_items(self) -> None:
+        items, self._items = self._items, None
+        if items is not None:
+            # What user code does while it is closed is of no interest to a closed epoch.
+            with contextlib.suppress(Exception):
+                self._context.run(close_items, items)
+
+    def _may_deal(self) -> bool:
+        if self._items is None or self._is_paused:
+            return False
+        return self._outlets[self._turn].has_room() or self._must_run_ahead()
+
+    def _must_run_ahead(self) -> bool:
+        """Whether a worker has nothing while the one whose turn it is asks for nothing.
+
+        That happens where workers drop items: the loader waits for the first, and
+        until it has something takes nothing of the second.
+        """
+        return any(outlet.is_starving() for outlet in self._outlets)
+
+    def _deal(self) -> None:
+        """Deal items until the next frame is sent."""
+        is_sent = False
+        while not is_sent and self._items is not None and self._may_deal():
+            outlet = self._outlets[self._turn]
+            try:
+                is_sent = self._deal_next(self._items, outlet)
+            except StopIteration:
+                self._finish(None)
+            except SystemExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
+                self._finish(error)
+
+    def _deal_next(self, items: Iterator[Any], outlet: Outlet) -> bool:
+        assert outlet.stream is not None
+        self._check_backlog(outlet.stream)
+        is_due = outlet.stream.add(next(items))
+        if is_due:
+            outlet.stream.send()
+        self._turn = (self._turn + 1) % len(self._outlets)
+        return is_due
+
+    def _check_backlog(self, stream: Stream) -> None:
+        assert self._plan is not None
+        if stream.nbytes > self._plan.backlog_bytes:
+            droppers = ", ".join(self._plan.droppers) or "a pipe"
+            raise ResourceExhausted(
+                f"worker {self._turn} was dealt {stream.nbytes} bytes that it does not ask for,"
+                f" while another worker has dropped all that it was dealt: {droppers} drops items"
+                " behind the dispatching process. Drop them before it, or pass in_order=False"
+            )
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Have every worker told, after its last item, that the data ended, or failed."""
+        self._close_items()
+        for worker, outlet in enumerate(self._outlets):
+            if error is not None and worker == self._turn:
+                outlet.ending = StreamFailed(self._epoch, 0, _packed(error))
+            else:
+                outlet.ending = StreamEnded(self._epoch, 0)
+
+
+def _packed(error: BaseException, when: str = "") -> bytes:
+    return pack_error(error, f"in the dispatching process{when}")

@@ -1,0 +1,105 @@
+"""What the workloads have in common.
+
+This file is about taking all items of a loader, again and again, by ``for`` and by
+``async for``; of asyncloader and of torch. Workers persist across epochs everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
+from typing import Any
+
+WORKERS = 2
+EPOCHS = 5
+
+Take = Callable[[Any], int]
+
+
+def one(_: Any) -> int:
+    """Look at nothing: the item counts as one."""
+    return 1
+
+
+def sync_rate(loader: Iterable[Any], take: Take = one, epochs: int = EPOCHS) -> float:
+    """Return what is taken per second of a middling epoch by ``for``, after one to warm up."""
+    return median([_sync_epoch(loader, take) for _ in range(epochs + 1)][1:])
+
+
+def _sync_epoch(loader: Iterable[Any], take: Take) -> float:
+    taken = 0
+    began = time.perf_counter()
+    for item in loader:
+        taken += take(item)
+        # As a loop does that has no name for the last item when it asks for the next.
+        del item
+    return taken / (time.perf_counter() - began)
+
+
+async def async_rate(loader: Any, take: Take = one, epochs: int = EPOCHS) -> float:
+    """Return what is taken per second of a middling epoch by ``async for``."""
+    return median([await _async_epoch(loader, take) for _ in range(epochs + 1)][1:])
+
+
+async def _async_epoch(loader: Any, take: Take) -> float:
+    taken = 0
+    began = time.perf_counter()
+    async for item in loader:
+        taken += take(item)
+        del item
+    return taken / (time.perf_counter() - began)
+
+
+def ours(graph: Any, take: Take = one, mode: str = "async", epochs: int = EPOCHS) -> float:
+    """Return the rate of a graph in two workers; ``mode`` is "sync", "async" or "uvloop"."""
+    loader = worker_loader(graph)
+    if mode == "sync":
+        with loader:
+            return sync_rate(loader, take, epochs)
+    with asyncio.Runner(loop_factory=loop_factory(mode)) as runner:
+        return runner.run(_ours(loader, take, epochs))
+
+
+async def _ours(loader: Any, take: Take, epochs: int) -> float:
+    async with loader:
+        return await async_rate(loader, take, epochs)
+
+
+def worker_loader(graph: Any, workers: int = WORKERS, method: str | None = None) -> Any:
+    """Return a loader of ours, with the settings it has by default."""
+    from asyncloader import DataLoader2, MultiProcessingReadingService
+
+    return DataLoader2(graph, reading_service=MultiProcessingReadingService(workers, method))
+
+
+def loop_factory(mode: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the loop: "uvloop"'s, or the standard library's."""
+    if mode == "uvloop":
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+        return factory
+    return asyncio.new_event_loop
+
+
+def shard(make: Callable[[int, int], Iterable[Any]]) -> Any:
+    """Return a torch dataset; each worker has ``make(worker, workers)``."""
+    from torch.utils.data import IterableDataset, get_worker_info
+
+    class Items(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            info = get_worker_info()
+            assert info is not None
+            return iter(make(info.id, info.num_workers))
+
+    return Items()
+
+
+def torch_loader(dataset: Any, **settings: Any) -> Any:
+    """Return a DataLoader with persistent workers; ``settings`` overrule."""
+    from torch.utils.data import DataLoader
+
+    usual = {"num_workers": WORKERS, "persistent_workers": True, "batch_size": None}
+    return DataLoader(dataset, **{**usual, **settings})
