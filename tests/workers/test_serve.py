@@ -19,7 +19,7 @@ from asyncloader.services.base import unchanged
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Decoder, dumps_code
-from asyncloader.workers import main
+from asyncloader.workers import main, stream
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import (
@@ -97,6 +97,8 @@ def loader(monkeypatch) -> Iterator[Loader]:
     # This process is not to become a worker.
     for name in ("become_worker", "seed_globals"):
         monkeypatch.setattr(main, name, lambda *args: None)
+    # So that items of a size that sockets hold are heavy.
+    monkeypatch.setattr(stream, "FRAME_BYTES", 64 << 10)
     ours, theirs = socket.socketpair()
     worker = threading.Thread(target=main.main, args=(theirs,))
     worker.start()
