@@ -72,7 +72,7 @@ class LoopChannel:
         current = self._subscription
         if current is not None and not current.loop.is_closed():
             raise LoopMismatchError("this channel is attached to a loop; detach it first")
-        self._subscription = _Subscription(loop, on_frames, on_closed)
+        self._subscription = _Subscription(loop, self.fileno(), on_frames, on_closed)
         if self._ended is not None:
             loop.call_soon(self._report_end)
             return
@@ -83,8 +83,9 @@ class LoopChannel:
         """Leave the loop; whatever arrives from now on stays in the kernel."""
         subscription, self._subscription = self._subscription, None
         if subscription is not None and not subscription.loop.is_closed():
-            subscription.loop.remove_reader(self.fileno())
-            subscription.loop.remove_writer(self.fileno())
+            # When the interpreter exits, the socket may be closed before its loop has stopped.
+            subscription.loop.remove_reader(subscription.fd)
+            subscription.loop.remove_writer(subscription.fd)
             subscription.cancel_deadline()
             subscription.wake_flushed()
 
@@ -92,7 +93,7 @@ class LoopChannel:
         """Read nothing until ``resume``: the peer's sends will fill the socket and wait."""
         if self._subscription is not None:
             self._subscription.reading = False
-            self._subscription.loop.remove_reader(self.fileno())
+            self._subscription.loop.remove_reader(self._subscription.fd)
             self._subscription.cancel_deadline()
 
     def resume(self) -> None:
@@ -232,7 +233,7 @@ class LoopChannel:
                 self._watch_writable()
                 return
         if self._subscription is not None:
-            self._subscription.loop.remove_writer(self.fileno())
+            self._subscription.loop.remove_writer(self._subscription.fd)
             self._subscription.wake_flushed()
 
     def _drop_outgoing(self) -> None:
@@ -245,9 +246,10 @@ class _Subscription:
     """What a channel needs to know of the loop it is attached to."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
+        self, loop: asyncio.AbstractEventLoop, fd: int, on_frames: OnFrames, on_closed: OnClosed
     ) -> None:
         self.loop = loop
+        self.fd = fd
         self.on_frames = on_frames
         self.on_closed = on_closed
         self.reading = False

@@ -152,9 +152,7 @@ class WorkerPool:
 
     def has_dead(self) -> bool:
         """Whether a worker has ended, so that the pool cannot run another epoch."""
-        return any(
-            link.failure is not None or link.process.exitcode is not None for link in self._all()
-        )
+        return any(link.failure is not None or link.process.is_dead() for link in self._all())
 
     async def aclose(self) -> None:
         """End all workers within three seconds in total."""

@@ -101,6 +101,10 @@ class Process:
                 self._exitcode = self._status.collect()
             return self._exitcode
 
+    def is_dead(self) -> bool:
+        """Whether the process has ended, be its exit code known already or not."""
+        return self._released or is_readable(self.pidfd)
+
     @property
     def status_fd(self) -> int:
         """Readable when the exit code of the dead process is known."""

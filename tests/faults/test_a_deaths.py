@@ -19,6 +19,7 @@ import pytest
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import get_worker_info, new_event_loop
 from asyncloader.workers import pool
+from asyncloader.workers.pidfd import is_readable, open_pidfd
 from tests.faults.child import (
     CLOSE_SECONDS,
     DETECT_SECONDS,
@@ -159,7 +160,10 @@ async def a_worker_is_killed_while(what: str) -> None:
             await asyncio.sleep(0.3)
         if what == "between epochs":
             await items.aclose()
+        dead = open_pidfd(pids[1])
         os.kill(pids[1], signal.SIGKILL)
+        assert is_readable(dead, DETECT_SECONDS)
+        os.close(dead)
         if what != "between epochs":
             taken, error = [], None
             with within(DETECT_SECONDS):
