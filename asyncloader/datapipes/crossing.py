@@ -32,6 +32,7 @@ from collections.abc import (
 from contextvars import ContextVar
 from typing import Any, Generic, Protocol, TypeVar
 
+from asyncloader.datapipes.lasting import LastingError
 from asyncloader.runtime import (
     LoopThread,
     LoopWaiter,
@@ -76,7 +77,7 @@ class Exchange(Generic[T]):
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
-        self._error: BaseException | None = None
+        self._error: LastingError | None = None
 
     def give(self, item: T) -> None:
         """Add an item and wake the taker."""
@@ -95,7 +96,7 @@ class Exchange(Generic[T]):
     def end(self, error: BaseException | None) -> None:
         """Say that no item follows, and why if it is not the natural end."""
         if not self._ended:
-            self._error = error
+            self._error = None if error is None else LastingError(error)
             self._ended = True
         self.taker.wake()
 
@@ -124,7 +125,7 @@ class Exchange(Generic[T]):
             self.giver.wake()
             return group
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return []
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_async_pipe
 from asyncloader.datapipes.crossing import Exchange, Home, Waiter, give_groups, run_at
+from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import LoaderClosed
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.runtime import call_soon, running_loop
@@ -38,7 +39,7 @@ class Epoch:
         self._consumer = consumer
         self._home = Home(loop)
         self._exchange: Exchange[Any] = Exchange(consumer)
-        self._error: BaseException | None = None
+        self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -60,7 +61,7 @@ class Epoch:
         if self._exchange.has_items():
             return self._exchange.take()
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return []
 
     def abandon(self) -> None:
@@ -102,10 +103,10 @@ class Epoch:
         try:
             await self._run(await self._lifecycle.begin_epoch(self._seed_generator))
         except asyncio.CancelledError:
-            self._error = LoaderClosed("the epoch was closed before its end")
+            self._error = LastingError(LoaderClosed("the epoch was closed before its end"))
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self._error = error
+            self._error = LastingError(error)
         finally:
             self.is_over = True
             self._consumer.wake()

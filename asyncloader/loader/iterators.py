@@ -153,7 +153,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
 
     def _next(self, hand: _Hand) -> T_co:
         if hand.refusal is not None:
-            raise hand.refusal
+            raise hand.refusal.with_traceback(None)
         if not hand.gate.left:
             raise StopIteration
         if self._items is None:
@@ -164,7 +164,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
         except BaseException:
             hand.gate.is_ended = True
             if hand.refusal is not None:
-                raise hand.refusal from None
+                raise hand.refusal.with_traceback(None) from None
             raise
         hand.gate.let_late_pass()
         return item
@@ -208,7 +208,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
 
     def _check_caller(self, hand: _Hand) -> None:
         if hand.refusal is not None:
-            raise hand.refusal
+            raise hand.refusal.with_traceback(None)
         if hand.is_waiting:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"
@@ -233,7 +233,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         except BaseException:
             hand.gate.is_ended = True
             if hand.refusal is not None:
-                raise hand.refusal from None
+                raise hand.refusal.with_traceback(None) from None
             raise
         finally:
             hand.is_waiting = False
