@@ -31,7 +31,7 @@ from asyncloader.datapipes.crossing import (
 )
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.naming import function_name
-from asyncloader.runtime import LoopWaiter, ThreadWaiter
+from asyncloader.runtime import LoopWaiter, ThreadWaiter, begin_task
 
 T = TypeVar("T")
 
@@ -82,7 +82,8 @@ class AsyncMapper(IterDataPipe[T]):
 
     async def __aiter__(self) -> AsyncIterator[T]:
         window: Window[T] = Window(self._call, self.concurrency, self.ordered)
-        reader = asyncio.create_task(window.read(self.source), name=f"asyncloader {self!r}")
+        loop = asyncio.get_running_loop()
+        reader = begin_task(loop, window.read(self.source), f"asyncloader {self!r}")
         try:
             while await window.has_next():
                 yield window.next()
@@ -145,7 +146,7 @@ class Window(Iterator[T]):
     next = __next__
 
     def _begin(self, item: Any) -> None:
-        task = self._loop.create_task(self._call(item))
+        task = begin_task(self._loop, self._call(item), "asyncloader async_map")
         self.under_way.add(task)
         if self.ordered:
             self.results.append(task)

@@ -22,7 +22,7 @@ from asyncloader.datapipes.crossing import (
     from_thread,
 )
 from asyncloader.datapipes.function import blame
-from asyncloader.runtime import LoopWaiter
+from asyncloader.runtime import LoopWaiter, begin_task
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ class Prefetcher(IterDataPipe[T]):
 
     async def __aiter__(self) -> AsyncIterator[T]:
         ahead = ReadAhead(self.source, self.buffer_size)
-        task = asyncio.create_task(ahead.fill(), name=f"asyncloader {self!r}")
+        loop = asyncio.get_running_loop()
+        task = begin_task(loop, ahead.fill(), f"asyncloader {self!r}")
         try:
             while await ahead.has_next():
                 yield ahead.next()

@@ -18,7 +18,7 @@ from asyncloader.datapipes.crossing import Exchange, Home, Waiter, give_groups, 
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import LoaderClosed
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
-from asyncloader.runtime import call_soon, running_loop
+from asyncloader.runtime import begin_task, call_soon, running_loop
 from asyncloader.seeds import SeedGenerator
 
 
@@ -46,11 +46,7 @@ class Epoch:
     def start(self) -> None:
         """Begin the epoch; to be called on its loop."""
         context = run_at(self._home)
-        self._task = self.loop.create_task(
-            self._supervise(), name="asyncloader epoch", context=context
-        )
-        # A loop may be closed under us; the iterator's own warning says so, once.
-        self._task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._task = begin_task(self.loop, self._supervise(), "asyncloader epoch", context)
 
     def is_ready(self) -> bool:
         """Whether there is something to take: items, the end, or an error."""
@@ -81,6 +77,11 @@ class Epoch:
     async def aclose(self) -> None:
         """End the epoch and wait until it is over, for a bounded time; on any loop."""
         if self.is_over or self.loop.is_closed():
+            return
+        if not self.loop.is_running():
+            # It ends when its loop next runs. Nobody can wait for that here.
+            self._home.stop()
+            self.abandon()
             return
         if asyncio.get_running_loop() is self.loop:
             await self._close()
