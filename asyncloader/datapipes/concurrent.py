@@ -31,7 +31,7 @@ from asyncloader.datapipes.crossing import (
 )
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.naming import function_name
-from asyncloader.runtime import LoopWaiter, ThreadWaiter, begin_task
+from asyncloader.runtime import LoopWaiter, ThreadWaiter, begin_task, running_loop
 
 T = TypeVar("T")
 
@@ -94,7 +94,9 @@ class AsyncMapper(IterDataPipe[T]):
         try:
             return await self._apply(item)
         except BaseException as error:
-            blame(error, self)
+            # Without a loop it is no error: the coroutine is collected after its loop's end.
+            if running_loop() is not None:
+                blame(error, self)
             raise
 
 

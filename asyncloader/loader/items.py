@@ -100,6 +100,7 @@ class DirectItems(RunningItems):
         self._lifecycle = lifecycle
         self._thread = thread
         self._error: LastingError | None = None
+        self._is_closed = False
         pipe = thread.call(lifecycle.begin_epoch(seed_generator))
         self.iterator: Iterator[Any] = iter(pipe)
 
@@ -108,7 +109,10 @@ class DirectItems(RunningItems):
         if self._error is not None:
             raise self._error.again()
         try:
-            return next(self.iterator)
+            item = next(self.iterator)
+            if self._is_closed:
+                close_items(self.iterator)
+            return item
         except BaseException as error:
             # The end has no traceback worth a circle of references.
             is_end = isinstance(error, StopIteration)
@@ -117,13 +121,19 @@ class DirectItems(RunningItems):
             raise
 
     async def aclose(self) -> None:
-        close_items(self.iterator)
+        self._close()
         await self._lifecycle.end_epoch()
 
     def abandon(self) -> None:
-        close_items(self.iterator)
+        self._close()
         work = self._lifecycle.end_epoch()
         try:
             asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         except RuntimeError:  # the private loop is closed, and with it the loader
             work.close()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        # A thread that is inside the generators closes them when it comes out.
+        if not getattr(self.iterator, "gi_running", False):
+            close_items(self.iterator)
