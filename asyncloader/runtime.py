@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import os
 import sys
 import threading
@@ -103,6 +104,22 @@ def release(future: asyncio.Future[None]) -> None:
     """Let whoever awaits the future go on; to be called on its loop."""
     if not future.done():
         future.set_result(None)
+
+
+def begin_task(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, T],
+    name: str,
+    context: contextvars.Context | None = None,
+) -> asyncio.Task[T]:
+    """Begin a task of ours; to be called on its loop.
+
+    A loop may be closed under the task. The iterator's own warning says so, once, and
+    asyncio's message for every task that was pending says no more.
+    """
+    task = loop.create_task(work, name=name, context=context)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return task
 
 
 # Loops of our own -----------------------------------------------------------------------

@@ -15,8 +15,10 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from queue import SimpleQueue
+from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.crossing import (
@@ -27,9 +29,9 @@ from asyncloader.datapipes.crossing import (
     ended_threads,
     present_waiter,
 )
-from asyncloader.datapipes.function import blame, is_async
+from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.naming import function_name
-from asyncloader.runtime import LoopWaiter, ThreadWaiter
+from asyncloader.runtime import LoopWaiter, ThreadWaiter, begin_task, running_loop
 
 T = TypeVar("T")
 
@@ -62,26 +64,26 @@ class AsyncMapper(IterDataPipe[T]):
         concurrency: int = 64,
         ordered: bool = True,
     ) -> None:
-        _check_concurrency(concurrency)
-        if not is_async(fn):
+        if not is_async(checked_function("fn", fn)):
             raise TypeError(
                 f"async_map needs an async function, got {function_name(fn)}; use map for a"
                 " plain function, or thread_map for many calls at once"
             )
-        self.source = datapipe
+        self.source = iterable_source(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
-        self.concurrency = concurrency
+        self.concurrency = checked_count("concurrency", concurrency, at_least=1)
         self.ordered = ordered
         self._apply = ColumnFunction.of(fn, input_col, output_col)
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        return len(self.source)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         window: Window[T] = Window(self._call, self.concurrency, self.ordered)
-        reader = asyncio.create_task(window.read(self.source), name=f"asyncloader {self!r}")
+        loop = asyncio.get_running_loop()
+        reader = begin_task(loop, window.read(self.source), f"asyncloader {self!r}")
         try:
             while await window.has_next():
                 yield window.next()
@@ -92,7 +94,9 @@ class AsyncMapper(IterDataPipe[T]):
         try:
             return await self._apply(item)
         except BaseException as error:
-            blame(error, self)
+            # Without a loop it is no error: the coroutine is collected after its loop's end.
+            if running_loop() is not None:
+                blame(error, self)
             raise
 
 
@@ -144,7 +148,7 @@ class Window(Iterator[T]):
     next = __next__
 
     def _begin(self, item: Any) -> None:
-        task = self._loop.create_task(self._call(item))
+        task = begin_task(self._loop, self._call(item), "asyncloader async_map")
         self.under_way.add(task)
         if self.ordered:
             self.results.append(task)
@@ -152,6 +156,10 @@ class Window(Iterator[T]):
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         self.under_way.discard(task)
+        if not task.cancelled():
+            # One error ends the iteration. Nobody asks for those of later items, and
+            # asyncio would report them as forgotten.
+            task.exception()
         if not self.ordered:
             self.results.append(task)
         self._reader.wake()
@@ -190,14 +198,14 @@ class ThreadMapper(IterDataPipe[T]):
         concurrency: int | None = None,
         ordered: bool = True,
     ) -> None:
-        if concurrency is not None:
-            _check_concurrency(concurrency)
-        if is_async(fn):
+        if is_async(checked_function("fn", fn)):
             raise TypeError(
                 f"thread_map needs a plain function, got the async {function_name(fn)};"
                 " use async_map"
             )
-        self.source = datapipe
+        if concurrency is not None:
+            checked_count("concurrency", concurrency, at_least=1)
+        self.source = iterable_source(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
@@ -206,7 +214,7 @@ class ThreadMapper(IterDataPipe[T]):
         self._apply = ColumnFunction.of(fn, input_col, output_col)
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        return len(self.source)
 
     def __iter__(self) -> Iterator[T]:
         count = self.concurrency or os.cpu_count() or 1
@@ -225,10 +233,13 @@ class ThreadMapper(IterDataPipe[T]):
 
     def _call(self, item: Any) -> Any:
         try:
-            return self._apply(item)
+            result = self._apply(item)
         except BaseException as error:
             blame(error, self)
             raise
+        if result.__class__ is CoroutineType:
+            raise unawaited(self)
+        return result
 
 
 class Job:
@@ -323,8 +334,3 @@ class Crew(Iterator[Any]):
                 self._done.append(job)
             del job
             self._waiter.wake()
-
-
-def _check_concurrency(concurrency: int) -> None:
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, got {concurrency}")

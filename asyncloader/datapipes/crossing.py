@@ -32,11 +32,13 @@ from collections.abc import (
 from contextvars import ContextVar
 from typing import Any, Generic, Protocol, TypeVar
 
+from asyncloader.datapipes.lasting import LastingError
 from asyncloader.runtime import (
     LoopThread,
     LoopWaiter,
     Stopped,
     ThreadWaiter,
+    begin_task,
     call_soon,
     release,
 )
@@ -76,7 +78,7 @@ class Exchange(Generic[T]):
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
-        self._error: BaseException | None = None
+        self._error: LastingError | None = None
 
     def give(self, item: T) -> None:
         """Add an item and wake the taker."""
@@ -95,7 +97,7 @@ class Exchange(Generic[T]):
     def end(self, error: BaseException | None) -> None:
         """Say that no item follows, and why if it is not the natural end."""
         if not self._ended:
-            self._error = error
+            self._error = None if error is None else LastingError(error)
             self._ended = True
         self.taker.wake()
 
@@ -124,7 +126,7 @@ class Exchange(Generic[T]):
             self.giver.wake()
             return group
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return []
 
 
@@ -137,6 +139,7 @@ class ThreadGiver(Generic[T]):
         self._waiter = ThreadWaiter()
         self._exchange = exchange
         self._finished: asyncio.Future[None] = home.loop.create_future()
+        self._is_left_behind = False
         self.error: BaseException | None = None
         exchange.giver = self._waiter
         context = contextvars.copy_context()
@@ -161,7 +164,8 @@ class ThreadGiver(Generic[T]):
         """End the thread; one that does not end in time is abandoned with a warning."""
         self.stop()
         await asyncio.wait([self._finished], timeout=seconds)
-        if not self._finished.done():
+        if not self._finished.done() and not self._is_left_behind:
+            self._is_left_behind = True
             warn_left_behind(self._thread, seconds)
         self._home.forget(self)
 
@@ -171,7 +175,11 @@ class ThreadGiver(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
         self._exchange.end(self.error)
-        call_soon(self._home.loop, release, self._finished)
+        call_soon(self._home.loop, self._finish)
+
+    def _finish(self) -> None:
+        self._home.forget(self)
+        release(self._finished)
 
     def _give_all(self) -> None:
         iterator = iter(self._items)
@@ -207,7 +215,7 @@ class TaskGiver(Generic[T]):
             self._finish(Stopped())
             return
         name = f"asyncloader {type(self._items).__name__}"
-        self._task = self._home.loop.create_task(self._run(), name=name, context=self._context)
+        self._task = begin_task(self._home.loop, self._run(), name, self._context)
 
     def stop(self) -> None:
         """Cancel the task; to be called on the home's loop, unless that is closed."""
@@ -304,7 +312,8 @@ async def from_thread(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield a sync iterable's items on the loop while it runs in a thread."""
     place = _place.get()
     loop = asyncio.get_running_loop()
-    home = place[0] if place is not None and place[0].loop is loop else Home(loop)
+    shared = place[0] if place is not None and place[0].loop is loop else None
+    home = shared or Home(loop)
     taker = LoopWaiter(loop)
     exchange: Exchange[T] = Exchange(taker)
     giver = home.start_thread(items, exchange)
@@ -318,7 +327,11 @@ async def from_thread(items: Iterable[T]) -> AsyncIterator[T]:
                 yield item
             del group
     finally:
-        await giver.aclose()
+        # Its home waits for the thread. A wait right here would be cut off by the end of
+        # the loop where a reader drops this generator instead of closing it.
+        giver.stop()
+        if shared is None:
+            await giver.aclose()
 
 
 def present_waiter() -> ThreadWaiter:
@@ -463,5 +476,6 @@ def close_items(iterator: Iterator[Any]) -> None:
 async def aclose_items(iterator: AsyncIterator[Any]) -> None:
     """Close an async iterator that can be closed, as async generators can."""
     aclose = getattr(iterator, "aclose", None)
-    if aclose is not None:
+    # A coroutine may be collected after its loop was closed: then nothing can be awaited.
+    if aclose is not None and asyncio._get_running_loop() is not None:
         await aclose()

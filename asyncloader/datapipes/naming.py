@@ -7,6 +7,7 @@ by value, and never a user's data.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 from typing import Any
@@ -40,6 +41,8 @@ def _settings(pipe: object) -> list[str]:
 
 
 def _brief(value: Any) -> str | None:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
     if isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, str):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.crossing import (
     aclose_items,
@@ -21,7 +22,7 @@ from asyncloader.datapipes.crossing import (
     from_thread,
 )
 from asyncloader.datapipes.function import blame
-from asyncloader.runtime import LoopWaiter
+from asyncloader.runtime import LoopWaiter, begin_task
 
 T = TypeVar("T")
 
@@ -36,17 +37,16 @@ class Prefetcher(IterDataPipe[T]):
     """
 
     def __init__(self, source_datapipe: IterDataPipe[T], buffer_size: int = 10) -> None:
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size must be at least 1, got {buffer_size}")
-        self.source = source_datapipe
-        self.buffer_size = buffer_size
+        self.source = iterable_source(source_datapipe)
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        return len(self.source)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         ahead = ReadAhead(self.source, self.buffer_size)
-        task = asyncio.create_task(ahead.fill(), name=f"asyncloader {self!r}")
+        loop = asyncio.get_running_loop()
+        task = begin_task(loop, ahead.fill(), f"asyncloader {self!r}")
         try:
             while await ahead.has_next():
                 yield ahead.next()
@@ -121,15 +121,17 @@ class PinMemory(IterDataPipe[T]):
         device: Any = None,
         pin_memory_fn: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        self.source = source_datapipe
+        self.source = iterable_source(source_datapipe)
         self.device = device
-        self.pin_memory_fn = pin_memory_fn
+        self.pin_memory_fn = (
+            None if pin_memory_fn is None else checked_function("pin_memory_fn", pin_memory_fn)
+        )
 
     def is_replicable(self) -> bool:
         return False
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        return len(self.source)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return from_thread(self._pinned())
@@ -177,8 +179,5 @@ def _as_it_is(item: Any, device: Any) -> Any:
 def _has_accelerator() -> bool:
     import torch
 
-    return (
-        torch.accelerator.is_available()
-        if hasattr(torch, "accelerator")
-        else (torch.cuda.is_available())
-    )
+    # Older versions of torch know no accelerators but CUDA's.
+    return bool(getattr(torch, "accelerator", torch.cuda).is_available())

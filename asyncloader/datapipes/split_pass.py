@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.base import Pass
 from asyncloader.datapipes.crossing import close_items
 from asyncloader.datapipes.function import calling
+from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import IteratorInvalidated
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class SplitPass(Pass[T]):
         self.left: set[int] = set()
         self.at_end = False
         self.is_invalid = False
-        self._errors: dict[int, BaseException] = {}
+        self._errors: dict[int, LastingError] = {}
         self._drawing = threading.Lock()
         self._draws = self._draw_all()
 
@@ -105,7 +106,7 @@ class SplitPass(Pass[T]):
 
     def _draw_for(self, index: int) -> None:
         if index in self._errors:
-            raise self._errors[index]
+            raise self._errors[index].again()
         if self.at_end or index in self.left:
             raise StopIteration
         try:
@@ -114,7 +115,7 @@ class SplitPass(Pass[T]):
             self.at_end = True
         except BaseException as error:
             # No branch may take a source that failed for the end of the data.
-            self._errors = dict.fromkeys(range(self.split.num_instances), error)
+            self._errors = dict.fromkeys(range(self.split.num_instances), LastingError(error))
             raise
         else:
             self._check_room(index)
@@ -143,12 +144,13 @@ class SplitPass(Pass[T]):
         # The branch that ran ahead fails, for good. The others can go on.
         self.left.add(index)
         self.queues[index].clear()
-        self._errors[index] = BufferError(
+        overrun = BufferError(
             f"{self.split!r} would have to hold more than {size} items for branches that are"
             " behind; read the branches in step (zip them), or make buffer_size larger (-1:"
             " without bound)"
         )
-        raise self._errors[index]
+        self._errors[index] = LastingError(overrun)
+        raise overrun
 
     def _close(self) -> None:
         close_items(self._draws)

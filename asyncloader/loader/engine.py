@@ -46,9 +46,8 @@ class Engine:
         self._seeds = EpochSeeds.from_seed(seed)
         self._generator = None
 
-    async def begin_async(self, gate: Gate) -> AsyncItems:
-        """Begin an epoch on the running loop."""
-        await self.end_epoch()
+    def begin_async(self, gate: Gate) -> AsyncItems:
+        """Begin an epoch on the running loop; the one before has ended."""
         self._items = items = AsyncItems(self.lifecycle, self._next_generator(gate))
         return items
 
@@ -59,20 +58,26 @@ class Engine:
         self._warn_if_blocking()
         self._private_loop().call(self.lifecycle.start())
 
+    def prepare_sync(self) -> None:
+        """Start the service and end the epoch that is under way, from a thread."""
+        self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
+        self._warn_if_blocking()
+        self._private_loop().call(self._prepare())
+
     def begin_sync(self, gate: Gate) -> DirectItems | LoopItems:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
-        self._warn_if_blocking()
         thread = self._private_loop()
-        thread.call(self._prepare())
         kind = LoopItems if self._needs_loop() else DirectItems
         self._items = items = kind(self.lifecycle, self._next_generator(gate), thread)
         return items
 
     async def end_epoch(self) -> None:
         """End the epoch that is under way, if there is one."""
-        if self._items is not None:
-            await self._items.aclose()
-            self._items = None
+        while (items := self._items) is not None:
+            await items.aclose()
+            # Another task may have begun the next one meanwhile.
+            if self._items is items:
+                self._items = None
 
     async def aclose(self) -> None:
         """Close everything; calls while one is at work share it."""
@@ -90,11 +95,7 @@ class Engine:
         if self._closed is not None:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
-        if self._items is not None and self._items.runs_on(running_loop()):
-            raise LoopMismatchError(
-                "shutdown() would block the event loop that the running epoch needs in order"
-                " to end; use `await loader.aclose()`"
-            )
+        self._refuse_own_loop("shutdown()", "use `await loader.aclose()`")
         self._closed = concurrent.futures.Future()
         try:
             self._private_loop().call(self._close())
@@ -115,6 +116,13 @@ class Engine:
             await self.lifecycle.aclose()
             if self._thread is not None and self._thread.loop is not running_loop():
                 await self._thread.aclose()
+
+    def _refuse_own_loop(self, what: str, instead: str) -> None:
+        if self._items is not None and self._items.runs_on(running_loop()):
+            raise LoopMismatchError(
+                f"{what} would block the event loop that the running epoch needs in order to"
+                f" end; {instead}"
+            )
 
     def _next_generator(self, gate: Gate) -> SeedGenerator:
         # An epoch nobody saw anything of is not skipped: its seed is used again.

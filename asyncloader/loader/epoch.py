@@ -15,9 +15,10 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_async_pipe
 from asyncloader.datapipes.crossing import Exchange, Home, Waiter, give_groups, run_at
+from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import LoaderClosed
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
-from asyncloader.runtime import call_soon, running_loop
+from asyncloader.runtime import begin_task, call_soon, running_loop
 from asyncloader.seeds import SeedGenerator
 
 
@@ -38,18 +39,14 @@ class Epoch:
         self._consumer = consumer
         self._home = Home(loop)
         self._exchange: Exchange[Any] = Exchange(consumer)
-        self._error: BaseException | None = None
+        self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
     def start(self) -> None:
         """Begin the epoch; to be called on its loop."""
         context = run_at(self._home)
-        self._task = self.loop.create_task(
-            self._supervise(), name="asyncloader epoch", context=context
-        )
-        # A loop may be closed under us; the iterator's own warning says so, once.
-        self._task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._task = begin_task(self.loop, self._supervise(), "asyncloader epoch", context)
 
     def is_ready(self) -> bool:
         """Whether there is something to take: items, the end, or an error."""
@@ -60,7 +57,7 @@ class Epoch:
         if self._exchange.has_items():
             return self._exchange.take()
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return []
 
     def abandon(self) -> None:
@@ -80,6 +77,11 @@ class Epoch:
     async def aclose(self) -> None:
         """End the epoch and wait until it is over, for a bounded time; on any loop."""
         if self.is_over or self.loop.is_closed():
+            return
+        if not self.loop.is_running():
+            # It ends when its loop next runs. Nobody can wait for that here.
+            self._home.stop()
+            self.abandon()
             return
         if asyncio.get_running_loop() is self.loop:
             await self._close()
@@ -102,10 +104,10 @@ class Epoch:
         try:
             await self._run(await self._lifecycle.begin_epoch(self._seed_generator))
         except asyncio.CancelledError:
-            self._error = LoaderClosed("the epoch was closed before its end")
+            self._error = LastingError(LoaderClosed("the epoch was closed before its end"))
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self._error = error
+            self._error = LastingError(error)
         finally:
             self.is_over = True
             self._consumer.wake()

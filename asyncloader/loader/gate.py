@@ -6,6 +6,8 @@ and are the same for its async and its sync form.
 
 from __future__ import annotations
 
+from asyncloader.datapipes.arguments import checked_count
+
 _NO_LIMIT = -1
 
 
@@ -45,9 +47,10 @@ class Gate:
 
     def limit(self, num_items: int | None) -> None:
         """Let ``num_items`` more pass, now and after each ``resume``; None lets all pass."""
-        if num_items is not None and num_items < 0:
-            raise ValueError(f"limit must be at least 0, or None for none, got {num_items}")
-        self._limit = _NO_LIMIT if num_items is None else num_items
+        if num_items is None:
+            self._limit = _NO_LIMIT
+        else:
+            self._limit = checked_count("limit", num_items, at_least=0)
         self._open_unless_paused()
 
     def pause(self) -> None:

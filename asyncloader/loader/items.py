@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.datapipes.crossing import close_items
+from asyncloader.datapipes.lasting import LastingError
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.runtime import LoopThread, LoopWaiter, ThreadWaiter
@@ -98,29 +99,41 @@ class DirectItems(RunningItems):
     ) -> None:
         self._lifecycle = lifecycle
         self._thread = thread
-        self._error: BaseException | None = None
+        self._error: LastingError | None = None
+        self._is_closed = False
         pipe = thread.call(lifecycle.begin_epoch(seed_generator))
         self.iterator: Iterator[Any] = iter(pipe)
 
     def next(self) -> Any:
         """Make the next item; StopIteration at the end, and after an error it again."""
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         try:
-            return next(self.iterator)
+            item = next(self.iterator)
+            if self._is_closed:
+                close_items(self.iterator)
+            return item
         except BaseException as error:
-            self._error = StopIteration() if isinstance(error, StopIteration) else error
+            # The end has no traceback worth a circle of references.
+            is_end = isinstance(error, StopIteration)
+            self._error = LastingError(StopIteration() if is_end else error)
             self._thread.call(self._lifecycle.end_epoch())
             raise
 
     async def aclose(self) -> None:
-        close_items(self.iterator)
+        self._close()
         await self._lifecycle.end_epoch()
 
     def abandon(self) -> None:
-        close_items(self.iterator)
+        self._close()
         work = self._lifecycle.end_epoch()
         try:
             asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         except RuntimeError:  # the private loop is closed, and with it the loader
             work.close()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        # A thread that is inside the generators closes them when it comes out.
+        if not getattr(self.iterator, "gi_running", False):
+            close_items(self.iterator)

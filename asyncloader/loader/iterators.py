@@ -123,6 +123,11 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_forget_all)
 
 
+def _check_live(hand: _Hand) -> None:
+    if hand.refusal is not None:
+        raise hand.refusal.with_traceback(None)
+
+
 class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
     """Iterates a loader with ``for``, in one thread at a time."""
 
@@ -152,11 +157,12 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             hand.lock.release()
 
     def _next(self, hand: _Hand) -> T_co:
-        if hand.refusal is not None:
-            raise hand.refusal
+        _check_live(hand)
         if not hand.gate.left:
             raise StopIteration
         if self._items is None:
+            self._engine.prepare_sync()
+            _check_live(hand)
             self._running = self._items = self._engine.begin_sync(hand.gate)
         try:
             item: T_co = self._items.next()
@@ -164,7 +170,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
         except BaseException:
             hand.gate.is_ended = True
             if hand.refusal is not None:
-                raise hand.refusal from None
+                raise hand.refusal.with_traceback(None) from None
             raise
         hand.gate.let_late_pass()
         return item
@@ -207,8 +213,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
             await self._items.aclose()
 
     def _check_caller(self, hand: _Hand) -> None:
-        if hand.refusal is not None:
-            raise hand.refusal
+        _check_live(hand)
         if hand.is_waiting:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"
@@ -226,14 +231,16 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         hand.is_waiting = True
         try:
             if self._items is None:
-                self._running = self._items = await self._engine.begin_async(hand.gate)
+                await self._engine.end_epoch()
+                _check_live(hand)
+                self._running = self._items = self._engine.begin_async(hand.gate)
             group = await self._items.group()
         except asyncio.CancelledError:
             raise
         except BaseException:
             hand.gate.is_ended = True
             if hand.refusal is not None:
-                raise hand.refusal from None
+                raise hand.refusal.with_traceback(None) from None
             raise
         finally:
             hand.is_waiting = False

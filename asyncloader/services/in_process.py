@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
@@ -29,11 +31,9 @@ class InProcessReadingService(ReadingServiceInterface):
         init_fn: Callable[[Any], Any] | None = None,
         reset_fn: Callable[[Any], Any] | None = None,
     ) -> None:
-        if prefetch_cnt < 0:
-            raise ValueError(f"prefetch_cnt must be at least 0, got {prefetch_cnt}")
-        self.prefetch_cnt = prefetch_cnt
-        self.init_fn = init_fn
-        self.reset_fn = reset_fn
+        self.prefetch_cnt = checked_count("prefetch_cnt", prefetch_cnt, at_least=0)
+        self.init_fn = None if init_fn is None else checked_function("init_fn", init_fn)
+        self.reset_fn = None if reset_fn is None else checked_function("reset_fn", reset_fn)
 
     async def initialize(self, datapipe: Any) -> Any:
         if self.init_fn is not None:
@@ -55,4 +55,4 @@ class InProcessReadingService(ReadingServiceInterface):
         return reset
 
     def __repr__(self) -> str:
-        return f"InProcessReadingService(prefetch_cnt={self.prefetch_cnt})"
+        return stage_name(self)

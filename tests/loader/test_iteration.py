@@ -240,6 +240,60 @@ def test_an_error_comes_in_its_place_in_a_thread_too():
                     next(iterator)
 
 
+def frames(error):
+    count, traceback = 0, error.__traceback__
+    while traceback is not None:
+        count, traceback = count + 1, traceback.tb_next
+    return count
+
+
+@pytest.mark.parametrize("prefetched", [False, True])
+async def test_an_error_that_stays_is_the_same_and_does_not_grow(prefetched):
+    graph = numbers(10).map(fails_at_5)
+    graph = graph.prefetch(20) if prefetched else graph
+
+    async def in_async_for(loader):
+        iterator = aiter(loader)
+        [await anext(iterator) for _ in range(5)]
+        return [await _error_of(anext(iterator)) for _ in range(4)]
+
+    def in_for():
+        with DataLoader2(graph) as loader:
+            iterator = iter(loader)
+            [next(iterator) for _ in range(5)]
+            return [_error_of_call(next, iterator) for _ in range(4)]
+
+    async with DataLoader2(graph) as loader:
+        results = [await in_async_for(loader), await asyncio.to_thread(in_for)]
+    for (first, _), *later in results:
+        assert all(error is first for error, _ in later)
+        assert len({depth for _, depth in later}) == 1
+
+
+async def _error_of(work):
+    with pytest.raises(LookupError) as caught:
+        await work
+    return caught.value, frames(caught.value)
+
+
+def _error_of_call(function, *args):
+    with pytest.raises(LookupError) as caught:
+        function(*args)
+    return caught.value, frames(caught.value)
+
+
+def test_a_refusal_does_not_grow_either():
+    with DataLoader2(numbers()) as loader:
+        older = iter(loader)
+        next(iter(loader))
+        depths = set()
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="iterator has been invalidated") as caught:
+                next(older)
+            depths.add(frames(caught.value))
+        assert len(depths) == 1
+
+
 def test_a_stop_iteration_from_user_code_is_not_the_end():
     def stops(item):
         raise StopIteration
@@ -282,9 +336,11 @@ def test_pause_ends_iteration_until_resume():
         assert list(iterator) == [1, 2, 3, 4]
 
 
-def test_a_negative_limit_is_refused():
-    with pytest.raises(ValueError, match="limit must be at least 0"):
-        iter(DataLoader2(numbers())).limit(-1)
+@pytest.mark.parametrize(("limit", "error"), [(-1, ValueError), (1.5, TypeError), ("3", TypeError)])
+def test_a_limit_that_is_no_count_is_refused(limit, error):
+    for limited in DataLoader2(numbers()), iter(DataLoader2(numbers())):
+        with pytest.raises(error, match="limit must be"):
+            limited.limit(limit)
 
 
 # Ends -----------------------------------------------------------------------------------

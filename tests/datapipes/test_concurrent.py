@@ -1,0 +1,134 @@
+"""Many calls at once: async_map and thread_map."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+def numbers(count: int = 20) -> IterDataPipe[int]:
+    return IterableWrapper(range(count))
+
+
+async def test_async_map_keeps_the_order_whatever_ends_first():
+    turns = {number: asyncio.Event() for number in range(4)}
+
+    async def backwards(number):
+        if number < 3:
+            await turns[number + 1].wait()
+        turns[number].set()
+        return number
+
+    assert [n async for n in numbers(4).async_map(backwards)] == [0, 1, 2, 3]
+
+
+async def test_async_map_without_order_yields_what_is_ready():
+    first_may_end = asyncio.Event()
+
+    async def first_is_late(number):
+        if number == 0:
+            await first_may_end.wait()
+        return number
+
+    stream = aiter(numbers(4).async_map(first_is_late, ordered=False))
+    assert {await anext(stream) for _ in range(3)} == {1, 2, 3}
+    first_may_end.set()
+    assert [n async for n in stream] == [0]
+
+
+async def test_async_map_is_a_window_and_no_barrier():
+    under_way, most = 0, 0
+
+    async def counted(number):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return number
+
+    assert [n async for n in numbers(50).async_map(counted, concurrency=5)] == list(range(50))
+    assert most == 5
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+async def test_only_the_error_that_ended_the_iteration_is_heard_of(form, caplog):
+    async def fails(number):
+        raise LookupError(number)
+
+    pipe = numbers().async_map(fails)
+    with caplog.at_level(logging.ERROR), pytest.raises(LookupError) as caught:
+        await (asyncio.to_thread(list, pipe) if form == "sync" else _drained(pipe))
+    assert caught.value.args == (0,)
+    assert caught.value.__notes__ == ["raised in async_map(fails)"]
+    assert caplog.records == []
+
+
+async def _drained(pipe):
+    return [item async for item in pipe]
+
+
+def test_thread_map_keeps_the_order_whatever_ends_first():
+    second_is_done = threading.Event()
+
+    def first_is_late(number):
+        if number == 0:
+            assert second_is_done.wait(10)
+        if number == 1:
+            second_is_done.set()
+        return number
+
+    assert list(numbers().thread_map(first_is_late, concurrency=2)) == list(range(20))
+
+
+def test_thread_map_leaves_no_threads_behind():
+    before = threading.active_count()
+    stream = iter(numbers().thread_map(str, concurrency=3))
+    assert next(stream) == "0"
+    stream.close()
+    assert threading.active_count() == before
+
+
+def test_thread_map_of_a_function_that_returns_a_coroutine_names_async_map():
+    async def later(number):
+        return number
+
+    def plain(number):
+        coroutine = later(number)
+        coroutine.close()
+        return coroutine
+
+    with pytest.raises(TypeError, match=r"thread_map\(.*use async_map"):
+        list(numbers().thread_map(plain))
+
+
+def test_the_wrong_kind_of_function_is_named_with_the_pipe_for_it():
+    async def later(number):
+        return number
+
+    with pytest.raises(TypeError, match="use map for a plain function"):
+        numbers().async_map(str)
+    with pytest.raises(TypeError, match="use async_map"):
+        numbers().thread_map(later)
+
+
+@pytest.mark.parametrize("name", ["async_map", "thread_map"])
+@pytest.mark.parametrize(
+    ("concurrency", "error"), [(0, ValueError), (1.5, TypeError), ("2", TypeError)]
+)
+def test_concurrency_is_a_count(name, concurrency, error):
+    async def later(number):
+        return number
+
+    function = later if name == "async_map" else str
+    with pytest.raises(error, match="concurrency must be"):
+        getattr(numbers(), name)(function, concurrency=concurrency)
+
+
+@pytest.mark.parametrize("name", ["async_map", "thread_map"])
+def test_what_is_no_function_is_refused(name):
+    with pytest.raises(TypeError, match="fn must be callable, got int"):
+        getattr(numbers(), name)(3)

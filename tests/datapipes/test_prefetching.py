@@ -1,0 +1,52 @@
+"""Running ahead: prefetch."""
+
+import asyncio
+
+import pytest
+
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+class Counting(IterDataPipe[int]):
+    """An async pipe that tells how many items were taken from it."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    async def __aiter__(self):
+        for number in range(100):
+            self.taken.append(number)
+            yield number
+
+
+async def test_prefetch_holds_a_buffer_and_no_more():
+    source = Counting()
+    stream = aiter(source.prefetch(5))
+    assert await anext(stream) == 0
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(source.taken) <= 1 + 5 + 1
+    assert [number async for number in stream] == list(range(1, 100))
+
+
+async def test_an_error_comes_after_the_items_before_it():
+    def fails_at_7(number):
+        if number == 7:
+            raise LookupError(number)
+        return number
+
+    stream = aiter(IterableWrapper(range(9)).map(fails_at_7).prefetch(20))
+    assert [await anext(stream) for _ in range(7)] == list(range(7))
+    with pytest.raises(LookupError):
+        await anext(stream)
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_a_buffer_size_is_a_count(size, error):
+    with pytest.raises(error, match="buffer_size must be"):
+        IterableWrapper([]).prefetch(size)
+
+
+def test_pin_memory_takes_a_function():
+    with pytest.raises(TypeError, match="pin_memory_fn must be callable, got int"):
+        IterableWrapper([]).pin_memory(pin_memory_fn=3)

@@ -1,0 +1,229 @@
+"""How epochs end: closed, abandoned, left by their loop, begun again in the midst."""
+
+import asyncio
+import gc
+import logging
+import threading
+import warnings
+
+import pytest
+import uvloop
+
+from asyncloader import DataLoader2, LoopMismatchError, ReadingServiceInterface
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.errors import IteratorInvalidated, LoaderClosed
+
+
+def numbers(count: int = 1000) -> IterDataPipe[int]:
+    return IterableWrapper(range(count))
+
+
+class Waiting(IterDataPipe):
+    """An async pipe that lets the loop run between its items."""
+
+    def __init__(self, source):
+        self.source = source
+
+    async def __aiter__(self):
+        async for item in self.source:
+            await asyncio.sleep(0)
+            yield item
+
+
+GRAPHS = {
+    "sync": lambda: numbers(),
+    "async": lambda: Waiting(numbers()),
+    "prefetched": lambda: numbers().prefetch(3),
+    "prefetched async": lambda: Waiting(numbers()).prefetch(3),
+}
+
+
+@pytest.fixture(params=GRAPHS.values(), ids=GRAPHS.keys())
+def graph(request):
+    return request.param()
+
+
+async def one(iterator):
+    return await anext(iterator)
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_loop_closed_under_an_epoch_is_one_warning(factory, graph, caplog):
+    loop = factory()
+    loader = DataLoader2(graph)
+    iterator = aiter(loader)
+    with caplog.at_level(logging.WARNING):
+        assert loop.run_until_complete(one(iterator)) == 0
+        loop.close()
+        del loop
+        with pytest.warns(ResourceWarning, match="event loop was closed") as caught:
+            del iterator
+        gc.collect()
+    assert len(caught) == 1
+    assert caplog.records == []
+    loader.shutdown()
+
+
+def test_asyncio_run_leaves_nothing_to_report_after_a_break(graph, caplog):
+    async def first(loader):
+        async for item in loader:
+            return item
+
+    loader = DataLoader2(graph)
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(first(loader)) == 0
+        gc.collect()
+    assert caplog.records == []
+    loader.shutdown()
+
+
+def test_shutdown_does_not_wait_for_a_loop_that_stands_still(graph):
+    loader = DataLoader2(graph)
+    iterator = aiter(loader)
+    with asyncio.Runner() as runner:
+        assert runner.run(one(iterator)) == 0
+        finished = threading.Event()
+        threading.Thread(target=lambda: (loader.shutdown(), finished.set())).start()
+        assert finished.wait(1.0)
+        with pytest.raises(LoaderClosed):
+            runner.run(one(iterator))
+
+
+async def test_a_for_amid_an_async_for_of_the_same_loop_says_what_to_do():
+    async with DataLoader2(Waiting(numbers())) as loader:
+        iterator = aiter(loader)
+        await anext(iterator)
+        with pytest.raises(LoopMismatchError, match=r"await iterator.aclose\(\)"):
+            list(loader)
+        await iterator.aclose()
+        with pytest.warns(RuntimeWarning, match="blocks the event loop"):
+            assert next(iter(loader)) == 0
+
+
+class Recording(ReadingServiceInterface):
+    """Tells of the moments of epochs, which take a turn of the loop each."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __deepcopy__(self, memo):
+        return self
+
+    async def initialize_iteration(self, seed_generator, iter_reset_fn):
+        self.log.append("begins")
+        await asyncio.sleep(0)
+        self.log.append("begun")
+        return iter_reset_fn
+
+    async def finalize_iteration(self):
+        self.log.append("ends")
+        await asyncio.sleep(0)
+        self.log.append("ended")
+
+
+async def test_of_many_iterators_begun_at_once_the_latest_lives():
+    log = []
+    async with DataLoader2(numbers(), reading_service=Recording(log)) as loader:
+        await anext(aiter(loader))
+        tasks = []
+        for _ in range(3):
+            tasks.append(asyncio.create_task(one(aiter(loader))))
+            await asyncio.sleep(0)
+        *older, latest = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in older] == [IteratorInvalidated] * 2
+        assert latest == 0
+    assert log == ["begins", "begun", "ends", "ended"] * 2
+
+
+async def test_a_task_that_waits_is_told_that_its_iterator_was_invalidated():
+    never = asyncio.Event()
+
+    async def stuck(item):
+        if item == 1:
+            await never.wait()
+        return item
+
+    async with DataLoader2(numbers(3).async_map(stuck)) as loader:
+        older = aiter(loader)
+        assert await anext(older) == 0
+        waiting = asyncio.create_task(one(older))
+        await asyncio.sleep(0)
+        assert await anext(aiter(loader)) == 0
+        with pytest.raises(IteratorInvalidated):
+            await waiting
+
+
+def test_shutdown_while_another_thread_is_inside_a_users_function():
+    entered, leave, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def stuck(item):
+        if item == 1:
+            entered.set()
+            leave.wait(10)
+        return item
+
+    class Source(IterDataPipe):
+        def __iter__(self):
+            try:
+                yield from range(10)
+            finally:
+                closed.set()
+
+    loader = DataLoader2(Source().map(stuck))
+    seen = []
+
+    def consume():
+        try:
+            for item in loader:
+                seen.append(item)  # noqa: PERF402 - what came before the error counts
+        except LoaderClosed as error:
+            seen.append(type(error))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert entered.wait(10)
+    loader.shutdown()
+    leave.set()
+    thread.join(10)
+    assert closed.is_set()
+    assert seen == [0, 1, LoaderClosed]
+
+
+@pytest.mark.parametrize("form", ["async for", "for"])
+def test_a_thread_inside_a_long_call_is_left_behind_with_a_warning(form):
+    entered, leave = threading.Event(), threading.Event()
+
+    def decode_for_ever(item):
+        entered.set()
+        leave.wait(60)
+        return item
+
+    graph = numbers().map(decode_for_ever)
+
+    async def in_async_for():
+        async with DataLoader2(graph) as loader:
+            waiting = asyncio.create_task(one(aiter(loader)))
+            await asyncio.to_thread(entered.wait, 10)
+            waiting.cancel()
+
+    def in_for():
+        with DataLoader2(graph.prefetch(2)) as loader:
+            thread = threading.Thread(target=lambda: list(loader_items(loader)))
+            thread.start()
+            entered.wait(10)
+        thread.join(10)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(in_async_for()) if form == "async for" else in_for()
+    leave.set()
+    messages = [str(each.message) for each in caught if each.category is ResourceWarning]
+    assert len(messages) == 1
+    assert "is still inside" in messages[0]
+
+
+def loader_items(loader):
+    try:
+        yield from loader
+    except LoaderClosed:
+        return
