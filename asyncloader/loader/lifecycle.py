@@ -36,6 +36,10 @@ class Lifecycle:
         """Whether the service has adapted the graph."""
         return self.adapted is not None
 
+    def needs_finalize(self) -> bool:
+        """Whether the service holds something that nobody has given back."""
+        return self.is_started and not self.is_closed and self._service.needs_finalize()
+
     async def start(self) -> None:
         """Let the service adapt the graph; a start that fails may be tried again."""
         async with self._starting:
@@ -83,6 +87,9 @@ class Lifecycle:
         finally:
             if self.is_started:
                 await self._calls.finalize()
+
+    def __repr__(self) -> str:
+        return repr(self._service)
 
     async def _initialize(self) -> None:
         try:
