@@ -7,6 +7,7 @@ happens: started once, one epoch at a time, every epoch ended, finalized once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
@@ -106,7 +107,13 @@ class Lifecycle:
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
-        return await reset(self.adapted)
+        prepared = await reset(self.adapted)
+        if not isinstance(prepared, Iterable | AsyncIterable):
+            raise TypeError(
+                f"a reset must return the graph to iterate, but one of {self._service!r} returned"
+                f" {type(prepared).__name__}"
+            )
+        return prepared
 
 
 async def bounded(work: Any, seconds: float = CLOSE_SECONDS) -> None:

@@ -283,6 +283,34 @@ async def test_a_loader_dropped_without_a_shutdown_is_finalized_with_a_warning(f
     assert len(caught) == 1
 
 
+class Pausable(Holding):
+    """Notes when it is told to pause, limit and resume."""
+
+    def pause(self):
+        self.log.append("pause")
+
+    def resume(self):
+        self.log.append("resume")
+
+    def limit(self, num_items):
+        self.log.append(num_items)
+
+
+def test_an_invalidated_iterator_does_not_pause_the_service_of_the_live_one():
+    log = []
+    service = Pausable(log, threading.Event())
+    with DataLoader2(IterableWrapper(range(9)), reading_service=service) as loader:
+        older, live = iter(loader), iter(loader)
+        older.limit(1)
+        older.pause()
+        older.resume()
+        assert log == []
+        live.limit(7)
+        live.pause()
+        live.resume()
+        assert log == [7, "pause", "resume"]
+
+
 AT_EXIT = """
 from asyncloader import DataLoader2, ReadingServiceInterface
 from asyncloader.datapipes.iter import IterableWrapper
@@ -307,3 +335,27 @@ def test_a_loader_never_shut_down_is_finalized_at_exit():
 def test_what_is_no_service_is_refused():
     with pytest.raises(TypeError, match="ReadingServiceInterface"):
         DataLoader2(IterableWrapper([1]), reading_service="processes")
+
+
+def test_a_reset_that_returns_no_graph_is_named():
+    def resets(datapipe):
+        return None
+
+    service = InProcessReadingService(reset_fn=resets)
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=service)
+    with loader, pytest.raises(TypeError, match=r"reset_fn=resets\) returned NoneType"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"prefetch_cnt": -1}, ValueError),
+        ({"prefetch_cnt": "2"}, TypeError),
+        ({"init_fn": 3}, TypeError),
+        ({"reset_fn": "f"}, TypeError),
+    ],
+)
+def test_arguments_of_the_in_process_service_are_checked(arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        InProcessReadingService(**arguments)
