@@ -140,6 +140,8 @@ class ThreadGiver(Generic[T]):
         self._exchange = exchange
         self._finished: asyncio.Future[None] = home.loop.create_future()
         self._is_left_behind = False
+        #: The items' own iterator, once the thread has it.
+        self.iterator: Iterator[T] = iter(())
         self.error: BaseException | None = None
         exchange.giver = self._waiter
         context = contextvars.copy_context()
@@ -182,7 +184,7 @@ class ThreadGiver(Generic[T]):
         release(self._finished)
 
     def _give_all(self) -> None:
-        iterator = iter(self._items)
+        self.iterator = iterator = iter(self._items)
         exchange, waiter = self._exchange, self._waiter
         try:
             for item in iterator:
@@ -332,6 +334,22 @@ async def from_thread(items: Iterable[T]) -> AsyncIterator[T]:
         giver.stop()
         if shared is None:
             await giver.aclose()
+
+
+def draw_for_all(items: Iterator[T]) -> T:
+    """Return the next of items that several threads draw, one at a time.
+
+    Waits that begin in here last as long as the pass: closing the thread that happens
+    to draw does not end them for the others.
+    """
+    place = _place.get()
+    if place is None or place[1] is None:
+        return next(items)
+    token = _place.set((place[0], None))
+    try:
+        return next(items)
+    finally:
+        _place.reset(token)
 
 
 def present_waiter() -> ThreadWaiter:

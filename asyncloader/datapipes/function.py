@@ -61,7 +61,10 @@ def blame(error: BaseException, pipe: object) -> None:
     the data.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        error.add_note(f"raised in {stage_name(pipe)}")
+        note = f"raised in {stage_name(pipe)}"
+        # A function may raise one and the same error every time.
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
     elif not _ends_the_process(error):
         raise RuntimeError(
             f"the function of {stage_name(pipe)} raised {type(error).__name__}"

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, is_pipe
 from asyncloader.datapipes.crossing import from_loop, from_thread
 
 T = TypeVar("T")
@@ -34,6 +34,11 @@ class IterableWrapper(IterDataPipe[T]):
     edges = ()
 
     def __init__(self, iterable: Iterable[T] | AsyncIterable[T], deepcopy: bool = True) -> None:
+        if is_pipe(iterable):
+            raise TypeError(
+                f"{iterable!r} is a datapipe already; use it as it is, or, to iterate a map"
+                " pipe, .to_iter_datapipe()"
+            )
         if not isinstance(iterable, Iterable | AsyncIterable):
             raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}")
         self.iterable = iterable
@@ -117,6 +122,11 @@ class SequenceWrapper(MapDataPipe[T]):
     edges = ()
 
     def __init__(self, sequence: Sequence[T], deepcopy: bool = True) -> None:
+        if is_pipe(sequence):
+            raise TypeError(
+                f"{sequence!r} is a datapipe already; use it as it is, or, to look up the"
+                " items of an iter pipe, .to_map_datapipe()"
+            )
         self.sequence: Sequence[T] = changeable_copy(sequence) if deepcopy else sequence
         self.deepcopy = deepcopy
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.base import Pass
-from asyncloader.datapipes.crossing import close_items
+from asyncloader.datapipes.crossing import close_items, draw_for_all
 from asyncloader.datapipes.function import calling
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import IteratorInvalidated
@@ -110,7 +110,7 @@ class SplitPass(Pass[T]):
         if self.at_end or index in self.left:
             raise StopIteration
         try:
-            next(self._draws)
+            draw_for_all(self._draws)
         except StopIteration:
             self.at_end = True
         except BaseException as error:

@@ -10,10 +10,10 @@ import copy
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
-from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
@@ -43,6 +43,23 @@ class DataLoader2(Generic[T_co]):
     ...     list(loader)
     [[0, 1], [2, 3]]
     """
+
+    @overload
+    def __init__(
+        self,
+        datapipe: IterDataPipe[T_co] | MapDataPipe[T_co],
+        datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+    ) -> None: ...
+
+    # One of torch's pipes.
+    @overload
+    def __init__(
+        self: DataLoader2[Any],
+        datapipe: Any,
+        datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+    ) -> None: ...
 
     def __init__(
         self,

@@ -8,8 +8,12 @@ closes everything in a bounded time.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import os
+import threading
 import warnings
+import weakref
 
 from asyncloader.datapipes.base import waits
 from asyncloader.errors import LoaderClosed, LoopMismatchError
@@ -35,6 +39,19 @@ class Engine:
         self._closed: concurrent.futures.Future[None] | None = None
         self._warned_of_blocking = False
         self.epochs = 0
+        self._pid = os.getpid()
+        _engines.add(self)
+
+    def __del__(self) -> None:
+        # Whoever collects garbage here must not be made to wait.
+        if self._warn_if_dropped():
+            work = _end_dropped(self._items, self.lifecycle, self._thread)
+            threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
+
+    def end_at_exit(self) -> None:
+        """Close what was never shut down, while the interpreter can still do so."""
+        if self._warn_if_dropped():
+            self.shutdown()
 
     @property
     def is_closed(self) -> bool:
@@ -142,6 +159,19 @@ class Engine:
             self._thread = LoopThread()
         return self._thread
 
+    def _warn_if_dropped(self) -> bool:
+        # A forked child holds nothing of its parent's loaders.
+        is_ours = self._pid == os.getpid()
+        is_dropped = is_ours and self._closed is None and self.lifecycle.needs_finalize()
+        if is_dropped:
+            warnings.warn(
+                f"a loader was dropped without a shutdown, so {self.lifecycle!r} is finalized"
+                " now; use `with loader` or `async with loader`",
+                ResourceWarning,
+                stacklevel=3,
+            )
+        return is_dropped
+
     def _warn_if_blocking(self) -> None:
         if running_loop() is not None and not self._warned_of_blocking:
             self._warned_of_blocking = True
@@ -150,3 +180,24 @@ class Engine:
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+
+async def _end_dropped(
+    items: RunningItems | None, lifecycle: Lifecycle, thread: LoopThread | None
+) -> None:
+    try:
+        if items is not None:
+            await items.aclose()
+    finally:
+        await lifecycle.aclose()
+        if thread is not None:
+            await thread.aclose()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_engines() -> None:
+    for engine in list(_engines):
+        engine.end_at_exit()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.base import is_async_pipe
@@ -42,6 +43,12 @@ class Epoch:
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._iterator_of: Callable[[], Any] = lambda: None
+
+    @property
+    def iterator(self) -> Any:
+        """The iterator of the graph itself, or None before there is one."""
+        return self._iterator_of()
 
     def start(self) -> None:
         """Begin the epoch; to be called on its loop."""
@@ -115,9 +122,13 @@ class Epoch:
     async def _run(self, pipe: Any) -> None:
         try:
             if is_async_pipe(pipe):
-                await give_groups(pipe, self._exchange, self.loop)
+                iterator = pipe if hasattr(pipe, "groups") else aiter(pipe)
+                self._iterator_of = lambda: iterator
+                await give_groups(iterator, self._exchange, self.loop)
             else:
-                await self._home.start_thread(pipe, self._exchange).finish()
+                giver = self._home.start_thread(pipe, self._exchange)
+                self._iterator_of = lambda: giver.iterator
+                await giver.finish()
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self.loop:

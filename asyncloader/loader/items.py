@@ -45,6 +45,11 @@ class AsyncItems(RunningItems):
         self._epoch = Epoch(lifecycle, seed_generator, loop, self._waiter)
         self._epoch.start()
 
+    @property
+    def iterator(self) -> Any:
+        """The graph's own iterator, or None before there is one."""
+        return self._epoch.iterator
+
     async def group(self) -> list[Any]:
         """Wait for the next items; [] at the end. Cancelling this loses nothing."""
         await self._waiter.until(self._epoch.is_ready)
@@ -71,6 +76,11 @@ class LoopItems(RunningItems):
         #: The items at hand.
         self.group: Iterator[Any] = iter(())
         thread.loop.call_soon_threadsafe(self._epoch.start)
+
+    @property
+    def iterator(self) -> Any:
+        """The graph's own iterator, or None before there is one."""
+        return self._epoch.iterator
 
     def next(self) -> Any:
         """Wait for the next item; StopIteration at the end, and after an error it again."""

@@ -71,17 +71,20 @@ class DataLoader2Iterator(Generic[T_co]):
         ``resume`` lets as many pass again; None takes the limit away.
         """
         self._hand.gate.limit(num_items)
-        self._engine.lifecycle.limit(num_items)
+        if self._is_live():
+            self._engine.lifecycle.limit(num_items)
 
     def pause(self) -> None:
         """Produce and hand out nothing until ``resume``."""
         self._hand.gate.pause()
-        self._engine.lifecycle.pause()
+        if self._is_live():
+            self._engine.lifecycle.pause()
 
     def resume(self) -> None:
         """Go on after ``pause`` or a limit."""
         self._hand.gate.resume()
-        self._engine.lifecycle.resume()
+        if self._is_live():
+            self._engine.lifecycle.resume()
 
     def invalidate(self, reason: BaseException) -> None:
         """Make every later next raise ``reason``."""
@@ -101,6 +104,10 @@ class DataLoader2Iterator(Generic[T_co]):
         running = self.__dict__.get("_running")
         if running is not None:
             running.abandon()
+
+    def _is_live(self) -> bool:
+        # The service may be at work on a later iterator's epoch already.
+        return self._hand.refusal is None
 
     def _forget_parent(self) -> None:
         """In a forked child: refuse to go on, and leave the parent's epoch alone."""

@@ -7,6 +7,7 @@ happens: started once, one epoch at a time, every epoch ended, finalized once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
@@ -35,6 +36,10 @@ class Lifecycle:
     def is_started(self) -> bool:
         """Whether the service has adapted the graph."""
         return self.adapted is not None
+
+    def needs_finalize(self) -> bool:
+        """Whether the service holds something that nobody has given back."""
+        return self.is_started and not self.is_closed and self._service.needs_finalize()
 
     async def start(self) -> None:
         """Let the service adapt the graph; a start that fails may be tried again."""
@@ -84,6 +89,9 @@ class Lifecycle:
             if self.is_started:
                 await self._calls.finalize()
 
+    def __repr__(self) -> str:
+        return repr(self._service)
+
     async def _initialize(self) -> None:
         try:
             self.adapted = await self._calls.initialize(self._datapipe)
@@ -99,7 +107,13 @@ class Lifecycle:
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
-        return await reset(self.adapted)
+        prepared = await reset(self.adapted)
+        if not isinstance(prepared, Iterable | AsyncIterable):
+            raise TypeError(
+                f"a reset must return the graph to iterate, but one of {self._service!r} returned"
+                f" {type(prepared).__name__}"
+            )
+        return prepared
 
 
 async def bounded(work: Any, seconds: float = CLOSE_SECONDS) -> None:

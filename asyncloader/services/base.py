@@ -54,6 +54,13 @@ class ReadingServiceInterface:
     async def finalize(self) -> None:
         """Give back everything the service holds; it may be called more than once."""
 
+    def needs_finalize(self) -> bool:
+        """Whether ``finalize`` alone gives back what the service holds.
+
+        A loader that is dropped without a shutdown then calls it, with a warning.
+        """
+        return type(self).finalize is not ReadingServiceInterface.finalize
+
     def length(self, datapipe: Any) -> int:
         """Return how many items an epoch of the graph has; TypeError where nobody can tell."""
         return len(datapipe)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
@@ -37,7 +37,7 @@ class InProcessReadingService(ReadingServiceInterface):
 
     async def initialize(self, datapipe: Any) -> Any:
         if self.init_fn is not None:
-            datapipe = await result_of(self.init_fn(datapipe))
+            datapipe = iterable_source(await result_of(self.init_fn(datapipe)))
         if self.prefetch_cnt:
             datapipe = Prefetcher(datapipe, self.prefetch_cnt)
         return datapipe

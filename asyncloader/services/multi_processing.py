@@ -122,6 +122,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if pool is not None:
             await pool.aclose()
 
+    def needs_finalize(self) -> bool:
+        # A pool that is dropped ends its processes by itself, and warns.
+        return False
+
     def pause(self) -> None:
         if self._pool is not None:
             self._pool.tell_all(Pause())

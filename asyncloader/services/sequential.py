@@ -51,6 +51,9 @@ class SequentialReadingService(ReadingServiceInterface):
         initialized, self._initialized = self._initialized, []
         await all_of(service.finalize for service in reversed(initialized))
 
+    def needs_finalize(self) -> bool:
+        return any(service.needs_finalize() for service in self.reading_services)
+
     def length(self, datapipe: Any) -> int:
         # The one that divides the graph knows; the others count it as it is.
         for service in reversed(self.reading_services):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -188,9 +188,12 @@ def test_an_iterator_that_is_dropped_closes_the_source(name: str) -> None:
 
 def test_a_wrapped_iterable_is_closed_as_soon_as_nobody_reads_it() -> None:
     source = Watched(range(20))
-    pipe = IterableWrapper(source, deepcopy=False).map(str)
 
-    for _ in pipe:
+    class Wrapped:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(source)
+
+    for _ in IterableWrapper(Wrapped(), deepcopy=False).map(str):
         break
 
     assert source.open == 0

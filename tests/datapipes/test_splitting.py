@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.crossing import Home, from_thread, run_at
 from asyncloader.datapipes.iter import Forker, IterableWrapper
 from asyncloader.errors import IteratorInvalidated
 from tests.datapipes.watched import Failing, Watched, WatchedAsync
@@ -305,3 +307,22 @@ def test_bad_settings_are_refused(arguments: Any, error: type[Exception], messag
     for split in (IterableWrapper([1]).fork, IterableWrapper([1]).round_robin_demux):
         with pytest.raises(error, match=message):
             split(*arguments)
+
+
+async def test_a_thread_that_stops_drawing_leaves_the_others_their_items() -> None:
+    class Waiting(IterDataPipe[int]):
+        async def __aiter__(self) -> AsyncIterator[int]:
+            for number in range(20):
+                await asyncio.sleep(0.001)
+                yield number
+
+    async def both_in_threads() -> list[int]:
+        first, second = (from_thread(branch) for branch in Waiting().fork(2))
+        assert [await anext(first), await anext(second)] == [0, 0]
+        await first.aclose()
+        return [item async for item in second]
+
+    home = Home(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    assert await loop.create_task(both_in_threads(), context=run_at(home)) == list(range(1, 20))
+    await home.aclose()

@@ -486,6 +486,36 @@ async def test_a_for_in_a_running_loop_works_and_warns_once():
     await loader.aclose()
 
 
+class AsyncCounted:
+    def __init__(self):
+        self.seen = 0
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        self.seen += 1
+        return self.seen
+
+
+async def test_unknown_attributes_are_those_of_an_async_iterator_too():
+    async with DataLoader2(IterableWrapper(AsyncCounted(), deepcopy=False)) as loader:
+        iterator = aiter(loader)
+        with pytest.raises(AttributeError, match="seen"):
+            _ = iterator.seen
+        await anext(iterator)
+        assert iterator.seen >= 1
+        with pytest.raises(AttributeError, match="nonsense"):
+            _ = iterator.nonsense
+
+
+def test_unknown_attributes_in_a_for_over_an_async_graph():
+    with DataLoader2(IterableWrapper(AsyncCounted(), deepcopy=False)) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert iterator.seen >= 1
+
+
 def test_unknown_attributes_are_those_of_the_graphs_iterator():
     class Counted:
         def __init__(self):

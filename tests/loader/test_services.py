@@ -1,5 +1,11 @@
 """A loader calls its service at the right moments, whatever style it is written in."""
 
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+
 import pytest
 
 from asyncloader import (
@@ -234,6 +240,122 @@ def test_the_service_is_copied():
     assert loader.reading_service.reading_services[0] is not service.reading_services[0]
 
 
+class Holding(ReadingServiceInterface):
+    """Holds something until it is finalized."""
+
+    def __init__(self, log, done):
+        self.log = log
+        self.done = done
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __repr__(self):
+        return "Holding()"
+
+    async def finalize_iteration(self):
+        self.log.append("epoch ended")
+
+    async def finalize(self):
+        self.log.append("finalized")
+        self.done.set()
+
+
+@pytest.mark.parametrize("form", ["async for", "for"])
+async def test_a_loader_dropped_without_a_shutdown_is_finalized_with_a_warning(form):
+    log, done = [], threading.Event()
+
+    def begun():
+        loader = DataLoader2(IterableWrapper(range(9)), reading_service=Holding(log, done))
+        return iter(loader) if form == "for" else aiter(loader)
+
+    # An iterator keeps what it needs of its loader.
+    iterator = begun()
+    if form == "for":
+        assert await asyncio.to_thread(next, iterator) == 0
+    else:
+        assert await anext(iterator) == 0
+    with pytest.warns(ResourceWarning, match=r"Holding\(\) is finalized now") as caught:
+        del iterator
+    gc.collect()
+    assert await asyncio.to_thread(done.wait, 10)
+    assert log == ["epoch ended", "finalized"]
+    assert len(caught) == 1
+
+
+class Pausable(Holding):
+    """Notes when it is told to pause, limit and resume."""
+
+    def pause(self):
+        self.log.append("pause")
+
+    def resume(self):
+        self.log.append("resume")
+
+    def limit(self, num_items):
+        self.log.append(num_items)
+
+
+def test_an_invalidated_iterator_does_not_pause_the_service_of_the_live_one():
+    log = []
+    service = Pausable(log, threading.Event())
+    with DataLoader2(IterableWrapper(range(9)), reading_service=service) as loader:
+        older, live = iter(loader), iter(loader)
+        older.limit(1)
+        older.pause()
+        older.resume()
+        assert log == []
+        live.limit(7)
+        live.pause()
+        live.resume()
+        assert log == [7, "pause", "resume"]
+
+
+AT_EXIT = """
+from asyncloader import DataLoader2, ReadingServiceInterface
+from asyncloader.datapipes.iter import IterableWrapper
+
+class Holding(ReadingServiceInterface):
+    def finalize(self):
+        print("finalized", flush=True)
+
+loader = DataLoader2(IterableWrapper(range(9)), reading_service=Holding())
+print(next(iter(loader)))
+"""
+
+
+def test_a_loader_never_shut_down_is_finalized_at_exit():
+    script = subprocess.run(
+        [sys.executable, "-W", "default", "-c", AT_EXIT], capture_output=True, text=True, timeout=60
+    )
+    assert script.stdout == "0\nfinalized\n"
+    assert script.stderr.count("ResourceWarning") == 1
+
+
 def test_what_is_no_service_is_refused():
     with pytest.raises(TypeError, match="ReadingServiceInterface"):
         DataLoader2(IterableWrapper([1]), reading_service="processes")
+
+
+def test_a_reset_that_returns_no_graph_is_named():
+    def resets(datapipe):
+        return None
+
+    service = InProcessReadingService(reset_fn=resets)
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=service)
+    with loader, pytest.raises(TypeError, match=r"reset_fn=resets\) returned NoneType"):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"prefetch_cnt": -1}, ValueError),
+        ({"prefetch_cnt": "2"}, TypeError),
+        ({"init_fn": 3}, TypeError),
+        ({"reset_fn": "f"}, TypeError),
+    ],
+)
+def test_arguments_of_the_in_process_service_are_checked(arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        InProcessReadingService(**arguments)

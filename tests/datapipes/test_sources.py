@@ -1,0 +1,41 @@
+"""Where items come from."""
+
+import pytest
+
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.map import SequenceWrapper
+
+
+def test_an_iterator_is_read_once_and_then_refused():
+    pipe = IterableWrapper(iter([1, 2]))
+    assert list(pipe) == [1, 2]
+    with pytest.raises(TypeError, match="read only once"):
+        list(pipe)
+
+
+@pytest.mark.parametrize("wrapper", [IterableWrapper, SequenceWrapper])
+@pytest.mark.parametrize("pipe", [IterableWrapper([1]), SequenceWrapper([1])])
+def test_a_pipe_needs_no_wrapper(wrapper, pipe):
+    # A graph would end at the wrapper: no shard, no seed would reach the pipe.
+    with pytest.raises(TypeError, match="is a datapipe already"):
+        wrapper(pipe)
+
+
+def test_enums_among_the_settings_are_shown_by_name():
+    from asyncloader.datapipes.iter import SHARDING_PRIORITIES
+
+    pipe = IterableWrapper([1]).sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
+    assert repr(pipe) == "sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)"
+
+
+def test_an_error_that_a_function_raises_again_is_noted_once():
+    error = LookupError("always this one")
+
+    def fails(item):
+        raise error
+
+    pipe = IterableWrapper([1]).map(fails)
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            list(pipe)
+    assert error.__notes__ == ["raised in map(fails)"]
