@@ -13,6 +13,7 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.settings import set_graph_random_seed
+from asyncloader.runtime import begin_task
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
@@ -118,7 +119,7 @@ class Lifecycle:
 
 async def bounded(work: Any, seconds: float = CLOSE_SECONDS) -> None:
     """Finish closing work for up to so long even if cancelled; then the cancel goes on."""
-    task = asyncio.ensure_future(work)
+    task = begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
