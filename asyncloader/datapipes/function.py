@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.runtime import Stopped, get_worker_info
+from asyncloader.runtime import Stopped, get_worker_info, running_loop
 
 T = TypeVar("T")
 
@@ -75,4 +75,12 @@ def _ends_the_process(error: BaseException) -> bool:
     # In the loader's process it is the user who interrupts; in a worker it is nobody.
     if isinstance(error, KeyboardInterrupt):
         return get_worker_info() is None
-    return isinstance(error, Stopped | SystemExit | asyncio.CancelledError)
+    if isinstance(error, asyncio.CancelledError):
+        return _is_being_cancelled()
+    return isinstance(error, Stopped | SystemExit)
+
+
+def _is_being_cancelled() -> bool:
+    # A function that raises CancelledError by itself has failed like any other.
+    task = None if running_loop() is None else asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -67,6 +67,30 @@ async def test_only_the_error_that_ended_the_iteration_is_heard_of(form, caplog)
     assert caplog.records == []
 
 
+async def cancels(number):
+    raise asyncio.CancelledError
+
+
+def cancels_plainly(number):
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        numbers().async_map(cancels),
+        numbers().map(cancels_plainly),
+        numbers().thread_map(cancels_plainly),
+    ],
+    ids=["async_map", "map", "thread_map"],
+)
+async def test_a_function_that_raises_cancelled_error_by_itself_has_failed(pipe):
+    with pytest.raises(RuntimeError, match="raised CancelledError"):
+        await _drained(pipe)
+    with pytest.raises(RuntimeError, match="raised CancelledError"):
+        await asyncio.to_thread(list, pipe)
+
+
 async def _drained(pipe):
     return [item async for item in pipe]
 
