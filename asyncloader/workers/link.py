@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -72,7 +73,7 @@ class Link:
         self._loop = loop
         self._on_news = on_news
         self._channel.attach(loop, self._receive, self._on_closed)
-        self._watch = self.process.on_death(loop, self._on_death)
+        self._watch = self.process.on_death(loop, _weakly(self._on_death))
         self._return_slots()
 
     def detach(self) -> None:
@@ -240,6 +241,20 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a call of the method that does not keep its object alive."""
+    # Every running process is remembered, and with it whoever watches it: a loader that
+    # is dropped while its loop is gone would never be garbage.
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _nothing() -> None:
