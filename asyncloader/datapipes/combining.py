@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.crossing import close_items
+from asyncloader.datapipes.iterating import close_items
 
 T = TypeVar("T")
 

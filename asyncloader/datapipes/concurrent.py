@@ -21,15 +21,10 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.crossing import (
-    aclose_items,
-    async_items,
-    cancelled,
-    close_items,
-    ended_threads,
-    present_waiter,
-)
+from asyncloader.datapipes.crossing import async_items
 from asyncloader.datapipes.function import blame, is_async, unawaited
+from asyncloader.datapipes.home import cancelled, ended_threads, present_waiter
+from asyncloader.datapipes.iterating import aclose_items, close_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.runtime import LoopWaiter, ThreadWaiter, begin_task, running_loop
 

@@ -14,14 +14,10 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.crossing import (
-    aclose_items,
-    async_items,
-    cancelled,
-    close_items,
-    from_thread,
-)
+from asyncloader.datapipes.crossing import async_items, from_thread
 from asyncloader.datapipes.function import blame
+from asyncloader.datapipes.home import cancelled
+from asyncloader.datapipes.iterating import aclose_items, close_items
 from asyncloader.runtime import LoopWaiter, begin_task
 
 T = TypeVar("T")

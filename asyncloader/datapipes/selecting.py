@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.columns import reading
-from asyncloader.datapipes.crossing import close_items
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.iterating import close_items
 
 T = TypeVar("T")
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.base import Pass
-from asyncloader.datapipes.crossing import close_items, draw_for_all
+from asyncloader.datapipes.crossing import draw_for_all
 from asyncloader.datapipes.function import calling
+from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import IteratorInvalidated
 

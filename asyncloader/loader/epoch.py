@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.base import is_async_pipe
-from asyncloader.datapipes.crossing import Exchange, Home, Waiter, give_groups, run_at
+from asyncloader.datapipes.exchange import Exchange, Waiter
+from asyncloader.datapipes.home import Home, give_groups, run_at
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import LoaderClosed
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.crossing import close_items
+from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.lifecycle import Lifecycle

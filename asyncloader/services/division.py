@@ -23,8 +23,8 @@ from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.pool import WorkerStream
 from asyncloader.workers.supply import FromDispatcher
+from asyncloader.workers.worker_stream import WorkerStream
 
 
 class FromWorkers(IterDataPipe[Any]):

@@ -24,8 +24,9 @@ from asyncloader.services.division import Division, FromWorkers, divide, warn_of
 from asyncloader.transport.codec import dumps_code
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
-from asyncloader.workers.pool import PoolSettings, WorkerPool
+from asyncloader.workers.pool import WorkerPool
 from asyncloader.workers.process import check_method
+from asyncloader.workers.worker_stream import PoolSettings
 
 InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]

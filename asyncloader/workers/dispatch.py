@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.crossing import Home, close_items, run_at
+from asyncloader.datapipes.home import Home, run_at
+from asyncloader.datapipes.iterating import close_items
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.seeding import PartSeeds, SeedPlaces
 from asyncloader.runtime import LoopThread

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from asyncloader.datapipes.crossing import Home, run_at
+from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import PartSeeds, SeedPlaces

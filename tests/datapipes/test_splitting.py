@@ -10,7 +10,8 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.crossing import Home, from_thread, run_at
+from asyncloader.datapipes.crossing import from_thread
+from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.iter import Forker, IterableWrapper
 from asyncloader.errors import IteratorInvalidated
 from tests.datapipes.watched import Failing, Watched, WatchedAsync

@@ -18,7 +18,7 @@ import pytest
 
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import get_worker_info, new_event_loop
-from asyncloader.workers import pool
+from asyncloader.workers import worker_stream
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from tests.faults.child import (
     CLOSE_SECONDS,
@@ -207,7 +207,7 @@ def test_a3_a_worker_that_is_silent_for_too_long_is_killed(how, tmp_path):
 
 
 async def a_worker_hangs_without_a_timeout(how: str, flag: str) -> None:
-    pool.WARN_SECONDS = 0.3
+    worker_stream.WARN_SECONDS = 0.3
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,0 +1,98 @@
+"""What crosses between a thread and a loop, in groups.
+
+This file is about ``Exchange``: crossing costs tens of microseconds, so items
+cross together, and an exchange holds the one group that is on its way.
+
+    giver (a thread or a task)  ──give──▶  Exchange  ──take──▶  taker (a task or a thread)
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Generic, Protocol, TypeVar
+
+from asyncloader.datapipes.lasting import LastingError
+
+T = TypeVar("T")
+
+GROUP_ITEMS = 64
+GROUP_SECONDS = 0.001
+
+
+class Waiter(Protocol):
+    """Whoever waits on the other side of an exchange."""
+
+    def wake(self) -> None: ...
+
+
+class Nobody:
+    """The waiter of a side that has no one on it yet."""
+
+    def wake(self) -> None:
+        """There is no one to wake."""
+
+
+class Exchange(Generic[T]):
+    """At most one group of items, on its way from a giver to a taker.
+
+    A group is full at 64 items, or one millisecond after its first; what is
+    there may be taken at any moment. Every step is safe between threads because
+    it is a single operation on a list.
+    """
+
+    def __init__(self, taker: Waiter) -> None:
+        self.giver: Waiter = Nobody()
+        self.taker = taker
+        self._items: list[T] = []
+        self._begun = 0.0
+        self._ended = False
+        self._error: LastingError | None = None
+
+    def give(self, item: T) -> None:
+        """Add an item and wake the taker."""
+        self._items.append(item)
+        if len(self._items) == 1:
+            self._begun = time.perf_counter()
+        self.taker.wake()
+
+    def give_group(self, items: list[T]) -> None:
+        """Add several items and wake the taker."""
+        if not self._items:
+            self._begun = time.perf_counter()
+        self._items += items
+        self.taker.wake()
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that no item follows, and why if it is not the natural end."""
+        if not self._ended:
+            self._error = None if error is None else LastingError(error)
+            self._ended = True
+        self.taker.wake()
+
+    def has_room(self) -> bool:
+        """Whether the giver may go on."""
+        count = len(self._items)
+        if count == 0:
+            return True
+        return count < GROUP_ITEMS and time.perf_counter() - self._begun < GROUP_SECONDS
+
+    def has_items(self) -> bool:
+        """Whether there are items to take."""
+        return bool(self._items)
+
+    def is_ready(self) -> bool:
+        """Whether there is something to take: items, the end, or an error."""
+        return bool(self._items) or self._ended
+
+    def take(self) -> list[T]:
+        """Return the items that are there; at the end [] or the error, each time."""
+        # The giver may append in between: what it appends stays for the next group.
+        count = len(self._items)
+        if count:
+            group = self._items[:count]
+            del self._items[:count]
+            self.giver.wake()
+            return group
+        if self._error is not None:
+            raise self._error.again()
+        return []

@@ -1,0 +1,243 @@
+"""Where a pass runs.
+
+This file is about ``Home``: the loop of one pass over a graph, and the threads
+and tasks that give its items. Closing a home ends them all, in a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sys
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.exchange import Exchange
+from asyncloader.datapipes.iterating import close_items, groups_of
+from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
+
+T = TypeVar("T")
+
+# What closes a whole loader takes a second more at most.
+CLOSE_SECONDS = 2.0
+
+
+class Home:
+    """Where one pass over a graph runs: a loop, and the threads and tasks it owns."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
+
+    def start_thread(self, items: Iterable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
+        """Give a sync iterable's items from a thread."""
+        giver = ThreadGiver(self, items, exchange)
+        self._givers.add(giver)
+        return giver
+
+    def prepare_task(self, items: AsyncIterable[T], exchange: Exchange[T]) -> TaskGiver[T]:
+        """Give an async iterable's items from a task, once it is started on the loop."""
+        giver = TaskGiver(self, items, exchange)
+        self._givers.add(giver)
+        return giver
+
+    def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
+        """Own a giver no longer: it is closed."""
+        self._givers.discard(giver)
+
+    def stop(self) -> None:
+        """Tell all to end, without waiting for them; on the loop, unless that is closed."""
+        for giver in list(self._givers):
+            giver.stop()
+
+    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End all threads and tasks within ``seconds`` in total."""
+        self.stop()
+        await asyncio.gather(*(giver.aclose(seconds) for giver in list(self._givers)))
+
+
+class ThreadGiver(Generic[T]):
+    """Runs a sync iterable in a daemon thread of its own and gives its items."""
+
+    def __init__(self, home: Home, items: Iterable[T], exchange: Exchange[T]) -> None:
+        self._home = home
+        self._items = items
+        self._waiter = ThreadWaiter()
+        self._exchange = exchange
+        self._finished: asyncio.Future[None] = home.loop.create_future()
+        self._is_left_behind = False
+        #: The items' own iterator, once the thread has it.
+        self.iterator: Iterator[T] = iter(())
+        self.error: BaseException | None = None
+        exchange.giver = self._waiter
+        context = contextvars.copy_context()
+        context.run(PLACE.set, (home, self._waiter))
+        name = f"asyncloader {type(items).__name__}"
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name=name, daemon=True
+        )
+        self._thread.start()
+
+    async def finish(self) -> None:
+        """Wait until the thread is done with its items; raise the error it met."""
+        await asyncio.shield(self._finished)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Let the thread end after the item in progress."""
+        self._waiter.stop()
+
+    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End the thread; one that does not end in time is abandoned with a warning."""
+        self.stop()
+        await asyncio.wait([self._finished], timeout=seconds)
+        if not self._finished.done() and not self._is_left_behind:
+            self._is_left_behind = True
+            warn_left_behind(self._thread, seconds)
+        self._home.forget(self)
+
+    def _run(self) -> None:
+        try:
+            self._give_all()
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self.error = error
+        self._exchange.end(self.error)
+        call_soon(self._home.loop, self._finish)
+
+    def _finish(self) -> None:
+        self._home.forget(self)
+        release(self._finished)
+
+    def _give_all(self) -> None:
+        self.iterator = iterator = iter(self._items)
+        exchange, waiter = self._exchange, self._waiter
+        try:
+            for item in iterator:
+                exchange.give(item)
+                # The item just given is not kept alive here while the next is made.
+                del item
+                if not exchange.has_room():
+                    waiter.until(exchange.has_room)
+                if waiter.stopped:
+                    raise Stopped
+        finally:
+            close_items(iterator)
+
+
+class TaskGiver(Generic[T]):
+    """Runs an async iterable in a task of its own and gives its items."""
+
+    def __init__(self, home: Home, items: AsyncIterable[T], exchange: Exchange[T]) -> None:
+        self._home = home
+        self._items = items
+        self._exchange = exchange
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._context = run_at(home)
+        self.is_done = False
+
+    def start(self) -> None:
+        """Begin the task; to be called on the home's loop."""
+        if self._stopped:
+            self._finish(Stopped())
+            return
+        name = f"asyncloader {type(self._items).__name__}"
+        self._task = begin_task(self._home.loop, self._run(), name, self._context)
+
+    def stop(self) -> None:
+        """Cancel the task; to be called on the home's loop, unless that is closed."""
+        self._stopped = True
+        if self._task is not None and not self._home.loop.is_closed():
+            self._task.cancel()
+
+    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Cancel the task and wait until it is done, for a bounded time."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
+        self._home.forget(self)
+
+    async def _run(self) -> None:
+        try:
+            await give_groups(self._items, self._exchange, self._home.loop)
+        except asyncio.CancelledError:
+            # Whoever takes must not mistake a closed pass for the end of the data.
+            self._finish(Stopped())
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.is_done = True
+        self._home.forget(self)
+        self._exchange.end(error)
+
+
+async def give_groups(
+    items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Give all of an async iterable's items from the present task."""
+    waiter = LoopWaiter(loop)
+    exchange.giver = waiter
+    async with contextlib.aclosing(groups_of(items)) as groups:
+        async for group in groups:
+            exchange.give_group(group)
+            del group
+            await waiter.until(exchange.has_room)
+
+
+# What runs in this context: its home, and the waiter of the thread if it is a giver's.
+PLACE: ContextVar[tuple[Home, ThreadWaiter | None] | None] = ContextVar(
+    "asyncloader_place", default=None
+)
+
+
+def run_at(home: Home) -> contextvars.Context:
+    """Return a copy of this context in which pipes run at ``home``."""
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, None))
+    return context
+
+
+def present_waiter() -> ThreadWaiter:
+    """Return a waiter for this thread, which ends its waits when its pass is closed."""
+    place = PLACE.get()
+    return (place[1] if place is not None else None) or ThreadWaiter()
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]], seconds: float = CLOSE_SECONDS) -> None:
+    """Cancel tasks and wait until they are done, for a bounded time."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
+
+
+def ended_threads(threads: Iterable[threading.Thread], seconds: float = 2.0) -> None:
+    """Wait for threads that were told to end; warn of those that do not in time."""
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            warn_left_behind(thread, seconds)
+
+
+def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
+    """Say which function kept a thread from ending."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
+    warnings.warn(
+        f"thread {thread.name!r} is still inside {where} {seconds:g} s after the loader was"
+        " closed and was left behind; give long calls a timeout of their own",
+        ResourceWarning,
+        stacklevel=3,
+    )
