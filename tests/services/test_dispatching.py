@@ -6,6 +6,7 @@ import random
 import resource
 import signal
 import time
+from collections.abc import Iterable
 
 import pytest
 
@@ -17,7 +18,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from tests.leaks import leaves_nothing
+from tests.leaks import descendants, leaves_nothing
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 
@@ -176,10 +177,10 @@ def test_an_idle_or_paused_dispatcher_uses_no_cpu():
         next(iterator)
         iterator.pause()
         _let_buffers_fill()
-        before = _cpu_seconds(service_pids(loader))
+        before = _cpu_seconds(descendants())
         began = time.monotonic()
         _let_buffers_fill(1.0)
-        used = _cpu_seconds(service_pids(loader)) - before
+        used = _cpu_seconds(descendants()) - before
         assert used < 0.05 * (time.monotonic() - began)
         iterator.resume()
         assert next(iterator) is not None
@@ -190,17 +191,7 @@ def _let_buffers_fill(seconds: float = 0.3) -> None:
     time.sleep(seconds)
 
 
-def service_pids(loader) -> list[int]:
-    return [pid for pid in _children() if pid != os.getpid()]
-
-
-def _children() -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process().children(recursive=True)]
-
-
-def _cpu_seconds(pids: list[int]) -> float:
+def _cpu_seconds(pids: Iterable[int]) -> float:
     own = resource.getrusage(resource.RUSAGE_SELF)
     total = own.ru_utime + own.ru_stime
     ticks = os.sysconf("SC_CLK_TCK")
