@@ -73,6 +73,26 @@ def with_key(number: int) -> tuple[int, int]:
     return number, double(number)
 
 
+def itself(number: int) -> int:
+    return number
+
+
+def nested(number: int) -> tuple[int, tuple[int, int]]:
+    return number, with_key(number)
+
+
+def as_dict(number: int) -> dict[str, int]:
+    return {"number": number, "double": double(number)}
+
+
+def as_text(number: int) -> str:
+    return str(number) * (number % 6 + 1)
+
+
+def backwards(numbers: list[int]) -> list[int]:
+    return numbers[::-1]
+
+
 def as_it_is(item: Any, device: Any) -> Any:
     return item
 
@@ -80,6 +100,11 @@ def as_it_is(item: Any, device: Any) -> Any:
 def _joined(branches: list[Any]) -> Any:
     first, *others = branches
     return first.zip(*others)
+
+
+def _one_after_the_other(shares: list[Any]) -> Any:
+    first, *others = shares
+    return first.concat(*others)
 
 
 def _few() -> Any:
@@ -124,6 +149,33 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.ThreadMapper: lambda numbers: numbers.thread_map(double),
     it.UnBatcher: lambda numbers: numbers.batch(4).unbatch(),
     it.Zipper: lambda numbers: numbers.zip(_few()),
+    it.BucketBatcher: lambda numbers: numbers.bucketbatch(
+        2, batch_num=2, bucket_num=2, sort_key=sorted
+    ),
+    it.Dropper: lambda numbers: numbers.map(with_key).drop(0),
+    it.Flattener: lambda numbers: numbers.map(nested).flatten(),
+    it.InMemoryCacheHolder: lambda numbers: numbers.in_memory_cache(),
+    it.IndexAdder: lambda numbers: numbers.map(as_dict).add_index(),
+    it.IterKeyZipper: lambda numbers: numbers.zip_with_iter(
+        it.IterableWrapper(range(COUNT)).batch(4).map(backwards).unbatch(), key_fn=itself
+    ),
+    it.MapKeyZipper: lambda numbers: numbers.zip_with_map(
+        mp.SequenceWrapper(range(COUNT)), key_fn=itself
+    ),
+    it.MaxTokenBucketizer: lambda numbers: numbers.max_token_bucketize(
+        30, len_fn=itself, buffer_size=4
+    ),
+    it.RandomSplitter: lambda numbers: _one_after_the_other(
+        numbers.random_split({"train": 16, "valid": 8}, seed=3)
+    ),
+    it.Rows2Columnar: lambda numbers: numbers.map(as_dict).batch(3).rows2columnar(),
+    it.SampleMultiplexer: lambda numbers: it.SampleMultiplexer({numbers: 3, _few(): 1}),
+    it.SequencePacker: lambda numbers: numbers.map(as_text).pack_sequences(
+        7, split="long", open_packs=3
+    ),
+    it.ShuffledFlatMapper: lambda numbers: numbers.shuffled_flatmap(twice, buffer_size=3),
+    it.Slicer: lambda numbers: numbers.map(with_key).slice(1),
+    it.UnZipper: lambda numbers: _joined(numbers.map(with_key).unzip(2)),
     it.ZipperLongest: lambda numbers: numbers.zip_longest(_few(), fill_value=0),
 }
 
@@ -132,8 +184,10 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
     mp.Batcher: lambda numbers: numbers.batch(4),
     mp.Concater: lambda numbers: numbers.concat(mp.SequenceWrapper("abc")),
     mp.Mapper: lambda numbers: numbers.map(double).map(double_soon),
+    mp.InMemoryCacheHolder: lambda numbers: numbers.map(double).in_memory_cache(),
     mp.SequenceWrapper: lambda numbers: numbers,
     mp.Shuffler: lambda numbers: numbers.shuffle(),
+    mp.UnZipper: lambda numbers: _joined(numbers.map(with_key).unzip(2)),
     mp.Zipper: lambda numbers: numbers.zip(mp.SequenceWrapper(range(COUNT))),
 }
 

@@ -95,7 +95,7 @@ class FlatMapper(IterDataPipe[T]):
         self.source = iterable_source(datapipe)
         self.fn = itself if fn is None else checked_function("fn", fn)
         self.input_col = input_col
-        self._expand = reading(_collecting(self.fn), input_col)
+        self._expand = reading(collecting(self.fn), input_col)
 
     def waits(self) -> bool:
         return is_async(self._expand)
@@ -104,7 +104,8 @@ class FlatMapper(IterDataPipe[T]):
         return FlatMapPass(self, self._expand)
 
 
-def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+def collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results can be iterated: an async generator's as a list."""
     if inspect.isasyncgenfunction(function):
         return functools.partial(_collected, function)
     return function

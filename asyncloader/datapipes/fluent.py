@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import (
+        AsyncIterable,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Hashable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from typing import Literal
 
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
@@ -20,12 +29,15 @@ if TYPE_CHECKING:
     from asyncloader.datapipes.combining import ZipperLongest
     from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
     from asyncloader.datapipes.mapping import LengthSetter
+    from asyncloader.datapipes.random_splitting import Share
     from asyncloader.datapipes.sharding import (
         SHARDING_PRIORITIES,
         ShardingFilter,
         ShardingRoundRobinDispatcher,
     )
+    from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
     from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
+    from asyncloader.datapipes.unzipping import MapColumn
 
     A = TypeVar("A")
     B = TypeVar("B")
@@ -61,6 +73,26 @@ class IterFluent(Generic[T_co]):
 
         def set_length(self, length: int) -> LengthSetter[T_co]: ...
 
+        def add_index(
+            self: IterFluent[dict[Any, Any]], index_name: str = "index"
+        ) -> IterDataPipe[dict[Any, Any]]: ...
+
+        def in_memory_cache(self, size: int | None = None) -> IterDataPipe[T_co]: ...
+
+        def slice(
+            self, index: Any, stop: int | None = None, step: int | None = None
+        ) -> IterDataPipe[Any]: ...
+
+        def drop(self, indices: Hashable | list[Hashable]) -> IterDataPipe[Any]: ...
+
+        def flatten(
+            self, indices: Hashable | list[Hashable] | None = None
+        ) -> IterDataPipe[Any]: ...
+
+        def rows2columnar(
+            self: IterFluent[Iterable[Any]], column_names: Sequence[str] | None = None
+        ) -> IterDataPipe[dict[Any, list[Any]]]: ...
+
         # Many at once, and ahead
 
         def async_map(
@@ -92,16 +124,25 @@ class IterFluent(Generic[T_co]):
         # Many to one, one to many
 
         @overload
-        def batch(self, batch_size: int, drop_last: bool = False) -> IterDataPipe[list[T_co]]: ...
+        def batch(
+            self, batch_size: int, drop_last: bool = False, *, across_workers: bool = False
+        ) -> IterDataPipe[list[T_co]]: ...
         @overload
         def batch(
             self,
             batch_size: int,
             drop_last: bool = False,
             wrapper_class: Callable[[list[T_co]], U] = ...,
+            *,
+            across_workers: bool = False,
         ) -> IterDataPipe[U]: ...
         def batch(
-            self, batch_size: int, drop_last: bool = False, wrapper_class: Any = list
+            self,
+            batch_size: int,
+            drop_last: bool = False,
+            wrapper_class: Any = list,
+            *,
+            across_workers: bool = False,
         ) -> IterDataPipe[Any]: ...
 
         @overload
@@ -143,7 +184,65 @@ class IterFluent(Generic[T_co]):
             drop_remaining: bool = False,
         ) -> IterDataPipe[Any]: ...
 
+        def bucketbatch(
+            self,
+            batch_size: int,
+            drop_last: bool = False,
+            batch_num: int = 100,
+            bucket_num: int = 1,
+            sort_key: Callable[[list[T_co]], Any] | None = None,
+            use_in_batch_shuffle: bool = True,
+        ) -> IterDataPipe[list[T_co]]: ...
+
+        def max_token_bucketize(
+            self,
+            max_token_count: int,
+            len_fn: Callable[[T_co], Any] = len,  # type: ignore[assignment]
+            min_len: int = 0,
+            max_len: int | None = None,
+            buffer_size: int = 1000,
+            include_padding: bool = False,
+        ) -> IterDataPipe[list[T_co]]: ...
+
+        def pack_sequences(
+            self,
+            budget: int,
+            *,
+            len_fn: Callable[[T_co], Any] = len,  # type: ignore[assignment]
+            split: Literal["never", "long", "always"] = "never",
+            cut_fn: Callable[[T_co, int, int], Any] | None = None,
+            open_packs: int = 16,
+            drop_last: bool = False,
+        ) -> IterDataPipe[list[T_co]]: ...
+
         # Order
+
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[[T_co], AsyncIterable[U]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[[T_co], Iterable[U]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self: IterFluent[Iterable[U]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[..., Any] | None, input_col: Any, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[Any]: ...
+        def shuffled_flatmap(
+            self,
+            fn: Callable[..., Any] | None = None,
+            input_col: Any = None,
+            buffer_size: int = 100,
+        ) -> ShuffledFlatMapper[Any]: ...
 
         def shuffle(
             self, *, buffer_size: int = 10000, unbatch_level: int = 0
@@ -195,6 +294,91 @@ class IterFluent(Generic[T_co]):
         def round_robin_demux(
             self, num_instances: int, buffer_size: int = 1000
         ) -> list[Branch[T_co]]: ...
+
+        def unzip(
+            self: IterFluent[Sequence[U]],
+            sequence_length: int,
+            buffer_size: int = 1000,
+            columns_to_skip: Sequence[int] | None = None,
+        ) -> list[Branch[U]]: ...
+
+        @overload
+        def random_split(
+            self, weights: Mapping[Any, float], seed: int, total_length: int | None = None
+        ) -> list[Share[T_co]]: ...
+        @overload
+        def random_split(
+            self,
+            weights: Mapping[Any, float],
+            seed: int,
+            total_length: int | None = None,
+            *,
+            target: Hashable,
+        ) -> Share[T_co]: ...
+        @overload
+        def random_split(
+            self,
+            weights: Mapping[Any, float],
+            seed: int,
+            total_length: int | None,
+            target: Hashable,
+        ) -> Share[T_co]: ...
+        def random_split(
+            self,
+            weights: Mapping[Any, float],
+            seed: int,
+            total_length: int | None = None,
+            target: Hashable | None = None,
+        ) -> Any: ...
+
+        @overload
+        def zip_with_iter(
+            self,
+            ref_datapipe: Iterable[U],
+            key_fn: Callable[..., Any],
+            ref_key_fn: Callable[[U], Any] | None = None,
+            *,
+            buffer_size: int | None = 10000,
+        ) -> IterDataPipe[tuple[T_co, U]]: ...
+        @overload
+        def zip_with_iter(
+            self,
+            ref_datapipe: Iterable[Any],
+            key_fn: Callable[..., Any],
+            ref_key_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+            buffer_size: int | None = 10000,
+            merge_fn: Callable[..., Any] | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def zip_with_iter(
+            self,
+            ref_datapipe: Iterable[Any],
+            key_fn: Callable[..., Any],
+            ref_key_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+            buffer_size: int | None = 10000,
+            merge_fn: Callable[..., Any] | None = None,
+        ) -> IterDataPipe[Any]: ...
+
+        @overload
+        def zip_with_map(
+            self, map_datapipe: MapDataPipe[U], key_fn: Callable[[T_co], Any]
+        ) -> IterDataPipe[tuple[T_co, U]]: ...
+        @overload
+        def zip_with_map(
+            self,
+            map_datapipe: MapDataPipe[Any],
+            key_fn: Callable[..., Any],
+            merge_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+        ) -> IterDataPipe[Any]: ...
+        def zip_with_map(
+            self,
+            map_datapipe: MapDataPipe[Any],
+            key_fn: Callable[..., Any],
+            merge_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+        ) -> IterDataPipe[Any]: ...
 
         # Sharding
 
@@ -254,6 +438,14 @@ class MapFluent(Generic[T_co]):
         def zip(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]: ...
 
         def concat(self, *datapipes: MapDataPipe[U]) -> MapDataPipe[T_co | U]: ...
+
+        def unzip(
+            self: MapFluent[Sequence[U]],
+            sequence_length: int,
+            columns_to_skip: Sequence[int] | None = None,
+        ) -> list[MapColumn[U]]: ...
+
+        def in_memory_cache(self) -> MapDataPipe[T_co]: ...
 
         def shuffle(self, *, indices: Sequence[Any] | None = None) -> MapShuffler[T_co]: ...
 

@@ -2,6 +2,8 @@
 
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.bucketing import BucketBatcher, MaxTokenBucketizer
+from asyncloader.datapipes.columnar import Rows2Columnar
 from asyncloader.datapipes.combining import (
     Multiplexer,
     MultiplexerLongest,
@@ -12,8 +14,14 @@ from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.grouping import Grouper
+from asyncloader.datapipes.indexing import IndexAdder
+from asyncloader.datapipes.joining import IterKeyZipper, MapKeyZipper
 from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
+from asyncloader.datapipes.memory_caching import InMemoryCacheHolder
+from asyncloader.datapipes.mixing import SampleMultiplexer
+from asyncloader.datapipes.packing import SequencePacker
 from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
+from asyncloader.datapipes.random_splitting import RandomSplitter
 from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
 from asyncloader.datapipes.selecting import Filter, Header
 from asyncloader.datapipes.sharding import (
@@ -21,42 +29,60 @@ from asyncloader.datapipes.sharding import (
     ShardingFilter,
     ShardingRoundRobinDispatcher,
 )
+from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
+from asyncloader.datapipes.slicing import Dropper, Flattener, Slicer
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
+from asyncloader.datapipes.unzipping import UnZipper
 
 __all__ = [
     "SHARDING_PRIORITIES",
     "AsyncMapper",
     "Batcher",
+    "BucketBatcher",
     "Collator",
     "Concater",
     "Cycler",
     "Demultiplexer",
+    "Dropper",
     "Enumerator",
     "Filter",
     "FlatMapper",
+    "Flattener",
     "Forker",
     "Grouper",
     "Header",
     "InBatchShuffler",
+    "InMemoryCacheHolder",
+    "IndexAdder",
     "IterDataPipe",
+    "IterKeyZipper",
     "IterToMapConverter",
     "IterableWrapper",
     "LengthSetter",
+    "MapKeyZipper",
     "MapToIterConverter",
     "Mapper",
+    "MaxTokenBucketizer",
     "Multiplexer",
     "MultiplexerLongest",
     "PinMemory",
     "Prefetcher",
+    "RandomSplitter",
     "Repeater",
     "RoundRobinDemultiplexer",
+    "Rows2Columnar",
+    "SampleMultiplexer",
+    "SequencePacker",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
+    "ShuffledFlatMapper",
     "Shuffler",
+    "Slicer",
     "ThreadMapper",
     "UnBatcher",
+    "UnZipper",
     "Zipper",
     "ZipperLongest",
     "functional_datapipe",
