@@ -98,6 +98,11 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if isinstance(self._stream, io.BufferedIOBase):
+            # Files of bytes and the like: straight into its place.
+            count = self._stream.readinto(buffer)
+            self._size += 0 if self._can_seek else count
+            return count
         piece = self._stream.read(len(buffer))
         if not isinstance(piece, bytes | bytearray | memoryview):
             raise TypeError(

@@ -8,7 +8,6 @@ file in every error.
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import io
 import lzma
@@ -17,7 +16,8 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from asyncloader.datapipes.limits import Limits, Meter
@@ -57,20 +57,29 @@ _SHOWN_BYTES = re.compile(r"""b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*\"""")
 _SIGNATURES = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x5d\x00\x00": "xz"}
 
 
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
+class naming:
     """Say in an error about damaged data which file it is in."""
-    try:
-        yield
-    except DAMAGED as error:
-        if type(error) not in _REMADE or getattr(error, "errno", None) is not None:
-            error.add_note(f"while reading {path}")
-            raise
-        if str(error).startswith(path):
-            raise
-        # The standard library shows some of what it could not read.
-        message = _SHOWN_BYTES.sub("(some bytes)", str(error))
-        raise type(error)(f"{path}: {message}") from None
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing is to be prepared."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DAMAGED) and not str(error).startswith(self._path):
+            _name(error, self._path)
+
+
+def _name(error: BaseException, path: str) -> None:
+    if type(error) not in _REMADE or getattr(error, "errno", None) is not None:
+        error.add_note(f"while reading {path}")
+        return
+    # The standard library shows some of what it could not read.
+    message = _SHOWN_BYTES.sub("(some bytes)", str(error))
+    raise type(error)(f"{path}: {message}") from None
 
 
 def compression_of(stream: io.BufferedReader) -> str:
@@ -91,38 +100,61 @@ def unpacked_stream(source: io.BufferedReader, kind: str, meter: Meter) -> io.Bu
     return io.BufferedReader(Unpacked(source, kind, meter), BUFFER_BYTES)
 
 
-class Unpacked(io.RawIOBase):
-    """The bytes that a compressed stream unpacks to, counted as they are read."""
+class Counted(io.RawIOBase):
+    """The bytes that an opener gives, counted as they are read, with their file's name."""
 
-    def __init__(self, source: io.BufferedReader, kind: str, meter: Meter) -> None:
-        self.name = meter.path
-        self._source = source
-        self._opener = _OPENERS[kind](source)
+    def __init__(
+        self, name: str, opener: Any, meter: Meter, lock: AbstractContextManager[Any]
+    ) -> None:
+        self.name = name
+        self._opener = opener
         self._meter = meter
+        self._lock = lock
         self._farthest = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with naming(self.name):
+        with self._lock, naming(self.name):
             count: int = self._opener.readinto(memoryview(buffer)[:PIECE_BYTES])
-            place = self._opener.tell()
-        # What is read again was counted the first time.
-        if place > self._farthest:
-            self._meter.add_bytes(place - self._farthest)
-            self._farthest = place
+            self._count()
         return count
 
     def readall(self) -> bytes:
-        return b"".join(iter(lambda: self.read(PIECE_BYTES) or b"", b""))
-
-    def seekable(self) -> bool:
-        return self._source.seekable()
+        pieces = [self._piece()]
+        # An opener gives less than it is asked for only at its end.
+        while len(pieces[-1]) == PIECE_BYTES:
+            pieces.append(self._piece())
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def tell(self) -> int:
         place: int = self._opener.tell()
         return place
+
+    def _piece(self) -> bytes:
+        with self._lock, naming(self.name):
+            piece: bytes = self._opener.read(PIECE_BYTES)
+            self._count()
+        return piece
+
+    def _count(self) -> None:
+        place = self._opener.tell()
+        # What is read again was counted the first time.
+        if place > self._farthest:
+            self._meter.add_bytes(place - self._farthest)
+            self._farthest = place
+
+
+class Unpacked(Counted):
+    """The bytes that a compressed stream unpacks to."""
+
+    def __init__(self, source: io.BufferedReader, kind: str, meter: Meter) -> None:
+        super().__init__(meter.path, _OPENERS[kind](source), meter, nullcontext())
+        self._source = source
+
+    def seekable(self) -> bool:
+        return self._source.seekable()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence == io.SEEK_CUR:
@@ -181,46 +213,25 @@ class Archive:
                 self._stream.close()
 
 
-class Member(io.RawIOBase):
-    """The bytes of one member of an archive, counted as they are read."""
+class Member(Counted):
+    """The bytes of one member of an archive, which it keeps open."""
 
     def __init__(self, archive: Archive, name: str, opener: Any) -> None:
-        self.name = name
+        super().__init__(name, opener, archive.meter, archive.lock)
         self._archive = archive
-        self._opener = opener
-        self._farthest = 0
         archive.hold()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with self._archive.lock, naming(self.name):
-            count: int = self._opener.readinto(memoryview(buffer)[:PIECE_BYTES])
-            place = self._opener.tell()
-        if place > self._farthest:
-            self._archive.meter.add_bytes(place - self._farthest)
-            self._farthest = place
-        return count
-
-    def readall(self) -> bytes:
-        return b"".join(iter(lambda: self.read(PIECE_BYTES) or b"", b""))
 
     def seekable(self) -> bool:
         return bool(self._opener.seekable())
 
-    def tell(self) -> int:
-        place: int = self._opener.tell()
-        return place
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with self._archive.lock, naming(self.name):
+        with self._lock, naming(self.name):
             place: int = self._opener.seek(offset, whence)
         return place
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            with self._archive.lock:
+            with self._lock:
                 self._opener.close()
             self._archive.let_go()
