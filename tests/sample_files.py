@@ -23,6 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+#: How many files there are of each kind.
+COUNT = 5
+
 #: In each file there are so many lines, rows or members.
 PARTS = 3
 
@@ -44,9 +47,9 @@ def made(name: str, content: bytes) -> str:
     return str(path)
 
 
-def numbered(kind: str, make: Callable[[int], bytes], count: int = 24) -> str:
-    """Return a pattern of the paths of ``count`` files that ``make`` fills by their number."""
-    for number in range(count):
+def numbered(kind: str, make: Callable[[int], bytes]) -> str:
+    """Return a pattern of the paths of files that ``make`` fills by their number."""
+    for number in range(COUNT):
         made(f"{kind}/{number:02d}.{kind}", make(number))
     return str(folder() / kind / ("{:02d}." + kind))
 

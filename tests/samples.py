@@ -89,7 +89,7 @@ def to_upload(number: int) -> tuple[str, str]:
 
 
 def _paths(numbers: Any, kind: str, make: Callable[[int], bytes]) -> Any:
-    return numbers.map(files.numbered(kind, make, COUNT).format)
+    return numbers.header(files.COUNT).map(files.numbered(kind, make).format)
 
 
 def _bytes(numbers: Any, kind: str, make: Callable[[int], bytes]) -> Any:
@@ -97,8 +97,8 @@ def _bytes(numbers: Any, kind: str, make: Callable[[int], bytes]) -> Any:
 
 
 def _hashes() -> dict[str, str]:
-    pattern = files.numbered("txt", files.text, COUNT)
-    return {path: files.sha256(path) for path in map(pattern.format, range(COUNT))}
+    pattern = files.numbered("txt", files.text)
+    return {path: files.sha256(path) for path in map(pattern.format, range(files.COUNT))}
 
 
 def _joined(branches: list[Any]) -> Any:
@@ -174,7 +174,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Saver: lambda numbers: numbers.map(
         partial(to_save, files.folder() / "saved")
     ).save_to_disk(),
-    it.ShardExpander: lambda numbers: numbers.map("{{0..{}}}.tar".format).shard_expand(),
+    it.ShardExpander: lambda numbers: numbers.header(4).map("{{0..{}}}.tar".format).shard_expand(),
     it.ShardingFilter: lambda numbers: numbers.sharding_filter(),
     it.ShardingRoundRobinDispatcher: lambda numbers: numbers.sharding_round_robin_dispatch(
         it.SHARDING_PRIORITIES.MULTIPROCESSING

@@ -13,9 +13,10 @@ from enum import Enum
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_length, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.files import said_length
 from asyncloader.datapipes.limits import MAX_BYTES, MAX_RATIO, Limits
+from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import PathAndStream, path_and_stream
 from asyncloader.datapipes.unpacking import compression_of, packed_stream, unpacked_stream
 
@@ -49,7 +50,7 @@ _ENDINGS = {
 
 
 @functional_datapipe("decompress")
-class Decompressor(IterDataPipe[PathAndStream]):
+class Decompressor(OneToOne, IterDataPipe[PathAndStream]):
     """Yield ``(path, stream)`` with the stream of the decompressed bytes.
 
     What a file is packed with is told by its name's ending, or else by how it begins,
@@ -82,7 +83,7 @@ class Decompressor(IterDataPipe[PathAndStream]):
         self._limits = Limits(max_bytes=max_bytes, max_ratio=max_ratio)
 
     def __iter__(self) -> Iterator[PathAndStream]:
-        for item in self.source:
+        for item in begin(self.source):
             yield self._decompressed(item)
 
     def _decompressed(self, item: Any) -> PathAndStream:
@@ -115,7 +116,7 @@ def _checked_type(file_type: Any) -> CompressionType | None:
     return CompressionType(file_type.lower())
 
 
-class _OneCompression(IterDataPipe[PathAndStream]):
+class _OneCompression(OneToOne, IterDataPipe[PathAndStream]):
     """What load_from_xz and load_from_bz2 share."""
 
     kind: str
@@ -138,7 +139,7 @@ class _OneCompression(IterDataPipe[PathAndStream]):
         return said_length(self, self.length)
 
     def __iter__(self) -> Iterator[PathAndStream]:
-        for item in self.source:
+        for item in begin(self.source):
             yield self._decompressed(item)
 
     def _decompressed(self, item: Any) -> PathAndStream:

@@ -12,7 +12,8 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe, Pass
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.expansion import Expansion
 
 T = TypeVar("T")
 
@@ -34,26 +35,19 @@ class Expander(IterDataPipe[T]):
 
 
 @dataclass
-class ExpansionPass(Pass[T]):
-    """One pass over an Expander, which knows how far it is inside the item it is in.
-
-    ``taken`` items of the source are done, and ``offset`` parts of the next.
-    """
+class ExpansionPass(Expansion[T]):
+    """One pass over an Expander. What was yielded of the item it goes on in is passed over."""
 
     pipe: Expander[T]
-    taken: int = 0
-    offset: int = 0
-    yielded: int = 0
 
     def __iter__(self) -> Iterator[T]:
-        for item in self.pipe.source:
-            with contextlib.closing(self.pipe.parts(item)) as parts:
+        for item in self.begin():
+            self.offset, self._known = self._known, 0
+            with contextlib.closing(self.pipe.parts(item, self.offset)) as parts:
                 del item
                 for part in parts:
                     self.offset += 1
-                    self.yielded += 1
                     yield part
                     # The part just yielded is not kept alive here while the next is made.
                     del part
-            self.taken += 1
-            self.offset = 0
+            self.finish()

@@ -13,8 +13,10 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from asyncloader.datapipes.arguments import checked_count, checked_length, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe, is_pipe
 from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.streams import (
     PIECE_BYTES,
     OpenedBytes,
@@ -88,10 +90,11 @@ class FileLister(Expander[str]):
 
 
 def as_roots(root: Any) -> Any:
-    """Return where to look for files as a list, or as the pipe that says it."""
-    if isinstance(root, str | os.PathLike):
-        return [os.fspath(root)]
-    return iterable_source(root)
+    """Return a pipe of the places to look for files in."""
+    if is_pipe(root):
+        return root
+    roots = [root] if isinstance(root, str | os.PathLike) else root
+    return IterableWrapper([os.fspath(each) for each in roots], deepcopy=False)
 
 
 def checked_masks(masks: Any) -> str | list[str]:
@@ -123,7 +126,7 @@ def _fail(error: OSError) -> NoReturn:
 
 
 @functional_datapipe("open_files")
-class FileOpener(IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
+class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     """Yield ``(path, file)`` for each path, with the file opened to read.
 
     ``mode`` is ``"r"`` for text or ``"b"`` for bytes. A file is closed by the pipe that
@@ -155,7 +158,7 @@ class FileOpener(IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
         return said_length(self, self.length)
 
     def __iter__(self) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
-        for path in self.source:
+        for path in begin(self.source):
             if not isinstance(path, str | os.PathLike):
                 raise TypeError(f"{self!r} opens paths, got {type(path).__name__}")
             # In no variable here: whoever is given the file is the only one to hold it.

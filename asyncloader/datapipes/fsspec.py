@@ -15,11 +15,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.files import any_match, as_roots, checked_masks
 from asyncloader.datapipes.function import calling, is_async, itself
+from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.saving import (
     as_bytes,
     checked_write_mode,
@@ -80,7 +81,7 @@ def _like(root: str, path: str, name: str) -> str:
 
 
 @functional_datapipe("open_files_by_fsspec")
-class FSSpecFileOpener(IterDataPipe[tuple[str, Any]]):
+class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
     """Yield ``(path, file)`` for each path or URL, with the file opened by fsspec.
 
     ``mode`` is ``"r"`` for text or ``"rb"`` for bytes. ``kwargs_for_open`` are for the
@@ -112,7 +113,7 @@ class FSSpecFileOpener(IterDataPipe[tuple[str, Any]]):
         return len(self.source)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for url in self.source:
+        for url in begin(self.source):
             # In no variable here: whoever is given the file is the only one to hold it.
             yield os.fspath(url), self._opened(os.fspath(url))
 
@@ -133,7 +134,7 @@ _OF_TEXT = {"encoding", "errors", "newline"}
 
 
 @functional_datapipe("save_by_fsspec")
-class FSSpecSaver(IterDataPipe[str]):
+class FSSpecSaver(OneToOne, IterDataPipe[str]):
     """Save the data of pairs ``(path, data)`` by fsspec, and yield each path once it is there.
 
     ``filepath_fn`` makes the path or URL out of what stands for it in the pair. ``mode``
@@ -171,7 +172,7 @@ class FSSpecSaver(IterDataPipe[str]):
     def __iter__(self) -> Iterator[str]:
         systems = FileSystems(self.kwargs_for_connection)
         with contextlib.closing(systems), calling(self._path_of) as path_of:
-            for name, data in self.source:
+            for name, data in begin(self.source):
                 url = path_for(name, path_of, self)
                 self._save(systems, url, data)
                 del data

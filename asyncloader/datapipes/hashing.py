@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.arguments import iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import PIECE_BYTES, is_seekable, path_and_stream
 
 #: Those without a length of their own cannot be told by their text.
@@ -19,7 +20,7 @@ HASH_TYPES = sorted(name for name in hashlib.algorithms_guaranteed if "shake" no
 
 
 @functional_datapipe("check_hash")
-class HashChecker(IterDataPipe[tuple[str, Any]]):
+class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
     """Yield the pairs ``(path, data)`` of a source, once the data has the hash it should have.
 
     ``hash_dict`` says which, by path and in hexadecimal. Data is bytes, text or a stream,
@@ -51,7 +52,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
         return len(self.source)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for item in self.source:
+        for item in begin(self.source):
             self._check(item)
             yield item
 

@@ -13,8 +13,9 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import close_stream, path_and_stream
 from asyncloader.datapipes.text import (
     after,
@@ -163,7 +164,7 @@ def _checked_format(fmtparams: dict[str, Any], reader: Any = csv.reader) -> dict
 
 
 @functional_datapipe("parse_json_files")
-class JsonParser(IterDataPipe[tuple[str, Any]]):
+class JsonParser(OneToOne, IterDataPipe[tuple[str, Any]]):
     """Yield ``(path, document)`` for each pair of a path and a stream of JSON.
 
     Keywords are those of ``json.loads``, such as ``parse_float``.
@@ -183,7 +184,7 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         return len(self.source)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for item in self.source:
+        for item in begin(self.source):
             path, stream = path_and_stream(item, self)
             try:
                 text = stream.read()

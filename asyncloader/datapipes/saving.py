@@ -15,14 +15,15 @@ from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.reading import begin
 
 _KINDS = {"": "", "t": "", "b": "b"}
 
 
 @functional_datapipe("save_to_disk")
-class Saver(IterDataPipe[str]):
+class Saver(OneToOne, IterDataPipe[str]):
     """Save the data of pairs ``(path, data)``, and yield the path of each file once it is there.
 
     ``filepath_fn`` makes the path out of what stands for it in the pair. Folders are made.
@@ -58,7 +59,7 @@ class Saver(IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         with calling(self._path_of) as path_of:
-            for name, data in self.source:
+            for name, data in begin(self.source):
                 path = path_for(name, path_of, self)
                 save(path, data, self.mode)
                 del data

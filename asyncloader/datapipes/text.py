@@ -6,6 +6,7 @@ This file is about readlines, and lines_to_paragraphs, which puts lines together
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,8 +15,10 @@ from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import close_stream, path_and_stream
 
 
@@ -165,15 +168,33 @@ class ParagraphPass(Pass[tuple[str, Any]]):
     ``taken`` lines are done; those after them are in the paragraph that is held.
     """
 
+    marks = ("taken", "yielded")
+
     pipe: ParagraphAggregator
     taken: int = 0
     yielded: int = 0
     path: str = ""
     lines: list[Any] = field(default_factory=list, repr=False)
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
+
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.taken))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().go_on(position, cursor, cursors)
+        self.above.restart(self.taken, cursors)
+        return behind
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         with calling(self.pipe.joiner) as join:
-            for path, line in self.pipe.source:
+            for path, line in begin(self.source):
                 if self.lines and (path != self.path or not line):
                     yield self._paragraph(join)
                 self.path = path
@@ -181,6 +202,7 @@ class ParagraphPass(Pass[tuple[str, Any]]):
                     self.lines.append(line)
                 else:
                     self.taken += 1
+                self.above.passed(self.taken + len(self.lines))
             if self.lines:
                 yield self._paragraph(join)
 

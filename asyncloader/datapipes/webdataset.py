@@ -6,6 +6,7 @@ endings belong together.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any
 
 from asyncloader.datapipes.arguments import iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
+from asyncloader.datapipes.reading import begin
 
 
 @functional_datapipe("webdataset")
@@ -43,14 +46,32 @@ class SamplePass(Pass[dict[str, Any]]):
     ``taken`` files are done; the ``held`` after them are in the sample that is held.
     """
 
+    marks = ("taken", "yielded")
+
     pipe: WebDataset
     taken: int = 0
     yielded: int = 0
     held: int = 0
     sample: dict[str, Any] = field(default_factory=dict, repr=False)
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
+
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.taken))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().go_on(position, cursor, cursors)
+        self.above.restart(self.taken, cursors)
+        return behind
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for path, data in self.pipe.source:
+        for path, data in begin(self.source):
             key, ending = key_and_ending(os.fspath(path))
             if ending and self.sample and self.sample["__key__"] != key:
                 yield self._whole()
@@ -58,6 +79,7 @@ class SamplePass(Pass[dict[str, Any]]):
                 self._add(key, ending, data)
             del data
             self.held += 1
+            self.above.passed(self.taken + self.held)
         if self.sample:
             yield self._whole()
 
