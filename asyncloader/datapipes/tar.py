@@ -145,8 +145,9 @@ class TarArchive:
         """Return a file's path and the stream of its bytes."""
         path = member_path(self.path, info.name)
         with self.archive.lock:
-            content = self._tar.extractfile(info)
-        return path, self.archive.open_member(path, content)
+            content: Any = self._tar.extractfile(info)
+        # Not through tarfile's own buffer: there is one around every member already.
+        return path, self.archive.open_member(path, content.raw)
 
     def _next(self) -> tarfile.TarInfo | None:
         with self.archive.lock, naming(self.path):

@@ -23,6 +23,9 @@ from typing import Any
 from asyncloader.datapipes.limits import Limits, Meter
 from asyncloader.datapipes.streams import BUFFER_BYTES, PIECE_BYTES, byte_stream
 
+#: What is unpacked at once is in memory before it is counted.
+AT_ONCE_BYTES = 16 * 2**20
+
 #: What is raised for data that is damaged, or is not what it was taken for.
 DAMAGED = (
     tarfile.TarError,
@@ -104,12 +107,18 @@ class Counted(io.RawIOBase):
     """The bytes that an opener gives, counted as they are read, with their file's name."""
 
     def __init__(
-        self, name: str, opener: Any, meter: Meter, lock: AbstractContextManager[Any]
+        self,
+        name: str,
+        opener: Any,
+        meter: Meter,
+        lock: AbstractContextManager[Any],
+        at_once: int = AT_ONCE_BYTES,
     ) -> None:
         self.name = name
         self._opener = opener
         self._meter = meter
         self._lock = lock
+        self._at_once = at_once
         self._farthest = 0
 
     def readable(self) -> bool:
@@ -117,14 +126,14 @@ class Counted(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         with self._lock, naming(self.name):
-            count: int = self._opener.readinto(memoryview(buffer)[:PIECE_BYTES])
+            count: int = self._opener.readinto(memoryview(buffer)[: self._at_once])
             self._count()
         return count
 
     def readall(self) -> bytes:
         pieces = [self._piece()]
         # An opener gives less than it is asked for only at its end.
-        while len(pieces[-1]) == PIECE_BYTES:
+        while len(pieces[-1]) == self._at_once:
             pieces.append(self._piece())
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -134,7 +143,7 @@ class Counted(io.RawIOBase):
 
     def _piece(self) -> bytes:
         with self._lock, naming(self.name):
-            piece: bytes = self._opener.read(PIECE_BYTES)
+            piece: bytes = self._opener.read(self._at_once)
             self._count()
         return piece
 
@@ -196,9 +205,14 @@ class Archive:
         self._stream = stream
         self._holders = 1
 
-    def open_member(self, name: str, opener: Any) -> io.BufferedReader:
-        """Return the bytes of a member, which it closes with itself."""
-        return io.BufferedReader(Member(self, name, opener), BUFFER_BYTES)
+    def open_member(
+        self, name: str, opener: Any, at_once: int = AT_ONCE_BYTES
+    ) -> io.BufferedReader:
+        """Return the bytes of a member, which it closes with itself.
+
+        No more than ``at_once`` bytes are asked of its opener at a time.
+        """
+        return io.BufferedReader(Member(self, name, opener, at_once), BUFFER_BYTES)
 
     def hold(self) -> None:
         """Keep the stream open."""
@@ -216,8 +230,8 @@ class Archive:
 class Member(Counted):
     """The bytes of one member of an archive, which it keeps open."""
 
-    def __init__(self, archive: Archive, name: str, opener: Any) -> None:
-        super().__init__(name, opener, archive.meter, archive.lock)
+    def __init__(self, archive: Archive, name: str, opener: Any, at_once: int) -> None:
+        super().__init__(name, opener, archive.meter, archive.lock, at_once)
         self._archive = archive
         archive.hold()
 

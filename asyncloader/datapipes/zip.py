@@ -27,7 +27,7 @@ from asyncloader.datapipes.limits import (
 )
 from asyncloader.datapipes.members import member_path
 from asyncloader.datapipes.streams import PathAndStream, path_and_stream
-from asyncloader.datapipes.unpacking import Archive, naming, packed_stream
+from asyncloader.datapipes.unpacking import AT_ONCE_BYTES, Archive, naming, packed_stream
 
 _IS_ENCRYPTED = 0x1
 
@@ -115,7 +115,15 @@ class ZipArchive:
             raise RuntimeError(f"{path} is encrypted; unpack the archive with its password first")
         with self.archive.lock, naming(path):
             content = self._zip.open(info)
-        return path, self.archive.open_member(path, content)
+        return path, self.archive.open_member(path, content, _at_once(info))
+
+
+def _at_once(info: zipfile.ZipInfo) -> int:
+    """Return how many bytes of a member may be asked for at a time."""
+    if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return AT_ONCE_BYTES
+    # Of the other kinds zipfile unpacks so many packed bytes, however much comes out of them.
+    return io.DEFAULT_BUFFER_SIZE // 2
 
 
 class LimitedZipFile(zipfile.ZipFile):
