@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import asyncloader
@@ -18,6 +20,7 @@ import asyncloader.adapters as ad
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader.datapipes.base import DataPipe
+from tests import sample_files as files
 
 COUNT = 24
 
@@ -97,6 +100,27 @@ def as_it_is(item: Any, device: Any) -> Any:
     return item
 
 
+def to_save(folder: Path, number: int) -> tuple[str, str]:
+    return str(folder / f"{number}.txt"), f"number {number}"
+
+
+def to_upload(number: int) -> tuple[str, str]:
+    return f"memory://samples/{number}.txt", f"number {number}"
+
+
+def _paths(numbers: Any, kind: str, make: Callable[[int], bytes]) -> Any:
+    return numbers.header(files.COUNT).map(files.numbered(kind, make).format)
+
+
+def _bytes(numbers: Any, kind: str, make: Callable[[int], bytes]) -> Any:
+    return _paths(numbers, kind, make).open_files("b")
+
+
+def _hashes() -> dict[str, str]:
+    pattern = files.numbered("txt", files.text)
+    return {path: files.sha256(path) for path in map(pattern.format, range(files.COUNT))}
+
+
 def _joined(branches: list[Any]) -> Any:
     first, *others = branches
     return first.zip(*others)
@@ -117,37 +141,83 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Batcher: lambda numbers: numbers.batch(4),
     it.Collator: lambda numbers: numbers.batch(4).collate(sum),
     it.Concater: lambda numbers: numbers.concat(_few()),
+    it.Bz2FileLoader: lambda numbers: (
+        _bytes(numbers, "bz2", files.bz).load_from_bz2().map(files.read)
+    ),
+    it.CSVDictParser: lambda numbers: _bytes(numbers, "csv", files.table).parse_csv_as_dict(),
+    it.CSVParser: lambda numbers: _bytes(numbers, "csv", files.table).parse_csv(),
     it.Cycler: lambda numbers: numbers.cycle(2),
+    it.Decompressor: lambda numbers: _bytes(numbers, "gz", files.gz).decompress().map(files.read),
     it.Demultiplexer: lambda numbers: _joined(numbers.demux(2, is_odd)),
     it.Enumerator: lambda numbers: numbers.enumerate(10),
+    it.FSSpecFileLister: lambda numbers: it.FSSpecFileLister(
+        str(Path(files.numbered("txt", files.text)).parent)
+    ),
+    it.FSSpecFileOpener: lambda numbers: (
+        _paths(numbers, "txt", files.text).open_files_by_fsspec("rb").map(files.read)
+    ),
+    it.FSSpecSaver: lambda numbers: numbers.map(to_upload).save_by_fsspec(),
+    it.FileLister: lambda numbers: it.FileLister(
+        str(Path(files.numbered("txt", files.text)).parent)
+    ),
+    it.FileOpener: lambda numbers: _bytes(numbers, "txt", files.text).map(files.read),
     it.Filter: lambda numbers: numbers.filter(is_odd),
     it.FlatMapper: lambda numbers: numbers.flatmap(twice),
     it.Forker: lambda numbers: _joined(numbers.fork(2)),
     it.Grouper: lambda numbers: numbers.groupby(remainder, group_size=3),
+    it.HashChecker: lambda numbers: (
+        _bytes(numbers, "txt", files.text).check_hash(_hashes()).map(files.read)
+    ),
     it.Header: lambda numbers: numbers.header(7),
     it.InBatchShuffler: lambda numbers: numbers.batch(4).in_batch_shuffle(),
     it.IterToMapConverter: lambda numbers: (
         numbers.map(with_key).to_map_datapipe().to_iter_datapipe()
     ),
     it.IterableWrapper: lambda numbers: it.IterableWrapper([*range(COUNT)]),
+    it.JsonLinesParser: lambda numbers: _bytes(
+        numbers, "jsonl", files.documents
+    ).parse_json_lines(),
+    it.JsonParser: lambda numbers: _bytes(numbers, "json", files.document).parse_json_files(),
     it.LengthSetter: lambda numbers: numbers.filter(is_odd).set_length(COUNT // 2),
+    it.LineReader: lambda numbers: _bytes(numbers, "txt", files.text).readlines(),
     it.MapToIterConverter: lambda numbers: it.MapToIterConverter(
         mp.SequenceWrapper(range(COUNT)), [3, 1, 4, 1, 5]
     ),
     it.Mapper: lambda numbers: numbers.map(double).map(double_soon),
     it.Multiplexer: lambda numbers: numbers.mux(_few()),
     it.MultiplexerLongest: lambda numbers: numbers.mux_longest(_few()),
+    it.ParagraphAggregator: lambda numbers: (
+        _paths(numbers, "text", files.paragraphs).open_files().readlines().lines_to_paragraphs()
+    ),
+    it.ParquetLoader: lambda numbers: _paths(numbers, "parquet", files.parquet).load_parquet(
+        as_rows=True
+    ),
     it.PinMemory: lambda numbers: it.PinMemory(numbers, pin_memory_fn=as_it_is),
     it.Prefetcher: lambda numbers: numbers.prefetch(3),
     it.Repeater: lambda numbers: numbers.repeat(2),
     it.RoundRobinDemultiplexer: lambda numbers: _joined(numbers.round_robin_demux(3)),
+    it.Saver: lambda numbers: numbers.map(
+        partial(to_save, files.folder() / "saved")
+    ).save_to_disk(),
+    it.ShardExpander: lambda numbers: numbers.header(4).map("{{0..{}}}.tar".format).shard_expand(),
     it.ShardingFilter: lambda numbers: numbers.sharding_filter(),
     it.ShardingRoundRobinDispatcher: lambda numbers: numbers.sharding_round_robin_dispatch(
         it.SHARDING_PRIORITIES.MULTIPROCESSING
     ),
     it.Shuffler: lambda numbers: numbers.shuffle(buffer_size=8),
+    it.StreamReader: lambda numbers: _bytes(numbers, "txt", files.text).read_from_stream(9),
+    it.TarArchiveLoader: lambda numbers: (
+        _bytes(numbers, "tar", files.tar).load_from_tar().map(files.read)
+    ),
     it.ThreadMapper: lambda numbers: numbers.thread_map(double),
     it.UnBatcher: lambda numbers: numbers.batch(4).unbatch(),
+    it.WebDataset: lambda numbers: (
+        _bytes(numbers, "tar", files.tar).load_from_tar().webdataset().map(files.read_all)
+    ),
+    it.XzFileLoader: lambda numbers: _bytes(numbers, "xz", files.xz).load_from_xz().map(files.read),
+    it.ZipArchiveLoader: lambda numbers: (
+        _bytes(numbers, "zip", files.zipped).load_from_zip().map(files.read)
+    ),
     it.Zipper: lambda numbers: numbers.zip(_few()),
     it.BucketBatcher: lambda numbers: numbers.bucketbatch(
         2, batch_num=2, bucket_num=2, sort_key=sorted

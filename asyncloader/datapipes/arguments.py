@@ -49,6 +49,11 @@ def iterable_source(value: Any) -> Any:
     raise TypeError(f"a pipe reads from pipes and iterables, got {type(value).__name__}")
 
 
+def checked_length(value: Any) -> int:
+    """Return the number of items that a pipe is said to have, -1 for one that nobody knows."""
+    return checked_count("length", value, at_least=-1)
+
+
 def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return one or more things a pipe can read from; raise an error otherwise."""
     if not values:

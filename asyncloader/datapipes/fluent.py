@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from asyncloader.datapipes.branching import Branch
     from asyncloader.datapipes.combining import ZipperLongest
     from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
+    from asyncloader.datapipes.decompressing import CompressionType
+    from asyncloader.datapipes.limits import (
+        MAX_BYTES,
+        MAX_GROUP_BYTES,
+        MAX_MEMBER_BYTES,
+        MAX_MEMBERS,
+        MAX_RATIO,
+    )
     from asyncloader.datapipes.mapping import LengthSetter
     from asyncloader.datapipes.random_splitting import Share
     from asyncloader.datapipes.sharding import (
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     )
     from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
     from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
+    from asyncloader.datapipes.text import joined_lines
     from asyncloader.datapipes.unzipping import MapColumn
 
     A = TypeVar("A")
@@ -378,6 +387,167 @@ class IterFluent(Generic[T_co]):
             key_fn: Callable[..., Any],
             merge_fn: Callable[..., Any] | None = None,
             keep_key: bool = False,
+        ) -> IterDataPipe[Any]: ...
+
+        # Files, archives and text
+
+        def list_files(
+            self: IterFluent[str],
+            masks: str | list[str] = "",
+            *,
+            recursive: bool = False,
+            abspath: bool = False,
+            non_deterministic: bool = False,
+            length: int = -1,
+        ) -> IterDataPipe[str]: ...
+
+        def open_files(
+            self: IterFluent[str],
+            mode: str = "r",
+            encoding: str | None = None,
+            length: int = -1,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def read_from_stream(
+            self: IterFluent[tuple[str, Any]], chunk: int | None = None
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def list_files_by_fsspec(
+            self: IterFluent[str], masks: str | list[str] = "", **kwargs: Any
+        ) -> IterDataPipe[str]: ...
+
+        def open_files_by_fsspec(
+            self: IterFluent[str],
+            mode: str = "r",
+            *,
+            kwargs_for_open: dict[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def save_by_fsspec(
+            self: IterFluent[tuple[U, Any]],
+            mode: str = "w",
+            filepath_fn: Callable[[U], Any] | None = None,
+            *,
+            kwargs_for_open: dict[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> IterDataPipe[str]: ...
+
+        def save_to_disk(
+            self: IterFluent[tuple[U, Any]],
+            mode: str = "w",
+            filepath_fn: Callable[[U], Any] | None = None,
+        ) -> IterDataPipe[str]: ...
+
+        def check_hash(
+            self: IterFluent[tuple[str, U]],
+            hash_dict: dict[str, str],
+            hash_type: str = "sha256",
+            rewind: bool = True,
+        ) -> IterDataPipe[tuple[str, U]]: ...
+
+        def decompress(
+            self: IterFluent[tuple[str, Any]],
+            file_type: str | CompressionType | None = None,
+            *,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_xz(
+            self: IterFluent[tuple[str, Any]],
+            length: int = -1,
+            *,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_bz2(
+            self: IterFluent[tuple[str, Any]],
+            length: int = -1,
+            *,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_tar(
+            self: IterFluent[tuple[str, Any]],
+            mode: str = "r:*",
+            length: int = -1,
+            *,
+            max_members: float = MAX_MEMBERS,
+            max_member_bytes: float = MAX_MEMBER_BYTES,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_zip(
+            self: IterFluent[tuple[str, Any]],
+            length: int = -1,
+            *,
+            max_members: float = MAX_MEMBERS,
+            max_member_bytes: float = MAX_MEMBER_BYTES,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def webdataset(self: IterFluent[tuple[str, Any]]) -> IterDataPipe[dict[str, Any]]: ...
+
+        def shard_expand(self: IterFluent[str]) -> IterDataPipe[str]: ...
+
+        def readlines(
+            self: IterFluent[tuple[str, Any]],
+            *,
+            skip_lines: int = 0,
+            strip_newline: bool = True,
+            decode: bool = False,
+            encoding: str = "utf-8",
+            errors: str = "ignore",
+            return_path: bool = True,
+        ) -> IterDataPipe[Any]: ...
+
+        def lines_to_paragraphs(
+            self: IterFluent[tuple[str, U]], joiner: Callable[[list[Any]], Any] = joined_lines
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def parse_csv(
+            self: IterFluent[tuple[str, Any]],
+            *,
+            skip_lines: int = 0,
+            decode: bool = True,
+            encoding: str = "utf-8",
+            errors: str = "ignore",
+            return_path: bool = False,
+            as_tuple: bool = False,
+            **fmtparams: Any,
+        ) -> IterDataPipe[Any]: ...
+
+        def parse_csv_as_dict(
+            self: IterFluent[tuple[str, Any]],
+            *,
+            skip_lines: int = 0,
+            decode: bool = True,
+            encoding: str = "utf-8",
+            errors: str = "ignore",
+            return_path: bool = False,
+            **fmtparams: Any,
+        ) -> IterDataPipe[Any]: ...
+
+        def parse_json_files(
+            self: IterFluent[tuple[str, Any]], **kwargs: Any
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def parse_json_lines(
+            self: IterFluent[tuple[str, Any]], *, return_path: bool = False, **kwargs: Any
+        ) -> IterDataPipe[Any]: ...
+
+        def load_parquet(
+            self,
+            columns: Sequence[str] | None = None,
+            *,
+            as_rows: bool = False,
+            return_path: bool = False,
+            max_group_bytes: float = MAX_GROUP_BYTES,
         ) -> IterDataPipe[Any]: ...
 
         # Sharding
