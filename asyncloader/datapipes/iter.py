@@ -11,6 +11,7 @@ from asyncloader.datapipes.combining import (
 from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
+from asyncloader.datapipes.full_sync import FullSync
 from asyncloader.datapipes.grouping import Grouper
 from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
 from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
@@ -37,6 +38,7 @@ __all__ = [
     "Filter",
     "FlatMapper",
     "Forker",
+    "FullSync",
     "Grouper",
     "Header",
     "InBatchShuffler",

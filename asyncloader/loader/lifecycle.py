@@ -12,10 +12,11 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.errors import LoaderClosed
+from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import set_graph_random_seed
 from asyncloader.runtime import begin_task
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import ReadingServiceInterface, unchanged
+from asyncloader.services.base import Facts, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
 
 CLOSE_SECONDS = 3.0
@@ -94,8 +95,11 @@ class Lifecycle:
         return repr(self._service)
 
     async def _initialize(self) -> None:
+        graph = fingerprint(self._datapipe)
         try:
-            self.adapted = await self._calls.initialize(self._datapipe)
+            adapted = await self._calls.initialize(self._datapipe)
+            await self._calls.verify(Facts(graph, self._service.worker_count()))
+            self.adapted = adapted
         except BaseException as failure:
             # What was begun is undone, so that the start may be tried again.
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from asyncloader.seeds import SeedGenerator, Stream, checked_seed, entropy
+from asyncloader.seeds import SeedGenerator, Stream, checked_seed
 
 #: Later epochs' seeds come from so far along a seed's stream that nothing else draws there.
 _EPOCHS_AT = 2**64
@@ -28,15 +28,11 @@ class EpochSeeds:
 
     def generator(self) -> SeedGenerator:
         """Return the generator of this epoch, for its services and pipes."""
-        return SeedGenerator(self._epoch_seed())
+        return SeedGenerator(None if self.seed is None else self._epoch_seed(self.seed))
 
     def advanced(self) -> EpochSeeds:
         """Return the place of the next epoch."""
         return replace(self, epoch=self.epoch + 1)
 
-    def _epoch_seed(self) -> int:
-        if self.seed is None:
-            return entropy()
-        if self.epoch == 0:
-            return self.seed
-        return Stream(self.seed, _EPOCHS_AT + self.epoch).draw()
+    def _epoch_seed(self, seed: int) -> int:
+        return seed if self.epoch == 0 else Stream(seed, _EPOCHS_AT + self.epoch).draw()

@@ -14,7 +14,7 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import IterResetFn, unchanged
+from asyncloader.services.base import Facts, IterResetFn, unchanged
 
 
 async def result_of(result: Any) -> Any:
@@ -41,6 +41,10 @@ class ServiceCalls:
             f"{type(self.service).__qualname__}.initialize must return a pipe or an iterable,"
             f" got {type(adapted).__name__}"
         )
+
+    async def verify(self, facts: Facts) -> None:
+        """Let the service compare what must be the same elsewhere."""
+        await result_of(self.service.verify(facts))
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
+from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
 
 
@@ -36,6 +36,10 @@ class SequentialReadingService(ReadingServiceInterface):
             datapipe = await service.initialize(datapipe)
         return datapipe
 
+    async def verify(self, facts: Facts) -> None:
+        for service in self._calls:
+            await service.verify(facts)
+
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
@@ -55,11 +59,20 @@ class SequentialReadingService(ReadingServiceInterface):
         return any(service.needs_finalize() for service in self.reading_services)
 
     def length(self, datapipe: Any) -> int:
-        # The one that divides the graph knows; the others count it as it is.
+        share = self.share(datapipe)
+        # The one that divides the graph among workers knows; the others count it as it is.
         for service in reversed(self.reading_services):
             if type(service).length is not ReadingServiceInterface.length:
-                return int(service.length(datapipe))
-        return super().length(datapipe)
+                return int(service.length(share))
+        return len(share)
+
+    def share(self, datapipe: Any) -> Any:
+        for service in self.reading_services:
+            datapipe = service.share(datapipe)
+        return datapipe
+
+    def worker_count(self) -> int:
+        return sum(service.worker_count() for service in self.reading_services)
 
     def pause(self) -> None:
         for service in self.reading_services:
