@@ -249,6 +249,11 @@ class _Talk:
         threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
 
     def _run(self) -> None:
+        self._open_and_answer()
+        # The group is gone by now. Its own threads must not outlive the interpreter.
+        self.ended.set_result(None)
+
+    def _open_and_answer(self) -> None:
         import torch.distributed as dist
 
         began = time.monotonic()
@@ -256,13 +261,8 @@ class _Talk:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank is missing
             self.opened.set_exception(self._lost([], began, error))
-        else:
-            self.opened.set_result(None)
-            self._answer(group)
-        finally:
-            self.ended.set_result(None)
-
-    def _answer(self, group: Any) -> None:
+            return
+        self.opened.set_result(None)
         lost: RankError | None = None
         while (job := self.jobs.get()) is not None:
             statement, answer = job
