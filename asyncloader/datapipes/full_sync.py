@@ -59,8 +59,8 @@ class FullSync(IterDataPipe[T]):
     #: Where the ranks of a loader agree; a pipe that is used alone opens a group for each pass.
     meeting: Meeting | None = None
 
-    def __init__(self, source_datapipe: IterDataPipe[T], timeout: float = 1800) -> None:
-        self.source = iterable_source(source_datapipe)
+    def __init__(self, datapipe: IterDataPipe[T], timeout: float = 1800) -> None:
+        self.source = iterable_source(datapipe)
         self.timeout = checked_seconds("timeout", timeout)
 
     def is_replicable(self) -> bool:

@@ -8,11 +8,13 @@ import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader import (
     DataLoader2,
@@ -137,6 +139,23 @@ async def randomness_of_workers() -> Any:
     async with loader_of(shuffled().map(draw), 2) as loader:
         loader.seed(5)
         return [item async for item in loader]
+
+
+@scene
+async def shares_of_torch_pipes() -> Any:
+    graph = torch_iter.IterableWrapper(range(COUNT)).shuffle().sharding_filter()
+    async with loader_of(graph) as loader:
+        return [item async for item in loader]
+
+
+@scene
+async def shares_by_forked_workers() -> Any:
+    service = SequentialReadingService(
+        DistributedReadingService(TIMEOUT), MultiProcessingReadingService(2, "fork")
+    )
+    async with DataLoader2(shuffled(), reading_service=service) as loader:
+        loader.seed(5)
+        return [[item async for item in loader] for _ in range(2)], len(loader)
 
 
 # What must be the same ------------------------------------------------------------------
@@ -378,6 +397,25 @@ async def closing_in_the_middle() -> Any:
             async for _ in loader:
                 break
         return time.monotonic() - began
+
+
+@scene
+async def closing_while_others_are_silent() -> Any:
+    loader = loader_of(Slow(3.0).sharding_filter(3))
+    items = aiter(loader)
+    await anext(items)
+    if rank() == 1:
+        # It comes out of its source when the others are gone.
+        return (await collected(items))[1], 0
+    asked = asyncio.create_task(anext(items))
+    await asyncio.sleep(0.2)
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await loader.aclose()
+    await asyncio.wait([asked])
+    said = [str(each.message) for each in caught if each.category is ResourceWarning]
+    return said, time.monotonic() - began
 
 
 @scene

@@ -44,8 +44,9 @@ def test_ranks_divide_one_order_among_them(run):
         assert length == COUNT // size
 
 
-def test_workers_divide_the_share_of_their_rank(run):
-    found = run.found("shares_of_a_seed_with_workers")
+@pytest.mark.parametrize("name", ["shares_of_a_seed_with_workers", "shares_by_forked_workers"])
+def test_workers_divide_the_share_of_their_rank(run, name):
+    found = run.found(name)
     instances = 2 * len(found)
     for rank, (epochs, length) in enumerate(found):
         for items, order in zip(epochs, in_process(5), strict=True):
@@ -57,6 +58,11 @@ def test_workers_divide_the_share_of_their_rank(run):
 def test_both_forms_give_the_same_share(run):
     for by_for, by_async, by_for_again in run.found("shares_by_for"):
         assert by_for == by_async == by_for_again
+
+
+def test_pipes_of_torch_are_divided_alike(run):
+    items = interleaved(run.found("shares_of_torch_pipes"))
+    assert sorted(items) == list(range(COUNT))
 
 
 def test_unseeded_ranks_agree_on_an_order_of_their_own_for_each_epoch(run):
@@ -202,6 +208,18 @@ def test_resets_of_services_in_between_reach_workers_and_the_loader(run):
 
 def test_epochs_leave_nothing(run):
     run.found("ten_epochs_leave_nothing")
+
+
+def test_a_loader_closes_in_time_while_another_rank_is_silent(run):
+    found = run.found("closing_while_others_are_silent")
+    for rank, (said, seconds) in enumerate(found):
+        if rank == 1:
+            # Whether it needed the others once more depends on who was sooner.
+            assert said == "" or said.startswith("RankError: rank 1 lost ")
+        else:
+            assert len(said) == 1
+            assert said[0].startswith(f"rank {rank} still waited for the others")
+            assert seconds < 3.5
 
 
 def test_a_loader_closes_quickly_in_the_middle_of_an_epoch(run):
