@@ -11,15 +11,24 @@ it is time to agree, so that a collective is shared by all items of a window.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from asyncloader.datapipes.arguments import checked_seconds, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, is_async_pipe
-from asyncloader.datapipes.crossing import async_items, from_loop
+from asyncloader.datapipes.base import (
+    IterDataPipe,
+    OneToOne,
+    Pass,
+    functional_datapipe,
+    is_async_pipe,
+)
+from asyncloader.datapipes.crossing import from_loop
+from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items, groups_of
+from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Flags,
@@ -43,7 +52,7 @@ WINDOW_SECONDS = 0.001
 
 
 @functional_datapipe("fullsync")
-class FullSync(IterDataPipe[T]):
+class FullSync(OneToOne, IterDataPipe[T]):
     """Yield the source's items, as many on every rank as on the rank that has the fewest.
 
     A few items are held ready, more where they come quickly. An error of the source on
@@ -55,6 +64,8 @@ class FullSync(IterDataPipe[T]):
     >>> list(IterableWrapper(range(3)).fullsync(timeout=60))
     [0, 1, 2]
     """
+
+    current_pass: AgreedAhead[T] | None = None
 
     #: Where the ranks of a loader agree; a pipe that is used alone opens a group for each pass.
     meeting: Meeting | None = None
@@ -77,26 +88,46 @@ class FullSync(IterDataPipe[T]):
         return len(self.source)
 
     def __iter__(self) -> Iterator[T]:
-        return from_loop(self) if self.waits() else iter(self.source)
+        self.current_pass = None
+        return from_loop(self) if self.waits() else begin(self.source)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        groups = self.groups()
+        groups = self._groups()
         try:
             async for group in groups:
                 for item in group:
+                    self._count(1)
                     yield item
         finally:
             await groups.aclose()
 
-    def groups(self) -> AsyncGenerator[list[T], None]:
+    async def groups(self) -> AsyncGenerator[list[T], None]:
         """Yield the items in the lists in which the ranks agreed on them."""
-        if world_size() > 1:
-            return self._agreed_groups()
-        return groups_of(self.source if is_async_pipe(self.source) else async_items(self.source))
+        groups = self._groups()
+        try:
+            async for group in groups:
+                self._count(len(group))
+                yield group
+        finally:
+            await groups.aclose()
+
+    def put_cursors(self, into: Cursors) -> None:
+        if self.current_pass is None:
+            put_cursors(self.source, into)
+        else:
+            self.current_pass.put_above(into)
+
+    def _groups(self) -> AsyncGenerator[list[T], None]:
+        self.current_pass = None
+        return self._agreed_groups() if world_size() > 1 else groups_of(abegin(self.source))
+
+    def _count(self, items: int) -> None:
+        if self.current_pass is not None:
+            self.current_pass.yielded += items
 
     async def _agreed_groups(self) -> AsyncGenerator[list[T], None]:
         meeting = self.meeting or Meeting(await open_group(self.timeout))
-        ahead = AgreedAhead(self.source, meeting)
+        self.current_pass = ahead = AgreedAhead(self.source, meeting)
         loop = asyncio.get_running_loop()
         tasks = [
             begin_task(loop, ahead.fill(), f"asyncloader {self!r}"),
@@ -111,15 +142,19 @@ class FullSync(IterDataPipe[T]):
                 await meeting.group.aclose()
 
 
-class AgreedAhead(Generic[T]):
-    """The items read ahead of a consumer on the same loop, of which the ranks agree on more
-    and more."""
+class AgreedAhead(Pass[T]):
+    """The items read ahead of a consumer on the same loop, as far as all ranks have them."""
 
     def __init__(self, source: Iterable[T], meeting: Meeting) -> None:
         loop = asyncio.get_running_loop()
         self.source = source
         self.meeting = meeting
         self.held: deque[T] = deque()
+        self.taken = 0
+        self.yielded = 0
+        self.above = Marks(
+            functools.partial(put_cursors, source), lambda: self.yielded, first_cursors(source)
+        )
         #: How many of those held may pass, and how many agreements there were.
         self.agreed = 0
         self.window = 0
@@ -136,11 +171,13 @@ class AgreedAhead(Generic[T]):
 
     async def fill(self) -> None:
         """Read the source to its end, never more ahead than there is room."""
-        items = async_items(self.source)
+        items = aiter(abegin(self.source))
         try:
             async for item in items:
                 self.held.append(item)
                 del item
+                self.taken += 1
+                self.above.passed(self.taken)
                 self._agreer.wake()
                 await self._reader.until(self._has_room)
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
@@ -181,6 +218,9 @@ class AgreedAhead(Generic[T]):
         self.agreed = 0
         self._reader.wake()
         return group
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.yielded))
 
     def _has_room(self) -> bool:
         return len(self.held) < self.room

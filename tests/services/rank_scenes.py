@@ -54,6 +54,10 @@ def loader_of(graph: Any, workers: int = 0, timeout: float = TIMEOUT) -> DataLoa
     return DataLoader2(graph, reading_service=service)
 
 
+def double(item: int) -> int:
+    return 2 * item
+
+
 async def collected(loader: Any) -> tuple[list[Any], str]:
     """Return the items up to the end or an error, and the error in words."""
     items: list[Any] = []
@@ -142,6 +146,21 @@ async def randomness_of_workers() -> Any:
 
 
 @scene
+async def shares_resumed_in_the_middle() -> Any:
+    begun = []
+    async with loader_of(shuffled().map(double).fullsync(TIMEOUT)) as loader:
+        loader.seed(5)
+        async for item in loader:
+            begun.append(item)
+            if len(begun) == 3:
+                break
+        state = loader.state_dict()
+    async with loader_of(shuffled().map(double).fullsync(TIMEOUT)) as loader:
+        loader.load_state_dict(state)
+        return begun, *[(await collected(loader))[0] for _ in range(2)]
+
+
+@scene
 async def shares_of_torch_pipes() -> Any:
     graph = torch_iter.IterableWrapper(range(COUNT)).shuffle().sharding_filter()
     async with loader_of(graph) as loader:
@@ -159,10 +178,6 @@ async def shares_by_forked_workers() -> Any:
 
 
 # What must be the same ------------------------------------------------------------------
-
-
-def double(item: int) -> int:
-    return 2 * item
 
 
 def half(item: int) -> float:
@@ -315,7 +330,7 @@ async def waiting_for_rank_1() -> Any:
 
 @scene
 async def waiting_too_long_for_rank_1() -> Any:
-    loader = loader_of(Slow(2.5).sharding_filter(3), timeout=1.0)
+    loader = loader_of(Slow(1.8).sharding_filter(3), timeout=0.6)
     began = time.monotonic()
     found = await collected(loader)
     await loader.aclose()
@@ -386,6 +401,9 @@ async def ten_epochs_leave_nothing() -> Any:
                 assert len((await collected(loader))[0]) == COUNT // dist.get_world_size()
                 async for _ in loader:
                     break
+        async with loader_of(shuffled(), 2) as loader:
+            for _ in range(5):
+                await collected(loader)
     return threading.active_count()
 
 
@@ -401,7 +419,7 @@ async def closing_in_the_middle() -> Any:
 
 @scene
 async def closing_while_others_are_silent() -> Any:
-    loader = loader_of(Slow(3.0).sharding_filter(3))
+    loader = loader_of(Slow(2.6).sharding_filter(3))
     items = aiter(loader)
     await anext(items)
     if rank() == 1:
