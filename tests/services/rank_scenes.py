@@ -330,7 +330,7 @@ async def waiting_for_rank_1() -> Any:
 
 @scene
 async def waiting_too_long_for_rank_1() -> Any:
-    loader = loader_of(Slow(1.8).sharding_filter(3), timeout=0.6)
+    loader = loader_of(Slow(3.5).sharding_filter(3), timeout=1.5)
     began = time.monotonic()
     found = await collected(loader)
     await loader.aclose()

@@ -190,8 +190,8 @@ def test_waiting_ends_after_the_timeout(run):
     for rank, ((items, error), seconds) in enumerate(found):
         assert items == [0]
         if rank != 1:
-            assert error.startswith(f"RankTimeout: rank {rank} waited 0.6 s for")
-            assert seconds < 2.0
+            assert error.startswith(f"RankTimeout: rank {rank} waited 1.5 s for")
+            assert seconds < 3.4
         else:
             assert error.startswith("RankError: rank 1 lost ")
 
