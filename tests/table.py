@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncloader.ranks import Meeting, Statement
+from asyncloader.datapipes.meeting import Meeting
+from asyncloader.ranks import Statement
 
 
 class Table:

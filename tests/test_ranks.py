@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from asyncloader.datapipes.meeting import Meeting
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Alone,
     Flags,
     Kind,
-    Meeting,
     Statement,
     open_group,
     ranks_in_words,

@@ -14,6 +14,7 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
 from typing import TypeVar
 
 from asyncloader.datapipes.arguments import checked_seconds, iterable_source
@@ -28,12 +29,12 @@ from asyncloader.datapipes.crossing import from_loop
 from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items, groups_of
+from asyncloader.datapipes.meeting import Meeting
 from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Flags,
     Kind,
-    Meeting,
     Statement,
     open_group,
     ranks_in_words,
@@ -91,25 +92,14 @@ class FullSync(OneToOne, IterDataPipe[T]):
         self.current_pass = None
         return from_loop(self) if self.waits() else begin(self.source)
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        groups = self._groups()
-        try:
-            async for group in groups:
-                for item in group:
-                    self._count(1)
-                    yield item
-        finally:
-            await groups.aclose()
+    def __aiter__(self) -> AsyncIterator[T]:
+        self.current_pass = None
+        return self._agreed() if world_size() > 1 else aiter(abegin(self.source))
 
-    async def groups(self) -> AsyncGenerator[list[T], None]:
+    def groups(self) -> AsyncGenerator[list[T], None]:
         """Yield the items in the lists in which the ranks agreed on them."""
-        groups = self._groups()
-        try:
-            async for group in groups:
-                self._count(len(group))
-                yield group
-        finally:
-            await groups.aclose()
+        self.current_pass = None
+        return self._agreed_groups() if world_size() > 1 else groups_of(abegin(self.source))
 
     def put_cursors(self, into: Cursors) -> None:
         if self.current_pass is None:
@@ -117,16 +107,25 @@ class FullSync(OneToOne, IterDataPipe[T]):
         else:
             self.current_pass.put_above(into)
 
-    def _groups(self) -> AsyncGenerator[list[T], None]:
-        self.current_pass = None
-        return self._agreed_groups() if world_size() > 1 else groups_of(abegin(self.source))
-
-    def _count(self, items: int) -> None:
-        if self.current_pass is not None:
-            self.current_pass.yielded += items
+    async def _agreed(self) -> AsyncIterator[T]:
+        async with aclosing(self._windows()) as windows:
+            async for ahead in windows:
+                for item in ahead.take():
+                    ahead.yielded += 1
+                    yield item
 
     async def _agreed_groups(self) -> AsyncGenerator[list[T], None]:
-        meeting = self.meeting or Meeting(await open_group(self.timeout))
+        async with aclosing(self._windows()) as windows:
+            async for ahead in windows:
+                group = ahead.take()
+                ahead.yielded += len(group)
+                yield group
+
+    async def _windows(self) -> AsyncGenerator[AgreedAhead[T], None]:
+        """Yield the pass whenever there are items in it that may be taken."""
+        meeting, is_given = self.meeting, self.meeting is not None
+        if meeting is None:
+            meeting = Meeting(await open_group(self.timeout))
         self.current_pass = ahead = AgreedAhead(self.source, meeting)
         loop = asyncio.get_running_loop()
         tasks = [
@@ -135,10 +134,10 @@ class FullSync(OneToOne, IterDataPipe[T]):
         ]
         try:
             while await ahead.has_next():
-                yield ahead.take()
+                yield ahead
         finally:
             await cancelled(tasks)
-            if meeting is not self.meeting:
+            if not is_given:
                 await meeting.group.aclose()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from asyncloader.adapters.full_sync import FullSync
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.arguments import checked_seconds
+from asyncloader.datapipes.meeting import Meeting
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
 from asyncloader.graph.copying import copy_graph
@@ -28,7 +29,6 @@ from asyncloader.ranks import (
     Alone,
     Flags,
     Kind,
-    Meeting,
     Statement,
     is_initialized,
     open_group,

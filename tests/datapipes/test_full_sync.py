@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.ranks import Meeting
+from asyncloader.datapipes.meeting import Meeting
 from tests.table import Table
 
 
