@@ -170,19 +170,10 @@ class AgreedAhead(Pass[T]):
 
     async def fill(self) -> None:
         """Read the source to its end, never more ahead than there is room."""
-        items = aiter(abegin(self.source))
         try:
-            async for item in items:
-                self.held.append(item)
-                del item
-                self.taken += 1
-                self.above.passed(self.taken)
-                self._agreer.wake()
-                await self._reader.until(self._has_room)
+            await self._read()
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
-        finally:
-            await aclose_items(items)
         self.is_read = True
         self._agreer.wake()
 
@@ -220,6 +211,19 @@ class AgreedAhead(Pass[T]):
 
     def put_above(self, into: Cursors) -> None:
         into.update(self.above.at(self.yielded))
+
+    async def _read(self) -> None:
+        items = aiter(abegin(self.source))
+        try:
+            async for item in items:
+                self.held.append(item)
+                del item
+                self.taken += 1
+                self.above.passed(self.taken)
+                self._agreer.wake()
+                await self._reader.until(self._has_room)
+        finally:
+            await aclose_items(items)
 
     def _has_room(self) -> bool:
         return len(self.held) < self.room

@@ -8,6 +8,7 @@ from typing import Any
 from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.meeting import Meeting
+from asyncloader.errors import RankError
 from tests.table import Table
 
 
@@ -93,3 +94,46 @@ async def test_an_error_beyond_the_shortest_share_is_never_met():
     sources = [Source(), IterableWrapper(range(4))]
     items = await asyncio.gather(*map(passed, Table(2).meetings(), sources))
     assert items == [[0, 1, 2, 3]] * 2
+
+
+async def test_a_source_that_cannot_begin_fails_on_all_ranks():
+    class Source(IterDataPipe[int]):
+        def __aiter__(self):
+            raise LookupError("no source")
+
+    sources = [IterableWrapper(range(4)), Source()]
+    failures = await asyncio.gather(
+        *map(passed, Table(2).meetings(), sources), return_exceptions=True
+    )
+    assert [type(failure) for failure in failures] == [RankError, LookupError]
+    assert "rank 1 failed" in str(failures[0])
+
+
+async def test_an_error_comes_after_the_items_before_it_on_every_rank():
+    class Source(IterDataPipe[int]):
+        async def __aiter__(self):
+            for number in range(3):
+                yield number
+            raise LookupError("no item 3")
+
+    table = Table(3)
+    sources = [IterableWrapper(range(9)), Source(), IterableWrapper(range(5))]
+    seen: list[list[int]] = [[], [], []]
+
+    async def note(rank: int, meeting: Meeting) -> None:
+        ahead: AgreedAhead[Any] = AgreedAhead(sources[rank], meeting)
+        tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
+        try:
+            while await ahead.has_next():
+                seen[rank] += ahead.take()
+        finally:
+            await asyncio.wait(tasks, timeout=0.1)
+            for task in tasks:
+                task.cancel()
+
+    failures = await asyncio.gather(
+        *(note(rank, meeting) for rank, meeting in enumerate(table.meetings())),
+        return_exceptions=True,
+    )
+    assert [type(failure) for failure in failures] == [RankError, LookupError, RankError]
+    assert seen == [[0, 1, 2]] * 3
