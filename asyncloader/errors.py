@@ -103,3 +103,15 @@ class ResourceExhausted(LoaderError):
 
 class Overloaded(LoaderError):
     """More requests are pending than the feed accepts; try again later."""
+
+
+class RankError(LoaderError):
+    """Another rank failed, ended, or does something else; ``ranks`` are those it is known of."""
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class RankTimeout(RankError, TimeoutError):
+    """A rank did not come to where the others wait within ``timeout``."""

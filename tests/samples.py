@@ -164,6 +164,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Filter: lambda numbers: numbers.filter(is_odd),
     it.FlatMapper: lambda numbers: numbers.flatmap(twice),
     it.Forker: lambda numbers: _joined(numbers.fork(2)),
+    it.FullSync: lambda numbers: numbers.fullsync(60),
     it.Grouper: lambda numbers: numbers.groupby(remainder, group_size=3),
     it.HashChecker: lambda numbers: (
         _bytes(numbers, "txt", files.text).check_hash(_hashes()).map(files.read)
@@ -263,6 +264,7 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
 
 #: A service's class, and one such that hands out a graph's items as they are, in order.
 SERVICES: dict[type, Callable[[], Any]] = {
+    asyncloader.DistributedReadingService: lambda: asyncloader.DistributedReadingService(60),
     asyncloader.InProcessReadingService: lambda: asyncloader.InProcessReadingService(2),
     asyncloader.MultiProcessingReadingService: lambda: asyncloader.MultiProcessingReadingService(1),
     asyncloader.SequentialReadingService: lambda: asyncloader.SequentialReadingService(

@@ -6,7 +6,14 @@ import pickle
 import pytest
 
 import asyncloader.errors
-from asyncloader.errors import LoaderError, TransportError, WorkerDied, WorkerTimeout
+from asyncloader.errors import (
+    LoaderError,
+    RankError,
+    RankTimeout,
+    TransportError,
+    WorkerDied,
+    WorkerTimeout,
+)
 
 PLAIN = [
     kind
@@ -18,6 +25,8 @@ EXAMPLES = [
     TransportError("garbage", worker=2),
     WorkerDied("gone", worker=1, pid=77, exitcode=-9),
     WorkerTimeout("silent", worker=0, stack="File …"),
+    RankError("lost", ranks=(1, 2)),
+    RankTimeout("late", ranks=(1,)),
 ]
 
 

@@ -130,6 +130,8 @@ class IterFluent(Generic[T_co]):
             self, device: Any = None, pin_memory_fn: Callable[[T_co, Any], T_co] | None = None
         ) -> IterDataPipe[T_co]: ...
 
+        def fullsync(self, timeout: float = 1800) -> IterDataPipe[T_co]: ...
+
         # Many to one, one to many
 
         @overload

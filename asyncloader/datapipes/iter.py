@@ -21,6 +21,7 @@ from asyncloader.datapipes.decompressing import (
 from asyncloader.datapipes.files import FileLister, FileOpener, StreamReader
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
+from asyncloader.datapipes.full_sync import FullSync
 from asyncloader.datapipes.grouping import Grouper
 from asyncloader.datapipes.hashing import HashChecker
 from asyncloader.datapipes.indexing import IndexAdder
@@ -78,6 +79,7 @@ __all__ = [
     "FlatMapper",
     "Flattener",
     "Forker",
+    "FullSync",
     "Grouper",
     "HashChecker",
     "Header",

@@ -157,6 +157,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return len(datapipe)
         return len(divide(copy_graph(datapipe), self.num_workers).root)
 
+    def worker_count(self) -> int:
+        return self.num_workers
+
     def __repr__(self) -> str:
         return f"MultiProcessingReadingService(num_workers={self.num_workers})"
 
