@@ -24,6 +24,15 @@ def checked_count(name: str, value: Any, *, at_least: int) -> int:
     return count
 
 
+def checked_seconds(name: str, value: Any) -> float:
+    """Return a number of seconds above 0; raise TypeError or ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
+    if not value > 0:
+        raise ValueError(f"{name} must be more than 0 seconds, got {value}")
+    return value
+
+
 def checked_function(name: str, value: Any) -> Any:
     """Return something that can be called; raise TypeError otherwise."""
     if not callable(value):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
     from typing import Literal
 
+    from asyncloader.datapipes.attempts import ErrorTypes
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
     from asyncloader.datapipes.branching import Branch
     from asyncloader.datapipes.combining import ZipperLongest
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
         ShardingFilter,
         ShardingRoundRobinDispatcher,
     )
+    from asyncloader.datapipes.shared_resource import Resource
     from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
+    from asyncloader.datapipes.tolerance import OnError
 
     A = TypeVar("A")
     B = TypeVar("B")
@@ -71,7 +74,44 @@ class IterFluent(Generic[T_co]):
             *,
             concurrency: int = 64,
             ordered: bool = True,
+            timeout: float | None = None,
+            retries: int = 0,
+            retry_on: ErrorTypes = OSError,
+            backoff: float = 0.1,
+            resource: Resource | None = None,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
+
+        @overload
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[U]],
+            batch_size: int,
+            input_col: None = None,
+            output_col: None = None,
+            max_concurrency: int = 32,
+            flatten: Literal[True] = True,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[Any]],
+            batch_size: int,
+            input_col: Any = None,
+            output_col: Any = None,
+            max_concurrency: int = 32,
+            flatten: bool = True,
+        ) -> IterDataPipe[Any]: ...
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[Any]],
+            batch_size: int,
+            input_col: Any = None,
+            output_col: Any = None,
+            max_concurrency: int = 32,
+            flatten: bool = True,
+        ) -> IterDataPipe[Any]: ...
 
         def thread_map(
             self,
@@ -81,7 +121,57 @@ class IterFluent(Generic[T_co]):
             *,
             concurrency: int | None = None,
             ordered: bool = True,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
+
+        def threadpool_map(
+            self,
+            fn: Callable[..., U],
+            input_col: Any = None,
+            output_col: Any = None,
+            scheduled_tasks: int = 128,
+            max_workers: int | None = None,
+            **threadpool_kwargs: Any,
+        ) -> IterDataPipe[U]: ...
+
+        def map_batches(
+            self,
+            fn: Callable[[list[Any]], Iterable[U]],
+            batch_size: int,
+            input_col: Any = None,
+        ) -> IterDataPipe[U]: ...
+
+        def read_from_http(
+            self,
+            timeout: float | None = None,
+            skip_on_error: bool = False,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            retries: int = 3,
+            backoff: float = 0.1,
+            max_redirects: int = 10,
+            max_bytes: int = 1 << 30,
+            as_bytes: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **request_settings: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def read_from_object_store(
+            self,
+            store: Any,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            timeout: float | None = None,
+            max_bytes: int = 1 << 30,
+            as_bytes: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **store_settings: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]: ...
 

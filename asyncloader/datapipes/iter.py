@@ -1,6 +1,8 @@
 """The iter pipes, under the import path that torchdata gave them."""
 
+from asyncloader.datapipes.async_mapping import AsyncMapper, BatchAsyncMapper
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.batch_mapping import BatchMapper
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.combining import (
     Multiplexer,
@@ -8,11 +10,11 @@ from asyncloader.datapipes.combining import (
     Zipper,
     ZipperLongest,
 )
-from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.grouping import Grouper
 from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
+from asyncloader.datapipes.object_stores import ObjectStoreReader
 from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
 from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
 from asyncloader.datapipes.selecting import Filter, Header
@@ -24,10 +26,14 @@ from asyncloader.datapipes.sharding import (
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
+from asyncloader.datapipes.thread_mapping import ThreadMapper, ThreadPoolMapper
+from asyncloader.datapipes.web import HttpReader
 
 __all__ = [
     "SHARDING_PRIORITIES",
     "AsyncMapper",
+    "BatchAsyncMapper",
+    "BatchMapper",
     "Batcher",
     "Collator",
     "Concater",
@@ -39,6 +45,7 @@ __all__ = [
     "Forker",
     "Grouper",
     "Header",
+    "HttpReader",
     "InBatchShuffler",
     "IterDataPipe",
     "IterToMapConverter",
@@ -48,6 +55,7 @@ __all__ = [
     "Mapper",
     "Multiplexer",
     "MultiplexerLongest",
+    "ObjectStoreReader",
     "PinMemory",
     "Prefetcher",
     "Repeater",
@@ -56,6 +64,7 @@ __all__ = [
     "ShardingRoundRobinDispatcher",
     "Shuffler",
     "ThreadMapper",
+    "ThreadPoolMapper",
     "UnBatcher",
     "Zipper",
     "ZipperLongest",
