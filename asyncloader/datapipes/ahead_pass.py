@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.base import Pass
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
 from asyncloader.datapipes.handing_out import positions_for
-from asyncloader.datapipes.tolerance import SKIPPED, Failure, Tolerance
+from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 
 T = TypeVar("T")
 
@@ -22,15 +22,14 @@ class AheadPass(Pass[T]):
 
     marks = ()
 
-    def __init__(self, pipe: Any, *, ordered: bool, tolerance: Tolerance) -> None:
+    def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         self.source = pipe.source
         self.yielded = 0
         self.errors = 0
-        self.positions = positions_for(ordered)
-        self.tolerance = tolerance
+        self.positions = positions_for(pipe.ordered)
         # The position alone says where such a pass stands.
-        self.is_one_to_one = ordered and tolerance.is_strict
+        self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
         put = functools.partial(put_cursors, self.source)
         self.above = Marks(put, self.positions.oldest, first_cursors(self.source))
 
@@ -42,14 +41,11 @@ class AheadPass(Pass[T]):
 
     def finish(self, position: int, result: Any) -> Any:
         """Return what is handed out for a result, or SKIPPED; raise if it is an error."""
-        errors = self.errors
         if result.__class__ is Failure:
-            errors += 1
-            result = self.tolerance.answer(self.pipe, result, errors)
+            result = answered(result, self)
         if result is not SKIPPED:
             self.yielded += 1
-        self.errors = errors
-        self.positions.finish(position, self.yielded, errors)
+        self.positions.finish(position, self.yielded, self.errors)
         return result
 
     def cursor(self) -> Cursor:

@@ -121,7 +121,7 @@ class AsyncMapper(IterDataPipe[T]):
         return not self.ordered
 
     def _begun_pass(self) -> AheadPass[T]:
-        running: AheadPass[T] = AheadPass(self, ordered=self.ordered, tolerance=self.tolerance)
+        running: AheadPass[T] = AheadPass(self)
         self.current_pass = running
         return running
 

@@ -43,21 +43,48 @@ class IterFluent(Generic[T_co]):
         # One to one
 
         @overload
-        def map(self, fn: Callable[[T_co], Coroutine[Any, Any, U]]) -> IterDataPipe[U]: ...
-        @overload
-        def map(self, fn: Callable[[T_co], U]) -> IterDataPipe[U]: ...
+        def map(
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
         @overload
         def map(
-            self, fn: Callable[..., Any], input_col: Any, output_col: Any = None
+            self,
+            fn: Callable[[T_co], U],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[..., Any],
+            input_col: Any,
+            output_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
         def map(
-            self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
+            self,
+            fn: Callable[..., Any],
+            input_col: Any = None,
+            output_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def collate(
             self,
             conversion: Callable[[T_co], Any] | None = None,
             collate_fn: Callable[[T_co], Any] | None = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]: ...
@@ -140,6 +167,9 @@ class IterFluent(Generic[T_co]):
             fn: Callable[[list[Any]], Iterable[U]],
             batch_size: int,
             input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
 
         def read_from_http(
@@ -201,23 +231,56 @@ class IterFluent(Generic[T_co]):
         def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]: ...
 
         @overload
-        def flatmap(self, fn: Callable[[T_co], AsyncIterable[U]]) -> IterDataPipe[U]: ...
-        @overload
         def flatmap(
-            self, fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]]
+            self,
+            fn: Callable[[T_co], AsyncIterable[U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
         @overload
-        def flatmap(self, fn: Callable[[T_co], Iterable[U]]) -> IterDataPipe[U]: ...
+        def flatmap(
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def flatmap(
+            self,
+            fn: Callable[[T_co], Iterable[U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
         @overload
         def flatmap(self: IterFluent[Iterable[U]]) -> IterDataPipe[U]: ...
         @overload
-        def flatmap(self, fn: Callable[..., Any] | None, input_col: Any) -> IterDataPipe[Any]: ...
         def flatmap(
-            self, fn: Callable[..., Any] | None = None, input_col: Any = None
+            self,
+            fn: Callable[..., Any] | None,
+            input_col: Any,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def flatmap(
+            self,
+            fn: Callable[..., Any] | None = None,
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def filter(
-            self, filter_fn: Callable[..., Any], input_col: Any = None
+            self,
+            filter_fn: Callable[..., Any],
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[T_co]: ...
 
         def header(self, limit: int | None = 10) -> IterDataPipe[T_co]: ...

@@ -120,7 +120,8 @@ class AsTheyCome:
         del later[len(seen) :]
         self._lists.append(later)
         done = {position for position, *_ in seen}
-        self._known = max(cursor["taken"], *(position + 1 for position in (*done, *self.turns, 0)))
+        ends = (position + 1 for position in (*done, *self.turns))
+        self._known = max([cursor["taken"], *ends])
         fresh = range(cursor["taken"], self._known)
         self._again = {*cursor["held"], *fresh} - done
         self.read = self.oldest()

@@ -84,7 +84,7 @@ class ThreadMapper(IterDataPipe[T]):
         return not self.ordered
 
     def new_pass(self) -> ThreadMapPass[T]:
-        return ThreadMapPass(self, ordered=self.ordered, tolerance=self.tolerance)
+        return ThreadMapPass(self)
 
     def new_crew(self, turns: deque[int]) -> Crew:
         """Return the threads of one pass, in which some items have known turns."""

@@ -98,6 +98,27 @@ class Tolerance:
         return result
 
 
+def stand_in(error: BaseException, item: Any, running: Any) -> Any:
+    """Return what stands in for the result of an item that failed in a pass, or SKIPPED.
+
+    To be called where the error is caught; where it is not tolerated, it is raised again.
+    """
+    pipe = running.pipe
+    if pipe.tolerance.is_strict:
+        blame(error, pipe)
+        raise error
+    return answered(failure_of(error, item, pipe), running)
+
+
+def answered(failure: Failure, running: Any) -> Any:
+    """Return what stands in for a failed result, or SKIPPED; a pass counts it in ``errors``."""
+    errors = running.errors + 1
+    result = running.pipe.tolerance.answer(running.pipe, failure, errors)
+    # One error too many ends the pass, and the item is not done with.
+    running.errors = errors
+    return result
+
+
 def failure_of(error: BaseException, item: Any, pipe: object) -> Failure:
     """Return that a pipe's function failed on an item.
 
