@@ -88,17 +88,17 @@ def raw_gets(at_once: int, mode: str) -> float:
 # asyncloader ----------------------------------------------------------------------------
 
 
-def waits(at_once: int) -> Any:
+def waits(items: int, at_once: int) -> Any:
     from asyncloader.datapipes.iter import IterableWrapper
 
-    numbers = IterableWrapper(range(WAITS[at_once])).sharding_filter()
+    numbers = IterableWrapper(range(items)).sharding_filter()
     return numbers.async_map(wait, concurrency=at_once)
 
 
-def gets(at_once: int, url: str) -> Any:
+def gets(items: int, at_once: int, url: str) -> Any:
     from asyncloader.datapipes.iter import IterableWrapper
 
-    urls = IterableWrapper([url] * GETS[at_once]).sharding_filter()
+    urls = IterableWrapper([url] * items).sharding_filter()
     return urls.read_from_http(concurrency=at_once, as_bytes=True)
 
 
@@ -114,19 +114,20 @@ def in_process(graph: Any, mode: str) -> float:
 
 
 def our_waits(at_once: int, mode: str) -> float:
-    return in_process(waits(at_once), mode)
+    return in_process(waits(WAITS[at_once], at_once), mode)
 
 
 def our_waits_in_workers(at_once: int) -> float:
-    return ours(waits(at_once // 2), epochs=EPOCHS)
+    return ours(waits(WAITS[at_once], at_once // 2), epochs=EPOCHS)
 
 
 def our_gets(at_once: int, mode: str) -> float:
-    return with_server(lambda url: in_process(gets(at_once, url), mode))
+    return with_server(lambda url: in_process(gets(GETS[at_once], at_once, url), mode))
 
 
 def our_gets_in_workers(at_once: int) -> float:
-    return with_server(lambda url: ours(gets(at_once // 2, url), epochs=EPOCHS))
+    items, each = GETS[at_once], at_once // 2
+    return with_server(lambda url: ours(gets(items, each, url), epochs=EPOCHS))
 
 
 # torch ----------------------------------------------------------------------------------
