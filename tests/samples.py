@@ -96,6 +96,27 @@ def backwards(numbers: list[int]) -> list[int]:
     return numbers[::-1]
 
 
+def sum_and_length(numbers: list[int]) -> list[int]:
+    return [sum(numbers), len(numbers)]
+
+
+def no_url(number: int) -> str:
+    return f"none://{number}"
+
+
+def answer_none(error: Exception, url: str) -> tuple[str, None]:
+    return url, None
+
+
+def store_of_names() -> Any:
+    from obstore.store import MemoryStore
+
+    store = MemoryStore()
+    for number in range(COUNT):
+        store.put(str(number), b"content of %d" % number)
+    return store
+
+
 def as_it_is(item: Any, device: Any) -> Any:
     return item
 
@@ -138,6 +159,8 @@ def _few() -> Any:
 #: A pipe's class, and a graph with it over a pipe of numbers.
 ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.AsyncMapper: lambda numbers: numbers.async_map(double_soon, concurrency=4),
+    it.BatchAsyncMapper: lambda numbers: numbers.async_map_batches(double_soon, 4),
+    it.BatchMapper: lambda numbers: numbers.map_batches(sum_and_length, 4),
     it.Batcher: lambda numbers: numbers.batch(4),
     it.Collator: lambda numbers: numbers.batch(4).collate(sum),
     it.Concater: lambda numbers: numbers.concat(_few()),
@@ -170,6 +193,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
         _bytes(numbers, "txt", files.text).check_hash(_hashes()).map(files.read)
     ),
     it.Header: lambda numbers: numbers.header(7),
+    it.HttpReader: lambda numbers: numbers.map(no_url).read_from_http(on_error=answer_none),
     it.InBatchShuffler: lambda numbers: numbers.batch(4).in_batch_shuffle(),
     it.IterToMapConverter: lambda numbers: (
         numbers.map(with_key).to_map_datapipe().to_iter_datapipe()
@@ -187,6 +211,9 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Mapper: lambda numbers: numbers.map(double).map(double_soon),
     it.Multiplexer: lambda numbers: numbers.mux(_few()),
     it.MultiplexerLongest: lambda numbers: numbers.mux_longest(_few()),
+    it.ObjectStoreReader: lambda numbers: numbers.map(str).read_from_object_store(
+        store_of_names, as_bytes=True
+    ),
     it.ParagraphAggregator: lambda numbers: (
         _paths(numbers, "text", files.paragraphs).open_files().readlines().lines_to_paragraphs()
     ),
@@ -211,6 +238,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
         _bytes(numbers, "tar", files.tar).load_from_tar().map(files.read)
     ),
     it.ThreadMapper: lambda numbers: numbers.thread_map(double),
+    it.ThreadPoolMapper: lambda numbers: numbers.threadpool_map(double, max_workers=2),
     it.UnBatcher: lambda numbers: numbers.batch(4).unbatch(),
     it.WebDataset: lambda numbers: (
         _bytes(numbers, "tar", files.tar).load_from_tar().webdataset().map(files.read_all)

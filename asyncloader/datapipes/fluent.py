@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from typing import Literal
 
+    from asyncloader.datapipes.attempts import ErrorTypes
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
     from asyncloader.datapipes.branching import Branch
     from asyncloader.datapipes.combining import ZipperLongest
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
         ShardingFilter,
         ShardingRoundRobinDispatcher,
     )
+    from asyncloader.datapipes.shared_resource import Resource
     from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
     from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
     from asyncloader.datapipes.text import joined_lines
+    from asyncloader.datapipes.tolerance import OnError
     from asyncloader.datapipes.unzipping import MapColumn
 
     A = TypeVar("A")
@@ -61,21 +64,48 @@ class IterFluent(Generic[T_co]):
         # One to one
 
         @overload
-        def map(self, fn: Callable[[T_co], Coroutine[Any, Any, U]]) -> IterDataPipe[U]: ...
-        @overload
-        def map(self, fn: Callable[[T_co], U]) -> IterDataPipe[U]: ...
+        def map(
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
         @overload
         def map(
-            self, fn: Callable[..., Any], input_col: Any, output_col: Any = None
+            self,
+            fn: Callable[[T_co], U],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[..., Any],
+            input_col: Any,
+            output_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
         def map(
-            self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
+            self,
+            fn: Callable[..., Any],
+            input_col: Any = None,
+            output_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def collate(
             self,
             conversion: Callable[[T_co], Any] | None = None,
             collate_fn: Callable[[T_co], Any] | None = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]: ...
@@ -112,7 +142,44 @@ class IterFluent(Generic[T_co]):
             *,
             concurrency: int = 64,
             ordered: bool = True,
+            timeout: float | None = None,
+            retries: int = 0,
+            retry_on: ErrorTypes = OSError,
+            backoff: float = 0.1,
+            resource: Resource | None = None,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
+
+        @overload
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[U]],
+            batch_size: int,
+            input_col: None = None,
+            output_col: None = None,
+            max_concurrency: int = 32,
+            flatten: Literal[True] = True,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[Any]],
+            batch_size: int,
+            input_col: Any = None,
+            output_col: Any = None,
+            max_concurrency: int = 32,
+            flatten: bool = True,
+        ) -> IterDataPipe[Any]: ...
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[Any]],
+            batch_size: int,
+            input_col: Any = None,
+            output_col: Any = None,
+            max_concurrency: int = 32,
+            flatten: bool = True,
+        ) -> IterDataPipe[Any]: ...
 
         def thread_map(
             self,
@@ -122,7 +189,60 @@ class IterFluent(Generic[T_co]):
             *,
             concurrency: int | None = None,
             ordered: bool = True,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
+
+        def threadpool_map(
+            self,
+            fn: Callable[..., U],
+            input_col: Any = None,
+            output_col: Any = None,
+            scheduled_tasks: int = 128,
+            max_workers: int | None = None,
+            **threadpool_kwargs: Any,
+        ) -> IterDataPipe[U]: ...
+
+        def map_batches(
+            self,
+            fn: Callable[[list[Any]], Iterable[U]],
+            batch_size: int,
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+
+        def read_from_http(
+            self,
+            timeout: float | None = None,
+            skip_on_error: bool = False,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            retries: int = 3,
+            backoff: float = 0.1,
+            max_redirects: int = 10,
+            max_bytes: int = 1 << 30,
+            as_bytes: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **request_settings: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def read_from_object_store(
+            self,
+            store: Any,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            timeout: float | None = None,
+            max_bytes: int = 1 << 30,
+            as_bytes: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **store_settings: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]: ...
 
@@ -163,23 +283,56 @@ class IterFluent(Generic[T_co]):
         def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]: ...
 
         @overload
-        def flatmap(self, fn: Callable[[T_co], AsyncIterable[U]]) -> IterDataPipe[U]: ...
-        @overload
         def flatmap(
-            self, fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]]
+            self,
+            fn: Callable[[T_co], AsyncIterable[U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
         @overload
-        def flatmap(self, fn: Callable[[T_co], Iterable[U]]) -> IterDataPipe[U]: ...
+        def flatmap(
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def flatmap(
+            self,
+            fn: Callable[[T_co], Iterable[U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
         @overload
         def flatmap(self: IterFluent[Iterable[U]]) -> IterDataPipe[U]: ...
         @overload
-        def flatmap(self, fn: Callable[..., Any] | None, input_col: Any) -> IterDataPipe[Any]: ...
         def flatmap(
-            self, fn: Callable[..., Any] | None = None, input_col: Any = None
+            self,
+            fn: Callable[..., Any] | None,
+            input_col: Any,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def flatmap(
+            self,
+            fn: Callable[..., Any] | None = None,
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def filter(
-            self, filter_fn: Callable[..., Any], input_col: Any = None
+            self,
+            filter_fn: Callable[..., Any],
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[T_co]: ...
 
         def header(self, limit: int | None = 10) -> IterDataPipe[T_co]: ...

@@ -1,6 +1,8 @@
 """The iter pipes, under the import path that torchdata gave them."""
 
+from asyncloader.datapipes.async_mapping import AsyncMapper, BatchAsyncMapper
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.batch_mapping import BatchMapper
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.bucketing import BucketBatcher, MaxTokenBucketizer
 from asyncloader.datapipes.columnar import Rows2Columnar
@@ -10,7 +12,6 @@ from asyncloader.datapipes.combining import (
     Zipper,
     ZipperLongest,
 )
-from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.decompressing import (
     Bz2FileLoader,
@@ -29,6 +30,7 @@ from asyncloader.datapipes.joining import IterKeyZipper, MapKeyZipper
 from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
 from asyncloader.datapipes.memory_caching import InMemoryCacheHolder
 from asyncloader.datapipes.mixing import SampleMultiplexer
+from asyncloader.datapipes.object_stores import ObjectStoreReader
 from asyncloader.datapipes.packing import SequencePacker
 from asyncloader.datapipes.parquet import ParquetLoader
 from asyncloader.datapipes.parsing import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
@@ -50,13 +52,17 @@ from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
 from asyncloader.datapipes.tar import TarArchiveLoader
 from asyncloader.datapipes.text import LineReader, ParagraphAggregator
+from asyncloader.datapipes.thread_mapping import ThreadMapper, ThreadPoolMapper
 from asyncloader.datapipes.unzipping import UnZipper
+from asyncloader.datapipes.web import HttpReader
 from asyncloader.datapipes.webdataset import WebDataset
 from asyncloader.datapipes.zip import ZipArchiveLoader
 
 __all__ = [
     "SHARDING_PRIORITIES",
     "AsyncMapper",
+    "BatchAsyncMapper",
+    "BatchMapper",
     "Batcher",
     "BucketBatcher",
     "Bz2FileLoader",
@@ -83,6 +89,7 @@ __all__ = [
     "Grouper",
     "HashChecker",
     "Header",
+    "HttpReader",
     "InBatchShuffler",
     "InMemoryCacheHolder",
     "IndexAdder",
@@ -100,6 +107,7 @@ __all__ = [
     "MaxTokenBucketizer",
     "Multiplexer",
     "MultiplexerLongest",
+    "ObjectStoreReader",
     "ParagraphAggregator",
     "ParquetLoader",
     "PinMemory",
@@ -120,6 +128,7 @@ __all__ = [
     "StreamReader",
     "TarArchiveLoader",
     "ThreadMapper",
+    "ThreadPoolMapper",
     "UnBatcher",
     "UnZipper",
     "WebDataset",

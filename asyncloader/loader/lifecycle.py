@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
+from asyncloader.datapipes.handing_out import note_orders
 from asyncloader.errors import LoaderClosed, SnapshotError
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import set_graph_random_seed
@@ -158,7 +159,9 @@ class Lifecycle:
                 f" {type(prepared).__name__}"
             )
         if is_pipe(prepared):
-            forget_passes(breadth_first(prepared))
+            pipes = breadth_first(prepared)
+            forget_passes(pipes)
+            note_orders(pipes, start.cursors)
         if start.position:
             resume(prepared, start.position, start.cursors)
         return prepared

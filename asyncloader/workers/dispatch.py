@@ -42,6 +42,7 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
+    dump_mark,
 )
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
@@ -306,8 +307,8 @@ class Dispatcher:
 
     def _note_mark(self) -> None:
         mark = self._marker.mark(self._dealt)
-        if mark:
-            self._talk.report(DealtMark(self._epoch, mark))
+        if mark is not None:
+            self._talk.report(DealtMark(self._epoch, dump_mark(mark)))
 
     def _check_backlog(self, stream: Stream) -> None:
         assert self._plan is not None

@@ -36,7 +36,7 @@ def test_the_graph_ends_in_a_full_sync_once(wrap: Any) -> None:
     assert end.timeout == 30
     assert edges_of(end) == [source]
     assert FullSync()(end) is end
-    with pytest.raises(ValueError, match="more than 0 seconds, got 0"):
+    with pytest.raises(ValueError, match="more than 0 seconds"):
         FullSync(0)
 
 
