@@ -16,6 +16,7 @@ from dataclasses import replace
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon
 from asyncloader.seeds import SeedGenerator
+from asyncloader.transport.codec import Parcel
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import (
     EndEpoch,
@@ -43,7 +44,11 @@ class WorkerPool:
     """The workers of one loader, from ``start`` to ``aclose``."""
 
     def __init__(
-        self, plan: bytes, streams: int, settings: PoolSettings, dispatch_plan: bytes | None = None
+        self,
+        plan: Parcel,
+        streams: int,
+        settings: PoolSettings,
+        dispatch_plan: Parcel | None = None,
     ) -> None:
         self.settings = settings
         self._plan = plan
@@ -177,18 +182,19 @@ class WorkerPool:
         """Tell each process what it is, and give the dispatching one a channel to each worker."""
         dealt = []
         for worker, link in enumerate(self._links):
-            fds = []
+            fds = self._plan.fds()
             if self._dispatcher is not None:
                 from_dispatcher, to_worker = socket.socketpair()
                 fds.append(from_dispatcher.detach())
                 dealt.append(to_worker.detach())
             link.send(self._setup(worker, self._plan), fds)
         if self._dispatcher is not None and self._dispatch_plan is not None:
-            self._dispatcher.send(self._setup(0, self._dispatch_plan), dealt)
+            fds = self._dispatch_plan.fds() + dealt
+            self._dispatcher.send(self._setup(0, self._dispatch_plan), fds)
 
-    def _setup(self, worker: int, plan: bytes) -> Setup:
+    def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker)
-        return Setup(info=info, plan=plan, arena_bytes=self._share())
+        return Setup(info, plan.data, self._share(), plan_fds=len(plan.shared))
 
     def _share(self) -> int:
         return self.settings.prefetch_bytes // self.settings.num_workers
