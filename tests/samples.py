@@ -133,6 +133,7 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
     mp.Concater: lambda numbers: numbers.concat(mp.SequenceWrapper("abc")),
     mp.Mapper: lambda numbers: numbers.map(double).map(double_soon),
     mp.SequenceWrapper: lambda numbers: numbers,
+    mp.SharedSequence: lambda numbers: mp.SharedSequence(list(numbers)),
     mp.Shuffler: lambda numbers: numbers.shuffle(),
     mp.Zipper: lambda numbers: numbers.zip(mp.SequenceWrapper(range(COUNT))),
 }

@@ -6,6 +6,7 @@ from asyncloader.datapipes.combining import MapZipper as Zipper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.mapping import MapMapper as Mapper
 from asyncloader.datapipes.repeating import MapConcater as Concater
+from asyncloader.datapipes.shared_sequence import SharedSequence
 from asyncloader.datapipes.shuffling import MapShuffler as Shuffler
 from asyncloader.datapipes.sources import SequenceWrapper
 
@@ -17,6 +18,7 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "SequenceWrapper",
+    "SharedSequence",
     "Shuffler",
     "Zipper",
     "functional_datapipe",
