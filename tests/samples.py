@@ -10,6 +10,9 @@ steps and let it yield at least four items. To add one, write a line:
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +80,23 @@ def as_it_is(item: Any, device: Any) -> Any:
     return item
 
 
+def cached(numbers: Any) -> Any:
+    """Return the names of files in a new cache."""
+    folder = tempfile.mkdtemp(dir=_caches().name)
+    begun = numbers.on_disk_cache(functools.partial(_path_in, folder))
+    pairs = begun.map(lambda number: (number, str(number)))
+    return pairs.end_caching("wt", same_filepath_fn=True).map(os.path.basename)
+
+
+def _path_in(folder: str, number: int) -> str:
+    return f"{folder}/{number}"
+
+
+@functools.cache
+def _caches() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="asyncloader-tests-")
+
+
 def _joined(branches: list[Any]) -> Any:
     first, *others = branches
     return first.zip(*others)
@@ -94,6 +114,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Concater: lambda numbers: numbers.concat(_few()),
     it.Cycler: lambda numbers: numbers.cycle(2),
     it.Demultiplexer: lambda numbers: _joined(numbers.demux(2, is_odd)),
+    it.EndOnDiskCacheHolder: cached,
     it.Enumerator: lambda numbers: numbers.enumerate(10),
     it.Filter: lambda numbers: numbers.filter(is_odd),
     it.FlatMapper: lambda numbers: numbers.flatmap(twice),
@@ -112,6 +133,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Mapper: lambda numbers: numbers.map(double).map(double_soon),
     it.Multiplexer: lambda numbers: numbers.mux(_few()),
     it.MultiplexerLongest: lambda numbers: numbers.mux_longest(_few()),
+    it.OnDiskCacheHolder: cached,
     it.PinMemory: lambda numbers: it.PinMemory(numbers, pin_memory_fn=as_it_is),
     it.Prefetcher: lambda numbers: numbers.prefetch(3),
     it.Repeater: lambda numbers: numbers.repeat(2),

@@ -10,6 +10,7 @@ from asyncloader.datapipes.combining import (
 )
 from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
+from asyncloader.datapipes.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.grouping import Grouper
 from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
@@ -33,6 +34,7 @@ __all__ = [
     "Concater",
     "Cycler",
     "Demultiplexer",
+    "EndOnDiskCacheHolder",
     "Enumerator",
     "Filter",
     "FlatMapper",
@@ -48,6 +50,7 @@ __all__ = [
     "Mapper",
     "Multiplexer",
     "MultiplexerLongest",
+    "OnDiskCacheHolder",
     "PinMemory",
     "Prefetcher",
     "Repeater",

@@ -1,0 +1,281 @@
+"""What is made once and kept in files.
+
+This file is about on_disk_cache and end_caching. The pipes between them are run for an
+item only where its files are not there yet, and only by one process:
+
+    source ──▶ on_disk_cache ──▶ download, unpack … ──▶ end_caching ──▶ paths of files
+       └──────────────── files that are there ──────────────┘
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import Pass, functional_datapipe
+from asyncloader.datapipes.cache_entry import CacheEntry, CacheRules
+from asyncloader.datapipes.function import blame, is_async
+from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.makers import Makers, Making
+from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.promise import Promise
+from asyncloader.datapipes.recipe import Beginning, Ending, Recipe
+
+#: How many entries are made at a time where making them means waiting.
+AT_ONCE = 16
+
+_HASHES = ("sha256", "md5")
+
+
+@functional_datapipe("on_disk_cache")
+class OnDiskCacheHolder(Beginning):
+    """Begin what is done only for items that are not in a cache on disk.
+
+    ``filepath_fn(item)`` is the path of an item's file; without it the item itself is.
+    What the pipes from here to ``end_caching`` make of an item is written to that path,
+    and what ``end_caching`` yields are paths, in the order of the items. If the file is
+    there already, those pipes are not run. They are run for one item at a time, each
+    time from the beginning, and may make several files of it, or none: those of an item
+    appear together, and ``end_caching`` yields them all.
+
+    With ``hash_dict``, from paths to hashes by ``hash_type`` ("sha256" or "md5"), a file
+    of another hash is made again, and a ValueError if that does not help. A file for which
+    ``extra_check_fn(path)`` is false is made again as well.
+
+    Any number of processes may use one cache. One of them makes an entry while the others
+    wait; if it dies, another makes it.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with TemporaryDirectory() as folder:
+    ...     names = IterableWrapper(["a", "b"]).on_disk_cache(Path(folder).joinpath)
+    ...     pairs = names.map(lambda name: (name, name.upper()))
+    ...     cached = pairs.end_caching("wt", same_filepath_fn=True)
+    ...     [Path(path).read_text() for path in cached]
+    ['A', 'B']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        filepath_fn: Callable[[Any], str] | None = None,
+        hash_dict: dict[str, str] | None = None,
+        hash_type: str = "sha256",
+        extra_check_fn: Callable[[str], bool] | None = None,
+    ) -> None:
+        if hash_type not in _HASHES:
+            raise ValueError(f"hash_type must be one of {_HASHES}, got {hash_type!r}")
+        self.source = iterable_source(source_datapipe)
+        self.filepath_fn = _plain_function("filepath_fn", filepath_fn)
+        self.hash_dict = hash_dict
+        self.hash_type = hash_type
+        self.extra_check_fn = _plain_function("extra_check_fn", extra_check_fn)
+
+
+@functional_datapipe("end_caching")
+class EndOnDiskCacheHolder(Ending):
+    """Write what was made of an item to files, and yield their paths.
+
+    It ends what the nearest ``on_disk_cache`` above it begins. Its source yields pairs of
+    a path, or what ``filepath_fn`` makes a path of, and data: bytes or text, something
+    with a ``read``, or an iterable of pieces; what can be closed is closed. With
+    ``same_filepath_fn`` the function is that of ``on_disk_cache``; with ``skip_read`` data
+    is written as it is. ``mode`` is "wb" or "wt".
+
+    A process waits at most ``timeout`` seconds for an entry that another makes, then it
+    raises a TimeoutError. Up to ``concurrency`` entries are made at a time, in threads; by
+    default 16 where a pipe in between waits on an event loop, and otherwise one.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with TemporaryDirectory() as folder:
+    ...     paths = IterableWrapper([f"{folder}/file"]).on_disk_cache()
+    ...     cached = paths.map(lambda path: (path, b"data")).end_caching()
+    ...     [Path(path).read_bytes() for path in cached]
+    [b'data']
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        mode: str = "wb",
+        filepath_fn: Callable[[Any], str] | None = None,
+        *,
+        same_filepath_fn: bool = False,
+        skip_read: bool = False,
+        timeout: float = 300,
+        concurrency: int | None = None,
+    ) -> None:
+        if filepath_fn is not None and same_filepath_fn:
+            raise ValueError("filepath_fn and same_filepath_fn exclude one another; give one")
+        if concurrency is not None:
+            checked_count("concurrency", concurrency, at_least=1)
+        self.source = iterable_source(datapipe)
+        self.mode = _checked_mode(mode)
+        self.filepath_fn = _plain_function("filepath_fn", filepath_fn)
+        self.same_filepath_fn = same_filepath_fn
+        self.skip_read = skip_read
+        self.concurrency = concurrency
+        self.made_after = 0
+        self.set_timeout(timeout)
+        Recipe(self)
+
+    def set_timeout(self, timeout: float) -> None:
+        """Wait at most so many seconds for an entry that another process makes."""
+        if not timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, got {timeout!r}")
+        self.timeout = timeout
+
+    def invalidate(self) -> None:
+        """Make all entries again that were made before now, each when it is asked for."""
+        self.made_after = time.time_ns()
+
+    def new_pass(self) -> CachePass:
+        return CachePass(self)
+
+
+class CachePass(Pass[str]):
+    """One pass: how many entries were handed out whole, and how many paths they had."""
+
+    def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
+        self.pipe = pipe
+        self.taken = 0
+        self.yielded = 0
+
+    def __iter__(self) -> Iterator[str]:
+        maker = EntryMaker(self.pipe)
+        items = iter(maker.beginning.source)
+        entries = maker.each(items) if maker.concurrency == 1 else maker.ahead(items)
+        try:
+            for files in entries:
+                yield from self._paths(files)
+        finally:
+            close_items(entries)
+            close_items(items)
+
+    def _paths(self, files: list[str]) -> Iterator[str]:
+        yield from files[:-1]
+        self.taken += 1
+        self.yielded += len(files)
+        # An entry is done with its last path, or at once if it has none.
+        yield from files[-1:]
+
+
+class EntryMaker:
+    """Looks entries up and makes what is not there, for one pass."""
+
+    def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
+        self._pipe = pipe
+        self._recipe = recipe = Recipe(pipe)
+        begin = recipe.beginning
+        assert isinstance(begin, OnDiskCacheHolder)
+        self.beginning = begin
+        self._path_fn = begin.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
+        self._rules = CacheRules(
+            begin.hash_dict,
+            begin.hash_type,
+            begin.extra_check_fn,
+            pipe.mode,
+            pipe.skip_read,
+            pipe.made_after,
+        )
+        usual = AT_ONCE if recipe.waits() else 1
+        self.concurrency = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
+
+    def each(self, items: Iterator[Any]) -> Iterator[list[str]]:
+        """Yield the files of each item's entry, made one after the other."""
+        for item in items:
+            entry = self._entry_of(item)
+            files = self._files_of(entry)
+            yield self._make(entry, item) if files is None else files
+
+    def ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
+        """Yield the files of each item's entry in order, several made at the same time."""
+        window: deque[Making[list[str]]] = deque()
+        with Makers() as makers:
+            for making in self._begun(items, makers):
+                window.append(making)
+                while len(window) >= self.concurrency or (window and window[0].is_done):
+                    yield makers.outcome(window.popleft())
+            while window:
+                yield makers.outcome(window.popleft())
+
+    def _begun(self, items: Iterator[Any], makers: Makers) -> Iterator[Making[list[str]]]:
+        try:
+            for item in items:
+                entry = self._entry_of(item)
+                files = self._files_of(entry)
+                if files is None:
+                    yield makers.start(self._make, entry, item)
+                else:
+                    yield Making.done(files)
+        except Exception as error:  # noqa: BLE001 - user code ran; raised after what was before
+            yield Making.failed(error)
+
+    def _entry_of(self, item: Any) -> CacheEntry:
+        begin = self.beginning
+        path = self._path_by(begin.filepath_fn, item, begin)
+        return CacheEntry(path, self._rules)
+
+    def _files_of(self, entry: CacheEntry) -> list[str] | None:
+        try:
+            return entry.files()
+        except Exception as error:
+            blame(error, self.beginning)
+            raise
+
+    def _make(self, entry: CacheEntry, item: Any) -> list[str]:
+        """Make an entry, unless another process makes it first."""
+        with Promise.claim(entry.path, self._pipe.timeout):
+            files = self._files_of(entry)
+            if files is not None:
+                return files
+            with self._recipe.run_for(item) as source:
+                pairs = iter(source)
+                try:
+                    return entry.make(map(self._pair, pairs))
+                except BaseException as error:
+                    error.add_note(f"while the cache entry {entry.path} was made")
+                    raise
+                finally:
+                    close_items(pairs)
+
+    def _pair(self, item: Any) -> tuple[str, Any]:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise TypeError(
+                f"{self._pipe!r} takes pairs of a path and data, got {type(item).__name__}"
+            )
+        return self._path_by(self._path_fn, item[0], self._pipe), item[1]
+
+    def _path_by(self, function: Callable[[Any], Any] | None, item: Any, pipe: Any) -> str:
+        try:
+            path = item if function is None else function(item)
+        except BaseException as error:
+            blame(error, pipe)
+            raise
+        if isinstance(path, str | os.PathLike):
+            return str(os.fspath(path))
+        what = "an item" if function is None else f"what {function_name(function)} returns"
+        raise TypeError(f"{what} must be one path for {pipe!r}, got {type(path).__name__}")
+
+
+def _plain_function(name: str, function: Any) -> Any:
+    if function is None:
+        return None
+    if is_async(checked_function(name, function)):
+        raise TypeError(f"{name} must be a plain function, got the async {function_name(function)}")
+    return function
+
+
+def _checked_mode(mode: str) -> str:
+    """Return the mode in which files are written."""
+    kinds = set(mode) - {"w"}
+    if kinds not in ({"b"}, {"t"}, set()):
+        raise ValueError(f'mode must be "wb" or "wt", got {mode!r}')
+    return "w" + "".join(kinds)
