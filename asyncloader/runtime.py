@@ -59,7 +59,7 @@ class ThreadWaiter:
             self._event.clear()
             self._waiting = True
             if not ready() and not self.stopped:
-                self._event.wait(left)
+                self._event.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
             self._waiting = False
         return True
 

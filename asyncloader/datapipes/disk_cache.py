@@ -47,7 +47,7 @@ class OnDiskCacheHolder(Beginning):
     ``extra_check_fn(path)`` is false is made again as well.
 
     Any number of processes may use one cache. One of them makes an entry while the others
-    wait; if it dies, another makes it.
+    wait; if it dies, another makes it, and writes over what was left.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -226,7 +226,7 @@ class EntryMaker:
     def _files_of(self, entry: CacheEntry) -> list[str] | None:
         try:
             return entry.files()
-        except Exception as error:
+        except BaseException as error:
             blame(error, self.beginning)
             raise
 

@@ -459,14 +459,15 @@ class Meeting:
         self.count = count
         self.present = 0
         self.largest = 0
-        self.full = threading.Event()
+        self.full = asyncio.Event()
 
     async def join(self, item: Any) -> Any:
         self.present += 1
         self.largest = max(self.largest, self.present)
         if self.present == self.count:
             self.full.set()
-        await asyncio.get_running_loop().run_in_executor(None, self.full.wait, 10)
+        async with asyncio.timeout(30):
+            await self.full.wait()
         self.present -= 1
         return item
 
@@ -496,7 +497,7 @@ async def test_many_at_a_time_by_default_in_a_loader(form, recorder):
                 found = [path async for path in loader]
         else:
             found = await asyncio.to_thread(_all_of, loader)
-        await asyncio.get_running_loop().shutdown_default_executor()
+            await asyncio.get_running_loop().shutdown_default_executor()
     assert found == recorder.paths(*range(30))
     assert 8 <= meeting.largest <= 16
 
@@ -558,7 +559,8 @@ def test_whoever_waits_too_long_is_told_for_whom(recorder):
 def test_whoever_waits_takes_what_was_made(recorder):
     promise = Promise.claim(recorder.path(1), 0)
     found: list[str] = []
-    waiting = threading.Thread(target=lambda: found.extend(cache_of(recorder, [1])))
+    cached = cache_of(recorder, [1], timeout=float("inf"))
+    waiting = threading.Thread(target=lambda: found.extend(cached))
     waiting.start()
     Path(recorder.path(1)).write_bytes(b"made elsewhere")
     promise.close()
