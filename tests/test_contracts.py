@@ -227,24 +227,6 @@ def test_a_name_is_short_and_tells_the_pipe(pipe_class):
 
 
 @every_pipe
-async def test_where_a_pass_stands_is_in_its_fields(pipe_class):
-    graph = graph_with(pipe_class)
-    begun = await on_a_thread(lambda: _begun(graph))
-    early = [(pipe, _numbers_in(pipe)) for pipe in breadth_first(graph)]
-    await on_a_thread(lambda: list(begun))
-    for pipe, numbers in early:
-        if numbers:
-            assert _numbers_in(pipe) != numbers, f"{pipe!r} moved on and its pass did not"
-
-
-def _numbers_in(pipe: Any) -> dict[str, int]:
-    """Return the counts of the pass that a pipe is in, if it has passes."""
-    state = getattr(pipe, "current_pass", None)
-    fields = {} if state is None else vars(state)
-    return {name: value for name, value in fields.items() if isinstance(value, int)}
-
-
-@every_pipe
 def test_a_pipe_says_what_it_does(pipe_class):
     text = inspect.getdoc(pipe_class)
     assert text is not None

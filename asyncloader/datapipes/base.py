@@ -14,10 +14,24 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncloader.datapipes.crossing import from_loop, from_thread
+from asyncloader.datapipes.cursors import (
+    PASSING,
+    Cursor,
+    Cursors,
+    adropped,
+    cursor_of,
+    dropped,
+    pick,
+    picked,
+    picks,
+    put_cursor,
+    put_cursors,
+    resume,
+)
 from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
 
@@ -29,11 +43,38 @@ class Pass(Generic[T_co]):
     """One pass over a pipe, from its first item to its last.
 
     Where a pass stands is in its fields, never in the locals of a generator, so
-    that it can be read between any two items.
+    that it can be read between any two items. ``marks`` names the fields that say it:
+    whole numbers, of which ``taken`` counts the source's items that the pass is done
+    with, and ``yielded`` its own. Without ``marks`` a pass can begin only at its first
+    item, and what comes before the item that is wanted is made and dropped.
     """
+
+    marks: ClassVar[tuple[str, ...] | None] = None
+    source: Any
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError
+
+    def cursor(self) -> Cursor:
+        """Return where the pass stands between two items, as plain data."""
+        return {name: getattr(self, name) for name in self.marks or ()}
+
+    def put_above(self, into: Cursors) -> None:
+        """Add the cursors of what the pass reads, as far as it has begun to."""
+        put_cursors(self.source, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        """Be where ``cursor`` says; return how many items are to be dropped from there.
+
+        It was taken at item ``position`` or earlier; None is the beginning. ``cursors``
+        are for what the pass reads.
+        """
+        if cursor is None:
+            return position
+        for name in self.marks or ():
+            setattr(self, name, cursor[name])
+        resume(self.source, cursor["taken"], cursors)
+        return position - int(cursor["yielded"])
 
 
 class DataPipe:
@@ -65,7 +106,7 @@ class DataPipe:
         # A copy is a pipe that nobody has iterated yet.
         state = object.__getstate__(self)
         fields, *slots = state if isinstance(state, tuple) else (state,)
-        kept = {name: value for name, value in (fields or {}).items() if name != "current_pass"}
+        kept = {name: value for name, value in (fields or {}).items() if name not in PASSING}
         return (kept, *slots) if slots else kept
 
     def __repr__(self) -> str:
@@ -77,6 +118,17 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
 
     #: The latest pass, if the pipe has passes at all and was iterated.
     current_pass: Pass[T_co] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Who says anew how a pipe is iterated has to say anew how it goes on.
+        own = vars(cls)
+        iterates = "__iter__" in own or "__aiter__" in own
+        says_it = "iter_from" in own or "aiter_from" in own or OneToOne in cls.__bases__
+        if iterates and not says_it:
+            for name in ("put_cursors", "iter_from", "aiter_from", "picks", "iter_at"):
+                if name not in own:
+                    setattr(cls, name, getattr(IterDataPipe, name))
 
     def new_pass(self) -> Pass[T_co]:
         """Return a pass that begins at the first item; a pipe with state implements this."""
@@ -96,6 +148,38 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def __aiter__(self) -> AsyncIterator[T_co]:
         return from_thread(self)
 
+    def put_cursors(self, into: Cursors) -> None:
+        """Add where this pipe and all above it stand; nothing where only a replay leads there.
+
+        To be called between two items, after the first.
+        """
+        running = self.current_pass
+        if running is not None and running.marks is not None:
+            put_cursor(self, running.cursor(), into)
+            running.put_above(into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T_co]:
+        """Iterate what follows the first ``position`` items, given cursors from before that."""
+        if type(self).new_pass is IterDataPipe.new_pass:
+            return dropped(iter(self), position)
+        self.current_pass = running = self.new_pass()
+        if running.marks is None:
+            return dropped(iter(running), position)
+        behind = running.go_on(position, cursor_of(self, cursors), cursors)
+        return dropped(iter(running), behind)
+
+    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[T_co]:
+        """Iterate what follows the first ``position`` items, on the running loop."""
+        return adropped(aiter(self), position)
+
+    def picks(self) -> bool:
+        """Whether single items can be had, by ``iter_at``, for much less than all before them."""
+        return False
+
+    def iter_at(self, positions: list[int]) -> Iterator[T_co]:
+        """Iterate the items at these ascending positions, as far as there are any."""
+        return picked(iter(self), positions)
+
     def is_async(self) -> bool:
         """Whether a loop iterates this pipe by itself, without a thread."""
         return type(self).__aiter__ is not IterDataPipe.__aiter__
@@ -112,6 +196,38 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
         """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
         _register(IterDataPipe, name, pipe_class)
+
+
+class OneToOne:
+    """A pipe that yields one item for each of ``self.source``, in the same order.
+
+    Its place is that of its source. Name it first among a class's bases.
+    """
+
+    source: Any
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add where all above the pipe stand."""
+        put_cursors(self.source, into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
+        """Iterate what follows the first ``position`` items."""
+        resume(self.source, position, cursors)
+        return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
+
+    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
+        """Iterate what follows the first ``position`` items, on the running loop."""
+        resume(self.source, position, cursors)
+        return self  # type: ignore[return-value]  # a pipe
+
+    def picks(self) -> bool:
+        """Whether single items can be had by themselves."""
+        return picks(self.source)
+
+    def iter_at(self, positions: list[int]) -> Iterator[Any]:
+        """Iterate the items at these positions."""
+        pick(self.source, positions)
+        return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
 
 
 class MapDataPipe(DataPipe, MapFluent[T_co]):

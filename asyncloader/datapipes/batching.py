@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -17,8 +16,11 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
     keyed_source,
 )
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.cursors import Cursors, pick, picks, put_cursors, resume
 from asyncloader.datapipes.function import blame
+from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
@@ -51,31 +53,36 @@ class Batcher(IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return batch_count(len(self.source), self.batch_size, self.drop_last)
 
-    def new_pass(self) -> BatchPass[T]:
-        return BatchPass(self)
-
-    def wrapped(self, batch: list[T]) -> Any:
-        """Return the batch as ``wrapper_class`` makes it."""
-        return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
-
-
-@dataclass
-class BatchPass(Pass[list[T]]):
-    """One pass over a Batcher, which knows how many batches it has yielded."""
-
-    pipe: Batcher[T]
-    yielded: int = 0
-
     def __iter__(self) -> Iterator[Any]:
-        size, wrapped = self.pipe.batch_size, self.pipe.wrapped
-        items = iter(self.pipe.source)
-        while batch := list(islice(items, size)):
-            if len(batch) < size and self.pipe.drop_last:
-                return
-            self.yielded += 1
-            yield wrapped(batch)
-            # The batch just yielded is not kept alive here while the next is made.
-            del batch
+        size = self.batch_size
+        items = begin(self.source)
+        try:
+            while batch := list(islice(items, size)):
+                if len(batch) < size and self.drop_last:
+                    return
+                yield self._wrapped(batch)
+                # The batch just yielded is not kept alive here while the next is made.
+                del batch
+        finally:
+            close_items(items)
+
+    def put_cursors(self, into: Cursors) -> None:
+        put_cursors(self.source, into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[list[T]]:
+        resume(self.source, position * self.batch_size, cursors)
+        return iter(self)
+
+    def picks(self) -> bool:
+        return picks(self.source)
+
+    def iter_at(self, positions: list[int]) -> Iterator[list[T]]:
+        size = self.batch_size
+        pick(self.source, [size * batch + item for batch in positions for item in range(size)])
+        return iter(self)
+
+    def _wrapped(self, batch: list[T]) -> Any:
+        return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
 
 
 @functional_datapipe("batch")

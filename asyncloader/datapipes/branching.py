@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.cursors import Cursors, cursor_of, dropped, put_cursor
 from asyncloader.datapipes.function import itself
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.split_pass import SplitPass
@@ -41,6 +42,15 @@ class Branch(IterDataPipe[T]):
 
     def __iter__(self) -> Iterator[T]:
         return BranchIterator(self.source.join(self.index), self.index, self.source.copied)
+
+    def put_cursors(self, into: Cursors) -> None:
+        if self.source.current_pass is not None:
+            put_cursor(self, self.source.current_pass.cursor_of(self.index), into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T]:
+        split = self.source.join(self.index)
+        behind = split.expect(self.index, position, cursor_of(self, cursors))
+        return dropped(BranchIterator(split, self.index, self.source.copied), behind)
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.index}]"

@@ -7,6 +7,7 @@ zip, zip_longest, mux and mux_longest, and the map form of zip.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.batching import index_within
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors, resume
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
@@ -26,9 +29,21 @@ def readers(sources: tuple[Iterable[T], ...]) -> Iterator[list[Iterator[T]]]:
     with contextlib.ExitStack() as stack:
         iterators = []
         for source in sources:
-            iterators.append(iter(source))
+            iterators.append(begin(source))
             stack.callback(close_items, iterators[-1])
         yield iterators
+
+
+def put_all(sources: Iterable[Any], into: Cursors) -> None:
+    """Add the cursors of all sources."""
+    for source in sources:
+        put_cursors(source, into)
+
+
+def resume_all(sources: Iterable[Any], position: int, cursors: Cursors) -> None:
+    """Let every source go on after its first ``position`` items."""
+    for source in sources:
+        resume(source, position, cursors)
 
 
 @functional_datapipe("zip")
@@ -54,8 +69,18 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
 class ZipPass(Pass[tuple[Any, ...]]):
     """One pass over a Zipper, which knows how many tuples it has yielded."""
 
+    marks = ()
+
     sources: tuple[Iterable[Any], ...]
     yielded: int = 0
+
+    def put_above(self, into: Cursors) -> None:
+        put_all(self.sources, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        resume_all(self.sources, position, cursors)
+        return 0
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         with readers(self.sources) as iterators:
@@ -90,9 +115,19 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
 class ZipLongestPass(Pass[tuple[Any, ...]]):
     """One pass over a ZipperLongest, which knows how many tuples it has yielded."""
 
+    marks = ()
+
     sources: tuple[Iterable[Any], ...]
     fill_value: Any
     yielded: int = 0
+
+    def put_above(self, into: Cursors) -> None:
+        put_all(self.sources, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        resume_all(self.sources, position, cursors)
+        return 0
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         with readers(self.sources) as iterators:
@@ -124,9 +159,27 @@ class Multiplexer(IterDataPipe[T]):
 class MuxPass(Pass[T]):
     """One pass over a Multiplexer: the rounds taken, and the turns had in the last of them."""
 
+    marks = ()
+
     sources: tuple[Iterable[T], ...]
     rounds: int = 0
     turn: int = 0
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_all, self.sources), lambda: self.rounds - 1)
+
+    def put_above(self, into: Cursors) -> None:
+        # The items of a round under way were all taken already.
+        is_whole = self.turn == len(self.sources)
+        into.update(self.above.at(self.rounds if is_whole else self.rounds - 1))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.rounds, behind = divmod(position, len(self.sources))
+        self.turn = len(self.sources)
+        self.above.restart(self.rounds, cursors)
+        resume_all(self.sources, self.rounds, cursors)
+        return behind
 
     def __iter__(self) -> Iterator[T]:
         with readers(self.sources) as iterators:
@@ -135,6 +188,7 @@ class MuxPass(Pass[T]):
                 self.rounds += 1
                 for self.turn, item in enumerate(items, 1):
                     yield item
+                self.above.passed(self.rounds)
 
 
 @functional_datapipe("mux_longest")
@@ -160,24 +214,47 @@ class MultiplexerLongest(IterDataPipe[T]):
 class MuxLongestPass(Pass[T]):
     """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
 
+    marks = ("yielded", "turn", "rounds")
+
     sources: tuple[Iterable[T], ...]
     yielded: int = 0
-    turn: int = 0
+    turn: int = -1
+    rounds: int = 0
     ended: set[int] = field(default_factory=set)
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), "ended": sorted(self.ended)}
+
+    def put_above(self, into: Cursors) -> None:
+        begun = self.sources if self.rounds else self.sources[: self.turn + 1]
+        put_all(begun, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
+        self.ended = set(cursor["ended"])
+        for place, source in enumerate(self.sources):
+            # One that has ended had fewer items than this.
+            resume(source, self.rounds + (place <= self.turn), cursors)
+        return position - self.yielded
 
     def __iter__(self) -> Iterator[T]:
         with readers(self.sources) as iterators:
+            first = self.turn + 1
             while len(self.ended) < len(iterators):
-                for turn, iterator in enumerate(iterators):
+                for turn in range(first, len(iterators)):
                     if turn in self.ended:
                         continue
-                    item = next(iterator, _END)
+                    item = next(iterators[turn], _END)
                     if item is _END:
                         self.ended.add(turn)
                         continue
                     self.turn = turn
                     self.yielded += 1
                     yield item
+                self.rounds += 1
+                self.turn, first = -1, 0
 
 
 _END: Any = object()

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.crossing import async_items
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.home import cancelled, ended_threads, present_waiter
 from asyncloader.datapipes.iterating import aclose_items, close_items
 from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.runtime import LoopWaiter, ThreadWaiter, begin_task, running_loop
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Window(Iterator[T]):
 
     async def read(self, source: Iterable[Any]) -> None:
         """Begin a call for every item of the source, as room allows."""
-        items = async_items(source)
+        items = aiter(abegin(source))
         try:
             async for item in items:
                 self._begin(item)
@@ -214,7 +214,7 @@ class ThreadMapper(IterDataPipe[T]):
     def __iter__(self) -> Iterator[T]:
         count = self.concurrency or os.cpu_count() or 1
         crew = Crew(self._call, count, self.ordered)
-        iterator = iter(self.source)
+        iterator = begin(self.source)
         try:
             for item in iterator:
                 crew.begin(item)

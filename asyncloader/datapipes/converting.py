@@ -19,7 +19,9 @@ from asyncloader.datapipes.arguments import (
     keyed_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ class IterToMapConverter(MapDataPipe[T]):
     def _load(self) -> dict[Any, T]:
         items: dict[Any, T] = {}
         with calling(self.key_value_fn or itself) as key_value:
-            for item in self.source:
+            for item in begin(self.source):
                 try:
                     pair = key_value(item)
                 except BaseException as error:
@@ -129,17 +131,35 @@ class MapToIterConverter(IterDataPipe[T]):
         return len(self.source if self.indices is None else self.indices)
 
     def new_pass(self) -> LookupPass[T]:
-        keys = range(len(self.source)) if self.indices is None else self.indices
-        return LookupPass(self.source, keys)
+        return LookupPass(self.source, self._keys())
+
+    def picks(self) -> bool:
+        return True
+
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        keys = self._keys()
+        return (self.source[keys[position]] for position in positions if position < len(keys))
+
+    def _keys(self) -> Sequence[Any]:
+        return range(len(self.source)) if self.indices is None else self.indices
 
 
 @dataclass
 class LookupPass(Pass[T]):
     """One pass over keys, which can go on from any position at once."""
 
+    marks = ()
+
     source: MapDataPipe[T]
     keys: Sequence[Any] = field(repr=False)
     yielded: int = 0
+
+    def put_above(self, into: Cursors) -> None:
+        """What is looked up has no place."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        return 0
 
     def __iter__(self) -> Iterator[T]:
         for position in range(self.yielded, len(self.keys)):

@@ -12,21 +12,23 @@ import functools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.exchange import Exchange
+from asyncloader.datapipes.cursors import first_cursors, put_own_cursors
+from asyncloader.datapipes.exchange import Exchange, Nobody
 from asyncloader.datapipes.home import PLACE, Home
 from asyncloader.runtime import LoopThread, LoopWaiter, Stopped, ThreadWaiter, running_loop
 
 T = TypeVar("T")
 
 
-async def from_thread(items: Iterable[T]) -> AsyncIterator[T]:
+async def from_thread(items: Iterable[T], crossing: Exchange[T] | None = None) -> AsyncIterator[T]:
     """Yield a sync iterable's items on the loop while it runs in a thread."""
     place = PLACE.get()
     loop = asyncio.get_running_loop()
     shared = place[0] if place is not None and place[0].loop is loop else None
     home = shared or Home(loop)
     taker = LoopWaiter(loop)
-    exchange: Exchange[T] = Exchange(taker)
+    exchange = crossing or crossing_of(items)
+    exchange.taker = taker
     giver = home.start_thread(items, exchange)
     try:
         while True:
@@ -45,26 +47,35 @@ async def from_thread(items: Iterable[T]) -> AsyncIterator[T]:
             await giver.aclose()
 
 
-def from_loop(items: AsyncIterable[T]) -> Iterator[T]:
+def from_loop(items: AsyncIterable[T], crossing: Exchange[T] | None = None) -> Iterator[T]:
     """Yield an async iterable's items in this thread while it runs on a loop.
 
     The loop is that of the running pass; a pipe that is used alone gets one for
     itself, in a thread.
     """
     place = PLACE.get()
+    exchange = crossing or crossing_of(items)
     if place is not None and place[0].loop is not running_loop():
         home, waiter = place
-        yield from _taken(home, items, waiter or ThreadWaiter())
+        yield from _taken(home, items, exchange, waiter or ThreadWaiter())
         return
     thread = LoopThread()
     try:
-        yield from _taken(Home(thread.loop), items, ThreadWaiter())
+        yield from _taken(Home(thread.loop), items, exchange, ThreadWaiter())
     finally:
         thread.close()
 
 
-def _taken(home: Home, items: AsyncIterable[T], waiter: ThreadWaiter) -> Iterator[T]:
-    exchange: Exchange[T] = Exchange(waiter)
+def crossing_of(items: Any) -> Exchange[Any]:
+    """Return an exchange for a pipe's items, which marks where the pipe stands."""
+    put = functools.partial(put_own_cursors, items)
+    return Exchange(Nobody(), put, first_cursors(items))
+
+
+def _taken(
+    home: Home, items: AsyncIterable[T], exchange: Exchange[T], waiter: ThreadWaiter
+) -> Iterator[T]:
+    exchange.taker = waiter
     giver = home.prepare_task(items, exchange)
     home.loop.call_soon_threadsafe(giver.start)
     try:
@@ -129,10 +140,3 @@ def _call(
     finally:
         # Whoever stops waiting stops the work as well.
         future.cancel()
-
-
-def async_items(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
-    """Return an async iterator over either colour of iterable."""
-    if isinstance(items, AsyncIterable):
-        return aiter(items)
-    return from_thread(items)

@@ -9,8 +9,10 @@ cross together, and an exchange holds the one group that is on its way.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from asyncloader.datapipes.cursors import Cursors, Marks
 from asyncloader.datapipes.lasting import LastingError
 
 T = TypeVar("T")
@@ -38,11 +40,18 @@ class Exchange(Generic[T]):
     A group is full at 64 items, or one millisecond after its first; what is
     there may be taken at any moment. Every step is safe between threads because
     it is a single operation on a list.
+
+    ``put`` adds the cursors of the giver's pipe, which began with ``first``.
     """
 
-    def __init__(self, taker: Waiter) -> None:
+    def __init__(self, taker: Waiter, put: Callable[[Cursors], None], first: Cursors) -> None:
         self.giver: Waiter = Nobody()
         self.taker = taker
+        self._given = 0
+        self._taken = 0
+        # How many were taken before the latest group, of which all were handed on.
+        self._taken_before = 0
+        self._marks = Marks(put, lambda: self._taken_before, first)
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
@@ -54,6 +63,8 @@ class Exchange(Generic[T]):
         if len(self._items) == 1:
             self._begun = time.perf_counter()
         self.taker.wake()
+        self._given += 1
+        self._marks.passed(self._given)
 
     def give_group(self, items: list[T]) -> None:
         """Add several items and wake the taker."""
@@ -61,6 +72,8 @@ class Exchange(Generic[T]):
             self._begun = time.perf_counter()
         self._items += items
         self.taker.wake()
+        self._given += len(items)
+        self._marks.passed(self._given)
 
     def end(self, error: BaseException | None) -> None:
         """Say that no item follows, and why if it is not the natural end."""
@@ -91,8 +104,13 @@ class Exchange(Generic[T]):
         if count:
             group = self._items[:count]
             del self._items[:count]
+            self._taken_before, self._taken = self._taken, self._taken + count
             self.giver.wake()
             return group
         if self._error is not None:
             raise self._error.again()
         return []
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add where the giver's pipe stood, at the latest, when the last group was taken."""
+        into.update(self._marks.at(self._taken_before))

@@ -13,8 +13,9 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
+from asyncloader.datapipes.expansion import Expansion
 from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
 
 T = TypeVar("T")
@@ -59,20 +60,17 @@ class UnBatcher(IterDataPipe[T]):
 
 
 @dataclass
-class UnbatchPass(Pass[T]):
+class UnbatchPass(Expansion[T]):
     """One pass over an UnBatcher, which knows how far it is inside the batch it took last."""
 
     pipe: UnBatcher[T]
-    taken: int = 0
-    offset: int = 0
 
     def __iter__(self) -> Iterator[T]:
-        for batch in self.pipe.source:
-            self.taken += 1
-            self.offset = 0
-            for item in self.pipe.leaves(batch):
+        for batch in self.begin():
+            for item in self.rest(self.pipe.leaves(batch)):
                 self.offset += 1
                 yield item
+            self.finish()
 
 
 @functional_datapipe("flatmap")
@@ -117,24 +115,21 @@ async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) ->
 
 
 @dataclass
-class FlatMapPass(Pass[T]):
+class FlatMapPass(Expansion[T]):
     """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
 
     pipe: FlatMapper[T]
     expand: Callable[..., Any]
-    taken: int = 0
-    offset: int = 0
 
     def __iter__(self) -> Iterator[T]:
         with calling(self.expand) as expand:
-            for item in self.pipe.source:
-                self.taken += 1
-                self.offset = 0
-                parts = self._parts(expand, item)
+            for item in self.begin():
+                parts = self.rest(self._parts(expand, item))
                 # The user's code goes on running while a generator is read.
                 while (part := self._next(parts)) is not _END:
                     self.offset += 1
                     yield part
+                self.finish()
 
     def _parts(self, expand: Callable[..., Any], item: Any) -> Iterator[T]:
         try:

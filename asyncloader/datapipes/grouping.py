@@ -6,6 +6,7 @@ buffer is full.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CoroutineType
@@ -13,7 +14,9 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.reading import begin_with
 
 T = TypeVar("T")
 
@@ -74,26 +77,64 @@ def _checked_size(name: str, size: int | None, limit_name: str, limit: int | Non
 class GroupPass(Pass[Any]):
     """One pass over a Grouper, which holds the groups that are not yet full."""
 
+    marks = ("taken", "yielded")
+
     pipe: Grouper
     taken: int = 0
     yielded: int = 0
     held: int = 0
-    groups: dict[Any, list[Any]] = field(default_factory=dict, repr=False)
+    groups: dict[Any, Group] = field(default_factory=dict, repr=False)
+    above: Marks = field(init=False, repr=False)
+    _positions: list[int] = field(default_factory=list, init=False, repr=False)
+    _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_cursors, self.pipe.source), self._oldest_held)
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
         with calling(pipe.group_key_fn) as key_of:
-            for item in pipe.source:
+            for item in self._refilled(key_of):
                 key = self._key(key_of, item)
-                self._hold(key, item)
-                if len(self.groups[key]) == pipe.group_size:
+                self._hold(key, item, self.taken)
+                self.taken += 1
+                if self.groups[key].size == pipe.group_size:
                     yield self._yielded(key)
                 if self.held == pipe.buffer_size:
-                    largest = max(self.groups, key=lambda key: len(self.groups[key]))
+                    largest = max(self.groups, key=lambda key: self.groups[key].size)
                     if self._may_leave(largest):
                         yield self._yielded(largest)
+                self.above.passed(self.taken)
         while self.groups:
             yield self._yielded(next(iter(self.groups)))
+
+    def cursor(self) -> Cursor:
+        positions = [place for group in self.groups.values() for place in group.positions]
+        return {**super().cursor(), "held": sorted(positions)}
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self._oldest_held()))
+
+    def _oldest_held(self) -> int:
+        # The groups are in the order in which they began.
+        oldest = next(iter(self.groups.values()), None)
+        return self.taken if oldest is None else oldest.positions[0]
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.taken, self.yielded = cursor["taken"], cursor["yielded"]
+        self._positions, self._cursors = cursor["held"], cursors
+        self.above.restart(min(self._positions, default=self.taken), cursors)
+        return position - self.yielded
+
+    def _refilled(self, key_of: Callable[..., Any]) -> Iterator[Any]:
+        """Hold the items again that were held; return those that follow."""
+        positions = self._positions
+        again, following = begin_with(self.pipe.source, positions, self.taken, self._cursors)
+        for position, item in zip(positions, again, strict=True):
+            self._hold(self._key(key_of, item), item, position)
+        return following
 
     def _key(self, key_of: Callable[..., Any], item: Any) -> Any:
         try:
@@ -105,25 +146,28 @@ class GroupPass(Pass[Any]):
             raise unawaited(self.pipe)
         return key
 
-    def _hold(self, key: Any, item: Any) -> None:
-        self.groups.setdefault(key, []).append(item)
+    def _hold(self, key: Any, item: Any, position: int) -> None:
+        group = self.groups.get(key)
+        if group is None:
+            self.groups[key] = group = Group()
+        group.items.append(item)
+        group.positions.append(position)
         self.held += 1
-        self.taken += 1
 
     def _yielded(self, key: Any) -> Any:
-        group = self._released(key)
+        items = self._released(key)
         self.yielded += 1
-        return (key, group) if self.pipe.keep_key else group
+        return (key, items) if self.pipe.keep_key else items
 
     def _released(self, key: Any) -> list[Any]:
-        group = self.groups.pop(key)
-        self.held -= len(group)
-        return group
+        items = self.groups.pop(key).items
+        self.held -= len(items)
+        return items
 
     def _may_leave(self, key: Any) -> bool:
         # Whether the group may be yielded to make room. One that is too small is
         # dropped here where that is allowed.
-        pipe, size = self.pipe, len(self.groups[key])
+        pipe, size = self.pipe, self.groups[key].size
         least = pipe.guaranteed_group_size or pipe.group_size or 1
         if size >= least:
             return True
@@ -135,3 +179,18 @@ class GroupPass(Pass[Any]):
             )
         self._released(key)
         return False
+
+
+class Group:
+    """Items that belong together, and where in the source they were."""
+
+    __slots__ = ("items", "positions")
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.positions: list[int] = []
+
+    @property
+    def size(self) -> int:
+        """How many items there are."""
+        return len(self.items)

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
+from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
@@ -115,7 +116,7 @@ class ThreadGiver(Generic[T]):
         release(self._finished)
 
     def _give_all(self) -> None:
-        self.iterator = iterator = iter(self._items)
+        self.iterator = iterator = started(self._items)
         exchange, waiter = self._exchange, self._waiter
         try:
             for item in iterator:
@@ -187,7 +188,7 @@ async def give_groups(
     """Give all of an async iterable's items from the present task."""
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
-    async with contextlib.aclosing(groups_of(items)) as groups:
+    async with contextlib.aclosing(groups_of(astarted(items))) as groups:
         async for group in groups:
             exchange.give_group(group)
             del group

@@ -7,6 +7,7 @@ number and order: map, collate, enumerate, set_length.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -16,15 +17,23 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
     keyed_source,
 )
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.base import (
+    IterDataPipe,
+    MapDataPipe,
+    OneToOne,
+    Pass,
+    functional_datapipe,
+)
 from asyncloader.datapipes.columns import ColumnFunction
+from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
 
 @functional_datapipe("map")
-class Mapper(IterDataPipe[T]):
+class Mapper(OneToOne, IterDataPipe[T]):
     """Yield ``fn(item)`` for each item.
 
     ``input_col`` picks what is handed to ``fn`` out of a tuple, list or dict, and
@@ -56,7 +65,7 @@ class Mapper(IterDataPipe[T]):
 
     def __iter__(self) -> Iterator[T]:
         with calling(self._apply) as apply:
-            for item in self.source:
+            for item in begin(self.source):
                 try:
                     result = apply(item)
                 except BaseException as error:
@@ -153,12 +162,30 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     def __len__(self) -> int:
         return len(self.source)
 
+    def new_pass(self) -> EnumeratePass[T]:
+        return EnumeratePass(self.source, self.starting_index)
+
+
+@dataclass
+class EnumeratePass(Pass[tuple[int, T]]):
+    """One pass over an Enumerator, and the index of its first item."""
+
+    marks = ()
+
+    source: Iterable[T]
+    first: int
+
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        yield from enumerate(self.source, self.starting_index)
+        yield from enumerate(begin(self.source), self.first)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.first += position
+        resume(self.source, position, cursors)
+        return 0
 
 
 @functional_datapipe("set_length")
-class LengthSetter(IterDataPipe[T]):
+class LengthSetter(OneToOne, IterDataPipe[T]):
     """Yield the source's items and say that there are ``length`` of them.
 
     What is said is not held against what comes.
@@ -176,4 +203,4 @@ class LengthSetter(IterDataPipe[T]):
         return self.length
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self.source)
+        return begin(self.source)

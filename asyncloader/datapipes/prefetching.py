@@ -7,24 +7,26 @@ consumer is busy with what it has: prefetch and pin_memory.
 from __future__ import annotations
 
 import asyncio
+import functools
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.crossing import async_items, from_thread
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items, close_items
+from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.runtime import LoopWaiter, begin_task
 
 T = TypeVar("T")
 
 
 @functional_datapipe("prefetch")
-class Prefetcher(IterDataPipe[T]):
+class Prefetcher(OneToOne, IterDataPipe[T]):
     """Yield the source's items in order, holding up to ``buffer_size`` of them ready.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -40,7 +42,7 @@ class Prefetcher(IterDataPipe[T]):
         return len(self.source)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        ahead = ReadAhead(self.source, self.buffer_size)
+        self.current_pass = ahead = ReadAhead(self.source, self.buffer_size)
         loop = asyncio.get_running_loop()
         task = begin_task(loop, ahead.fill(), f"asyncloader {self!r}")
         try:
@@ -49,14 +51,23 @@ class Prefetcher(IterDataPipe[T]):
         finally:
             await cancelled([task])
 
+    def put_cursors(self, into: Cursors) -> None:
+        if self.current_pass is not None:
+            self.current_pass.put_above(into)
 
-class ReadAhead(Iterator[T]):
+
+class ReadAhead(Pass[T], Iterator[T]):
     """The items read ahead of a consumer on the same loop."""
 
     def __init__(self, source: Iterable[T], buffer_size: int) -> None:
         loop = asyncio.get_running_loop()
         self.source = source
         self.buffer_size = buffer_size
+        self.taken = 0
+        self.yielded = 0
+        self.above = Marks(
+            functools.partial(put_cursors, source), lambda: self.yielded, first_cursors(source)
+        )
         self.buffer: deque[T] = deque()
         self.ended = False
         self.error: BaseException | None = None
@@ -65,12 +76,14 @@ class ReadAhead(Iterator[T]):
 
     async def fill(self) -> None:
         """Read the source to its end, never more than a buffer ahead."""
-        items = async_items(self.source)
+        items = aiter(abegin(self.source))
         try:
             async for item in items:
                 self.buffer.append(item)
                 del item
                 self._consumer.wake()
+                self.taken += 1
+                self.above.passed(self.taken)
                 await self._reader.until(self._has_room)
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
@@ -88,17 +101,21 @@ class ReadAhead(Iterator[T]):
 
     def __next__(self) -> T:
         item = self.buffer.popleft()
+        self.yielded += 1
         self._reader.wake()
         return item
 
     next = __next__
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.yielded))
 
     def _has_room(self) -> bool:
         return len(self.buffer) < self.buffer_size
 
 
 @functional_datapipe("pin_memory")
-class PinMemory(IterDataPipe[T]):
+class PinMemory(OneToOne, IterDataPipe[T]):
     """Yield the items with their tensors in pinned memory, made ready in a thread.
 
     Copies from pinned memory to a device run beside computation
@@ -129,17 +146,18 @@ class PinMemory(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return from_thread(self._pinned())
+    def waits(self) -> bool:
+        # A loader runs what waits in a thread beside its consumer.
+        return True
 
-    def _pinned(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[T]:
         pin = self.pin_memory_fn or pinned
         if self.pin_memory_fn is None and not _has_accelerator():
             warnings.warn(
                 "pin_memory: no accelerator is available, so items pass unpinned", stacklevel=2
             )
             pin = _as_it_is
-        iterator = iter(self.source)
+        iterator = begin(self.source)
         try:
             for item in iterator:
                 try:

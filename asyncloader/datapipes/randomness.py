@@ -7,29 +7,42 @@ the next pass, and a pass for which none was set draws its own.
 from __future__ import annotations
 
 import random
-from typing import Self
+from typing import Any, Self
 
-from asyncloader.seeds import checked_seed, entropy
+from asyncloader.seeds import Stream, checked_seed, entropy
+
+# The seed of a pass leads to the next one's so far along its stream.
+_NEXT_AT = 2**32
 
 
 class Seeded:
     """A pipe whose order is drawn from a seed."""
 
     _seed: int | None = None
+    _is_seeded = False
+    current_pass: Any
 
     def set_seed(self, seed: int) -> Self:
-        """Draw the next pass from ``seed``, a number of 64 bits; return the pipe."""
+        """Draw the next pass from ``seed``, a number of 64 bits; return the pipe.
+
+        Passes after that, as those of a cycle, have seeds that follow from it.
+        """
         self._seed = checked_seed(seed)
+        self._is_seeded = True
         return self
 
     def next_seed(self) -> int:
         """Return the seed of the pass that begins now.
 
-        Where none was set since the last one it is drawn from torch's global
-        generator, or from Python's while torch is not imported.
+        Where none was ever set it is drawn from torch's global generator, or from
+        Python's while torch is not imported.
         """
         seed, self._seed = self._seed, None
-        return entropy(otherwise=lambda: random.getrandbits(64)) if seed is None else seed
+        if seed is not None:
+            return seed
+        if self._is_seeded and self.current_pass is not None:
+            return Stream(self.current_pass.seed, _NEXT_AT).draw()
+        return entropy(otherwise=lambda: random.getrandbits(64))
 
 
 class Shuffling(Seeded):

@@ -6,8 +6,9 @@ ended: concat (in its iter and map forms), cycle, and repeat.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import (
@@ -18,6 +19,8 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.batching import index_within
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors, resume
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
@@ -45,16 +48,26 @@ class Concater(IterDataPipe[T]):
 class ConcatPass(Pass[T]):
     """One pass over a Concater: which source is being read, and how much of it was."""
 
+    marks = ("current", "taken", "yielded")
+
     sources: tuple[Iterable[T], ...]
     current: int = 0
     taken: int = 0
+    yielded: int = 0
+
+    @property
+    def source(self) -> Any:
+        return self.sources[self.current]
 
     def __iter__(self) -> Iterator[T]:
-        for current, source in enumerate(self.sources):
-            self.current, self.taken = current, 0
-            for item in source:
+        while self.current < len(self.sources):
+            for item in begin(self.source):
                 self.taken += 1
+                self.yielded += 1
                 yield item
+            if self.current == len(self.sources) - 1:
+                return
+            self.current, self.taken = self.current + 1, 0
 
 
 @functional_datapipe("concat")
@@ -111,20 +124,23 @@ class Cycler(IterDataPipe[T]):
 class CyclePass(Pass[T]):
     """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
 
+    marks = ("rounds", "taken", "yielded")
+
     source: Iterable[T]
     count: int | None
     rounds: int = 0
     taken: int = 0
+    yielded: int = 0
 
     def __iter__(self) -> Iterator[T]:
         while self.rounds != self.count:
-            self.taken = 0
-            for item in self.source:
+            for item in begin(self.source):
                 self.taken += 1
+                self.yielded += 1
                 yield item
             if not self.taken:
                 return
-            self.rounds += 1
+            self.rounds, self.taken = self.rounds + 1, 0
 
 
 @functional_datapipe("repeat")
@@ -151,15 +167,34 @@ class Repeater(IterDataPipe[T]):
 class RepeatPass(Pass[T]):
     """One pass over a Repeater: the items taken, and how often the last was yielded."""
 
+    marks = ()
+
     source: Iterable[T]
     times: int
     taken: int = 0
     repeated: int = 0
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken - 1)
+
+    def put_above(self, into: Cursors) -> None:
+        # An item that is still to be repeated has to be taken again.
+        is_done = self.repeated == self.times
+        into.update(self.above.at(self.taken if is_done else self.taken - 1))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.taken, behind = divmod(position, self.times)
+        self.repeated = self.times
+        self.above.restart(self.taken, cursors)
+        resume(self.source, self.taken, cursors)
+        return behind
 
     def __iter__(self) -> Iterator[T]:
-        for item in self.source:
+        for item in begin(self.source):
             self.taken += 1
             self.repeated = 0
             while self.repeated < self.times:
                 self.repeated += 1
                 yield item
+            self.above.passed(self.taken)

@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.columns import reading
+from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
@@ -65,21 +67,27 @@ class Filter(IterDataPipe[T]):
 class FilterPass(Pass[T]):
     """One pass over a Filter, which knows what it has taken and what it let pass."""
 
+    marks = ("taken", "yielded")
+
     pipe: Filter[T]
     keeps: Callable[..., Any]
     taken: int = 0
     yielded: int = 0
 
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
     def __iter__(self) -> Iterator[T]:
         verdict = self.pipe.verdict
         with calling(self.keeps) as keeps:
-            for item in self.pipe.source:
-                self.taken += 1
+            for item in begin(self.source):
                 try:
                     kept = keeps(item)
                 except BaseException as error:
                     blame(error, self.pipe)
                     raise
+                self.taken += 1
                 if kept is not False and (kept is True or verdict(kept)):
                     self.yielded += 1
                     yield item
@@ -120,15 +128,28 @@ class Header(IterDataPipe[T]):
 class HeaderPass(Pass[T]):
     """One pass over a Header, which knows how many items it has let pass."""
 
+    marks = ()
+
     pipe: Header[T]
     yielded: int = 0
 
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        resume(self.source, position, cursors)
+        return 0
+
     def __iter__(self) -> Iterator[T]:
-        if self.pipe.limit == 0:
+        limit = self.pipe.limit
+        left = None if limit is None else max(0, limit - self.yielded)
+        if left == 0:
             return
-        items = iter(self.pipe.source)
+        items = begin(self.source)
         try:
-            for item in islice(items, self.pipe.limit):
+            for item in islice(items, left):
                 self.yielded += 1
                 yield item
         finally:

@@ -14,7 +14,10 @@ from itertools import islice
 from typing import TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, pick, picks, resume
+from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
 
@@ -81,6 +84,13 @@ class ShardingFilter(IterDataPipe[T]):
         self.groups = groups
         self.num_of_instances, self.instance_id = self._share()
 
+    def picks(self) -> bool:
+        return picks(self.source)
+
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        pick(self.source, [self.instance_id + each * self.num_of_instances for each in positions])
+        return begin(self.source)
+
     def _share(self) -> tuple[int, int]:
         count, instance = 1, 0
         for group, (group_count, group_instance) in sorted(self.groups.items()):
@@ -99,19 +109,31 @@ class ShardingFilter(IterDataPipe[T]):
 class ShardPass(Pass[T]):
     """One pass over a share, which knows how many items of it have been yielded."""
 
+    marks = ()
+
     source: Iterable[T]
     count: int
-    instance: int
+    #: How many items to leave out before the first.
+    skipped: int
     yielded: int = 0
 
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        resume(self.source, self.skipped + position * self.count, cursors)
+        self.skipped, self.yielded = 0, position
+        return 0
+
     def __iter__(self) -> Iterator[T]:
-        for item in islice(self.source, self.instance, None, self.count):
-            self.yielded += 1
-            yield item
+        items = begin(self.source)
+        try:
+            for item in islice(items, self.skipped, None, self.count):
+                self.yielded += 1
+                yield item
+        finally:
+            close_items(items)
 
 
 @functional_datapipe("sharding_round_robin_dispatch")
-class ShardingRoundRobinDispatcher(IterDataPipe[T]):
+class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
     """Mark where the graph above runs in one process that deals its items to the workers.
 
     Without worker processes the items pass as they are. The group must be
@@ -140,7 +162,7 @@ class ShardingRoundRobinDispatcher(IterDataPipe[T]):
         return len(self.source)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self.source)
+        return begin(self.source)
 
 
 def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITIES | None:

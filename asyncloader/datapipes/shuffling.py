@@ -7,6 +7,8 @@ from it, so its place can be found again by drawing.
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -19,9 +21,12 @@ from asyncloader.datapipes.arguments import (
     keyed_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, picks, put_cursors, resume
 from asyncloader.datapipes.flattening import UnBatcher
+from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.permutation import permutation
 from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.reading import begin, begin_with
 
 T = TypeVar("T")
 
@@ -64,36 +69,117 @@ class ShufflePass(Pass[T]):
     A pass without a buffer yields the source's items as they come.
     """
 
+    marks = ("seed", "taken", "drawn")
+
     source: Iterable[T]
     buffer_size: int
     seed: int
     taken: int = 0
     drawn: int = 0
-    buffer: list[T] = field(default_factory=list, repr=False)
+    buffer: list[Any] = field(default_factory=list, repr=False)
+    above: Marks = field(init=False, repr=False)
+    _order: BufferOrder = field(init=False, repr=False)
+    _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_cursors, self.source), self._oldest_held)
+        self._order = BufferOrder(self.seed, self.buffer_size)
+        # Then the buffer holds every item with its position.
+        self._looks_back = self.buffer_size > 0 and not picks(self.source)
 
     def __iter__(self) -> Iterator[T]:
-        buffer, draw = self.buffer, Random(self.seed).random
+        items = self._refilled()
         try:
-            for item in self.source:
-                self.taken += 1
-                if len(buffer) < self.buffer_size:
-                    buffer.append(item)
-                    continue
-                # A product with a fraction is several times faster than randrange,
-                # and its bias is of the order of buffer_size / 2**53.
-                pick = int(draw() * self.buffer_size)
-                buffer.append(item)
-                self.drawn += 1
-                yield _swapped_out(buffer, pick)
-            while buffer:
-                pick = int(draw() * len(buffer))
-                self.drawn += 1
-                yield _swapped_out(buffer, pick)
+            if not self._looks_back:
+                yield from self._shuffled(items)
+                return
+            for _, item in self._shuffled(enumerate(items, self.taken)):
+                yield item
+                self.above.passed(self.taken)
         finally:
-            buffer.clear()
+            self.buffer.clear()
+            close_items(items)
+
+    def _shuffled(self, items: Iterable[Any]) -> Iterator[Any]:
+        buffer, draw = self.buffer, self._order.random.random
+        for item in items:
+            if len(buffer) < self.buffer_size:
+                self.taken += 1
+                buffer.append(item)
+                continue
+            # A product with a fraction is several times faster than randrange,
+            # and its bias is of the order of buffer_size / 2**53.
+            pick = int(draw() * self.buffer_size)
+            buffer.append(item)
+            self.taken += 1
+            self.drawn += 1
+            yield swapped_out(buffer, pick)
+        while buffer:
+            pick = int(draw() * len(buffer))
+            self.drawn += 1
+            yield swapped_out(buffer, pick)
+
+    def put_above(self, into: Cursors) -> None:
+        if self._looks_back:
+            # What is held is made once more, from the oldest item on.
+            into.update(self.above.at(self._oldest_held()))
+        else:
+            put_cursors(self.source, into)
+
+    def _oldest_held(self) -> int:
+        return min((position for position, _ in self.buffer), default=self.taken)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.seed, self.taken, self.drawn = cursor["seed"], cursor["taken"], cursor["drawn"]
+        if not self.buffer_size:
+            self.taken = self.drawn = position
+        self._order = BufferOrder(self.seed, self.buffer_size)
+        self._cursors = cursors
+        return position - self.drawn
+
+    def _refilled(self) -> Iterator[T]:
+        """Fill the buffer as it was, and return what follows."""
+        self._order.advance(self.taken, self.drawn)
+        held = self._order.held
+        in_order = sorted(held)
+        self.above.restart(in_order[0] if in_order else self.taken, self._cursors)
+        items, following = begin_with(self.source, in_order, self.taken, self._cursors)
+        found = dict(zip(in_order, items, strict=True))
+        self.buffer += [(at, found[at]) if self._looks_back else found[at] for at in held]
+        return following
 
 
-def _swapped_out(buffer: list[T], pick: int) -> T:
+class BufferOrder:
+    """The order of a shuffle by the positions of its items, which ``ShufflePass`` draws alike."""
+
+    def __init__(self, seed: int, buffer_size: int) -> None:
+        self.random = Random(seed)
+        self.buffer_size = buffer_size
+        self.held: list[int] = []
+        self._taken = 0
+        self._drawn = 0
+
+    def advance(self, taken: int, drawn: int) -> None:
+        """Go on to where so many items were taken and drawn."""
+        held, draw, size = self.held, self.random.random, self.buffer_size
+        while self._drawn < drawn:
+            filling = range(self._taken, min(taken, self._taken + size - len(held)))
+            held.extend(filling)
+            self._taken += len(filling)
+            if self._taken < taken:
+                pick = int(draw() * size)
+                held.append(self._taken)
+                self._taken += 1
+            else:
+                pick = int(draw() * len(held))
+            swapped_out(held, pick)
+            self._drawn += 1
+
+
+def swapped_out(buffer: list[T], pick: int) -> T:
+    """Take an item out of a buffer."""
     # Swapping with the last item keeps a draw O(1).
     buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
     return buffer.pop()
@@ -121,27 +207,38 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
 
     def new_pass(self) -> MapShufflePass[T]:
         keys = range(len(self.source)) if self.indices is None else self.indices
-        if not self.shuffles:
-            return MapShufflePass(self.source, keys, range(len(keys)), seed=0)
-        seed = self.next_seed()
-        return MapShufflePass(self.source, keys, permutation(len(keys), seed), seed)
+        seed = self.next_seed() if self.shuffles else 0
+        return MapShufflePass(self.source, keys, self.shuffles, seed)
 
 
 @dataclass
 class MapShufflePass(Pass[T]):
     """One pass over a MapShuffler, which can go on from any position at once."""
 
+    marks = ("seed",)
+
     source: MapDataPipe[T]
     keys: Sequence[Any] = field(repr=False)
-    order: Sequence[int] = field(repr=False)
+    shuffles: bool
     seed: int
     yielded: int = 0
 
     def __iter__(self) -> Iterator[T]:
-        for position in range(self.yielded, len(self.order)):
-            item = self.source[self.keys[self.order[position]]]
+        count = len(self.keys)
+        order = permutation(count, self.seed) if self.shuffles else range(count)
+        for position in range(self.yielded, count):
+            item = self.source[self.keys[order[position]]]
             self.yielded += 1
             yield item
+
+    def put_above(self, into: Cursors) -> None:
+        """What is looked up has no place."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self.seed = cursor["seed"]
+        self.yielded = position
+        return 0
 
 
 @functional_datapipe("in_batch_shuffle")
@@ -168,18 +265,36 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
 class InBatchPass(Pass[list[T]]):
     """One pass over an InBatchShuffler: the batches so far, and the items drawn for them."""
 
+    marks = ("seed", "yielded", "drawn")
+
     source: Iterable[Sequence[T]]
     shuffles: bool
     seed: int
     yielded: int = 0
     drawn: int = 0
 
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if not self.shuffles:
+            self.yielded = position
+            resume(self.source, position, cursors)
+            return 0
+        if cursor is None:
+            return position
+        self.seed, self.yielded, self.drawn = cursor["seed"], cursor["yielded"], cursor["drawn"]
+        resume(self.source, self.yielded, cursors)
+        return position - self.yielded
+
     def __iter__(self) -> Iterator[list[T]]:
-        random = Random(self.seed)
-        for batch in self.source:
+        draw = Random(self.seed).random
+        # Every item takes one draw, so that the place can be found again by drawing.
+        deque((draw() for _ in range(self.drawn)), maxlen=0)
+        for batch in begin(self.source):
+            if not self.shuffles:
+                self.yielded += 1
+                yield batch
+                continue
+            left = list(batch)
+            mixed = [swapped_out(left, int(draw() * len(left))) for _ in range(len(left))]
             self.yielded += 1
-            if self.shuffles:
-                self.drawn += len(batch)
-                yield random.sample(batch, len(batch))
-            else:
-                yield batch  # type: ignore[misc]  # what the source yields, as it is
+            self.drawn += len(mixed)
+            yield mixed

@@ -11,8 +11,9 @@ import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, is_pipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.crossing import from_loop, from_thread
+from asyncloader.datapipes.cursors import picked
 
 T = TypeVar("T")
 
@@ -54,37 +55,26 @@ class IterableWrapper(IterDataPipe[T]):
     def waits(self) -> bool:
         return self.is_async()
 
-    def new_pass(self) -> IterablePass[T]:
-        assert isinstance(self.iterable, Iterable)
-        self._once.use(self)
-        return IterablePass(changeable_copy(self.iterable) if self.deepcopy else self.iterable)
-
     def __iter__(self) -> Iterator[T]:
-        return from_loop(self) if self.waits() else super().__iter__()
+        if not isinstance(self.iterable, Iterable):
+            return from_loop(self)
+        self._once.use(self)
+        return iter(changeable_copy(self.iterable) if self.deepcopy else self.iterable)
+
+    def picks(self) -> bool:
+        return self._once.can_repeat and isinstance(self.iterable, Iterable)
+
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        if not isinstance(self.iterable, Sequence):
+            return picked(iter(self), positions)
+        data = changeable_copy(self.iterable) if self.deepcopy else self.iterable
+        return (data[position] for position in positions if position < len(data))
 
     def __aiter__(self) -> AsyncIterator[T]:
         if isinstance(self.iterable, AsyncIterable):
             self._once.use(self)
             return aiter(self.iterable)
         return from_thread(self)
-
-
-class IterablePass(Pass[T]):
-    """One pass over an iterable, whose own iterator knows the place.
-
-    ``iterator`` is that of a list or the like. One that can be closed is not kept
-    here: it is to end when its reader drops it, and would live on with the pipe.
-    """
-
-    def __init__(self, iterable: Iterable[T]) -> None:
-        self.iterable = iterable
-        self.iterator: Iterator[T] = iter(())
-
-    def __iter__(self) -> Iterator[T]:
-        iterator = iter(self.iterable)
-        if not hasattr(iterator, "close"):
-            self.iterator = iterator
-        return iterator
 
 
 class OneShot(Generic[T]):

@@ -9,13 +9,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from time import thread_time
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.base import Pass
 from asyncloader.datapipes.crossing import draw_for_all
+from asyncloader.datapipes.cursors import Cursor, Cursors, Pace, put_cursors, resume
 from asyncloader.datapipes.function import calling
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.reading import begin
 from asyncloader.errors import IteratorInvalidated
 
 T = TypeVar("T")
@@ -42,13 +46,33 @@ class Split(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class SplitStart:
+    """A place in the source, and how many of the items before it each branch was given."""
+
+    taken: int
+    given: tuple[int, ...]
+    cursors: Cursors
+
+
 class SplitPass(Pass[T]):
-    """One pass over a splitter: what was taken, what waits for whom, and who is in it."""
+    """One pass over a splitter: what was taken, what waits for whom, and who is in it.
+
+    To go on where an earlier pass stood, it begins at the latest ``SplitStart`` that none
+    of its branches was behind.
+    """
 
     def __init__(self, split: Split) -> None:
         self.split = split
         self.taken = 0
+        #: How many items each branch was given so far; the last of them wait in its queue.
+        self.given = [0] * split.num_instances
         self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
+        self._starts = deque([SplitStart(0, tuple(self.given), {})])
+        self._expected: dict[int, SplitStart] = {}
+        self._wanted_from = [0] * split.num_instances
+        self._pace = Pace()
+        self._is_drawing = False
         self.joined: set[int] = set()
         self.left: set[int] = set()
         self.at_end = False
@@ -60,7 +84,7 @@ class SplitPass(Pass[T]):
     def join(self, index: int) -> bool:
         """Let a branch take part, if it can still get all of its items."""
         with self._drawing:
-            if self.is_invalid or index in self.joined or self._is_abandoned():
+            if self.is_invalid or index in self.joined | self.left or self._is_abandoned():
                 return False
             self.joined.add(index)
             return True
@@ -80,6 +104,31 @@ class SplitPass(Pass[T]):
             with self._drawing:
                 if not queue and not self.is_invalid:
                     self._draw_for(index)
+
+    def cursor_of(self, index: int) -> Cursor:
+        """Return where a branch stands, and from where all of the pass can be made again."""
+        with self._drawing:
+            start = self._latest_start()
+            return {
+                "yielded": self._handed_out(index),
+                "left": sorted(self.left - {index}),
+                "taken": start.taken,
+                "given": list(start.given),
+                "above": [[place, cursor] for place, cursor in start.cursors.items()],
+            }
+
+    def expect(self, index: int, position: int, cursor: Cursor | None) -> int:
+        """Let a branch go on after its first items; return how many it has to drop itself."""
+        with self._drawing:
+            if self._is_drawing:
+                return position
+            self._wanted_from[index] = position
+            if cursor is not None:
+                above = dict(cursor["above"])
+                start = SplitStart(cursor["taken"], tuple(cursor["given"]), above)
+                self._expected[index] = start
+                self.left |= set(cursor["left"])
+            return 0
 
     def leave(self, index: int) -> None:
         """Give a branch no more items; when all have left, close the source."""
@@ -124,18 +173,59 @@ class SplitPass(Pass[T]):
     def _draw_all(self) -> Iterator[None]:
         split, queues = self.split, self.queues
         with calling(split.function) as function:
-            items = iter(split.source)
+            items = self._begun_source()
             try:
                 for item in items:
                     for taker in split.takers(item, self.taken, function):
-                        if taker not in self.left:
+                        self.given[taker] += 1
+                        is_wanted = self.given[taker] > self._wanted_from[taker]
+                        if is_wanted and taker not in self.left:
                             queues[taker].append(item)
                     self.taken += 1
                     # The queues alone keep the item alive.
                     del item
                     yield
+                    if self._pace.is_due():
+                        self._note_start()
             finally:
                 close_items(items)
+
+    def _begun_source(self) -> Iterator[Any]:
+        self._is_drawing = True
+        start = self._first_start()
+        self._starts = deque([start])
+        self.taken, self.given = start.taken, list(start.given)
+        if start.taken:
+            resume(self.split.source, start.taken, start.cursors)
+        return begin(self.split.source)
+
+    def _first_start(self) -> SplitStart:
+        """Return the latest start that no branch is behind."""
+        present = set(range(self.split.num_instances)) - self.left
+        if not present or not present <= self._expected.keys():
+            return self._starts[0]
+        return min(self._expected.values(), key=lambda start: start.taken)
+
+    def _note_start(self) -> None:
+        begun = thread_time()
+        cursors: Cursors = {}
+        put_cursors(self.split.source, cursors)
+        self._starts.append(SplitStart(self.taken, tuple(self.given), cursors))
+        self._latest_start()
+        self._pace.made(begun)
+
+    def _latest_start(self) -> SplitStart:
+        starts = self._starts
+        while len(starts) > 1 and self._all_are_past(starts[1]):
+            starts.popleft()
+        return starts[0]
+
+    def _all_are_past(self, start: SplitStart) -> bool:
+        present = set(range(self.split.num_instances)) - self.left
+        return all(start.given[index] <= self._handed_out(index) for index in present)
+
+    def _handed_out(self, index: int) -> int:
+        return max(self._wanted_from[index], self.given[index] - len(self.queues[index]))
 
     def _check_room(self, index: int) -> None:
         size = self.split.buffer_size

@@ -15,18 +15,22 @@ from typing import Any, Generic, Self, TypeVar, overload
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
+from asyncloader.datapipes.cursors import set_places
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import Engine
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.loader.snapshots import Snapshots, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
+_GRAPH = "serialized_datapipe"
 _CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 
 
@@ -52,7 +56,7 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
     ) -> None: ...
 
-    # One of torch's pipes.
+    # One of torch's pipes, or None where load_state_dict will bring the graph.
     @overload
     def __init__(
         self: DataLoader2[Any],
@@ -67,11 +71,32 @@ class DataLoader2(Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
     ) -> None:
-        self.datapipe = adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn)
         self.reading_service = _copied_service(reading_service)
-        self._engine = Engine(Lifecycle(copy_graph(self.datapipe), self.reading_service))
         self._gate = Gate()
         self._iterators: weakref.WeakSet[DataLoader2Iterator[T_co]] = weakref.WeakSet()
+        #: The adapted graph; None until ``load_state_dict`` brings it, where none was given.
+        self.datapipe: Any = None
+        self._engine = Engine(Lifecycle(self.reading_service))
+        self._loaded: dict[str, Any] | None = None
+        if datapipe is not None:
+            self._use_graph(adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn))
+
+    @classmethod
+    def from_state(
+        cls,
+        state: dict[str, Any],
+        reading_service: ReadingServiceInterface | None = None,
+        *,
+        datapipe: Any = None,
+    ) -> DataLoader2[Any]:
+        """Return a loader that goes on from a state.
+
+        Without a ``datapipe`` the graph in the state is unpickled, which may run any code:
+        only do that with a state from a source you trust.
+        """
+        loader: DataLoader2[Any] = cls(datapipe, None, reading_service)
+        loader.load_state_dict(state)
+        return loader
 
     def __iter__(self) -> SyncIterator[T_co]:
         return self._latest(SyncIterator(self._engine, self._next_gate()))
@@ -81,6 +106,7 @@ class DataLoader2(Generic[T_co]):
 
     def __len__(self) -> int:
         """The number of items in an epoch; a TypeError where the graph cannot tell."""
+        self._check_has_graph()
         return self.reading_service.length(self.datapipe)
 
     def seed(self, seed: int) -> None:
@@ -110,6 +136,47 @@ class DataLoader2(Generic[T_co]):
         self._gate.resume()
         self._engine.lifecycle.resume()
 
+    def state_dict(self, *, include_datapipe: bool = True) -> dict[str, Any]:
+        """Return where the loader stands, as plain data; at any moment, without waiting.
+
+        A loader that loads it hands out exactly what this one would have handed out from
+        here on. What was prefetched does not count, only what was handed out. Without
+        ``include_datapipe`` the graph is left out, and the state is small and fit for JSON.
+        """
+        if self._loaded is not None and not self._engine.epochs:
+            kept = self._loaded if include_datapipe else {**self._loaded, _GRAPH: None}
+            return copy.deepcopy(kept)
+        self._check_has_graph()
+        return self._snapshots.take(
+            *self._engine.place(self._gate),
+            self._engine.lifecycle.checkpoint(),
+            include_datapipe=include_datapipe,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state, before the first iteration.
+
+        The loader's own graph has to be the one of the state, or SnapshotError says what
+        differs; nothing of the state is unpickled then. A loader that was made with
+        ``datapipe=None`` takes the graph out of the state by unpickling it, which may run
+        any code: only load states that you trust there. A state that is refused leaves
+        the loader as it was.
+        """
+        if self._engine.epochs:
+            raise RuntimeError(
+                "load_state_dict comes before the first iteration; make a new DataLoader2 to"
+                " load a state"
+            )
+        own = self.datapipe
+        graph = unpickled_graph(state_dict) if own is None else own
+        snapshots = self._snapshots if own is not None else Snapshots(graph)
+        seeds, start, service_state = snapshots.read(state_dict)
+        self._engine.lifecycle.restore_from(service_state)
+        if own is None:
+            self._use_graph(graph)
+        self._engine.go_on(seeds, start)
+        self._loaded = copy.deepcopy(state_dict)
+
     def stats(self) -> LoaderStats:
         """Return what was handed out so far; to be called at any moment."""
         return LoaderStats(epochs=self._engine.epochs, items=self._gate.passed)
@@ -129,14 +196,16 @@ class DataLoader2(Generic[T_co]):
         self._engine.shutdown()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        if self.datapipe is not None:
+            await self.start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     def __enter__(self) -> Self:
-        self._engine.start_sync()
+        if self.datapipe is not None:
+            self._engine.start_sync()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -145,7 +214,21 @@ class DataLoader2(Generic[T_co]):
     def __repr__(self) -> str:
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
 
+    def _use_graph(self, datapipe: Any) -> None:
+        set_places(breadth_first(datapipe))
+        self.datapipe = datapipe
+        self._snapshots = Snapshots(datapipe)
+        self._engine.lifecycle.use_graph(copy_graph(datapipe))
+
+    def _check_has_graph(self) -> None:
+        if self.datapipe is None:
+            raise RuntimeError(
+                "this loader was made with datapipe=None and has no graph yet: call"
+                " load_state_dict first"
+            )
+
     def _next_gate(self) -> Gate:
+        self._check_has_graph()
         self._gate = self._gate.renewed()
         return self._gate
 

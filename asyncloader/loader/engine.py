@@ -16,14 +16,14 @@ import warnings
 import weakref
 
 from asyncloader.datapipes.base import waits
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.errors import LoaderClosed, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
-from asyncloader.loader.seeding import EpochSeeds
+from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.runtime import LoopThread, running_loop
-from asyncloader.seeds import SeedGenerator
 
 
 class Engine:
@@ -32,9 +32,12 @@ class Engine:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
         self._seeds = EpochSeeds()
-        self._generator: SeedGenerator | None = None
+        # The epoch that is under way or was the last, with what was seen of it.
+        self._start: EpochStart | None = None
         self._gate = Gate()
         self._items: RunningItems | None = None
+        # Where the epoch stood when it was closed.
+        self._left: Cursors = {}
         self._thread: LoopThread | None = None
         self._closed: concurrent.futures.Future[None] | None = None
         self._warned_of_blocking = False
@@ -61,11 +64,30 @@ class Engine:
     def seed(self, seed: int) -> None:
         """Begin a seed's sequence of epochs with the next epoch."""
         self._seeds = EpochSeeds.from_seed(seed)
-        self._generator = None
+        if not self._gate.was_read():
+            self._start = None
+
+    def go_on(self, seeds: EpochSeeds, start: EpochStart | None) -> None:
+        """Begin with ``start``, if that is an epoch, and then as ``seeds`` say."""
+        self._seeds = seeds
+        self._start = start
+
+    def place(self, gate: Gate) -> tuple[EpochSeeds, EpochStart | None]:
+        """Return how to go on from here, where ``gate`` is that of the latest iterator."""
+        start = self._start
+        is_over = self._gate.was_read() if gate is not self._gate else self._gate.is_over()
+        if start is None or is_over:
+            return self._seeds, None
+        passed = self._gate.passed
+        if not passed:
+            return self._seeds, start
+        cursors = self._left if self._items is None else self._items.cursors(passed)
+        position = start.position + passed
+        return self._seeds, EpochStart(start.seed, position, cursors)
 
     def begin_async(self, gate: Gate) -> AsyncItems:
         """Begin an epoch on the running loop; the one before has ended."""
-        self._items = items = AsyncItems(self.lifecycle, self._next_generator(gate))
+        self._items = items = AsyncItems(self.lifecycle, self._next_start(gate))
         return items
 
     def start_sync(self) -> None:
@@ -85,7 +107,7 @@ class Engine:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
         thread = self._private_loop()
         kind = LoopItems if self._needs_loop() else DirectItems
-        self._items = items = kind(self.lifecycle, self._next_generator(gate), thread)
+        self._items = items = kind(self.lifecycle, self._next_start(gate), thread)
         return items
 
     async def end_epoch(self) -> None:
@@ -94,6 +116,7 @@ class Engine:
             await items.aclose()
             # Another task may have begun the next one meanwhile.
             if self._items is items:
+                self._left = items.cursors(self._gate.passed)
                 self._items = None
 
     async def aclose(self) -> None:
@@ -141,14 +164,15 @@ class Engine:
                 f" end; {instead}"
             )
 
-    def _next_generator(self, gate: Gate) -> SeedGenerator:
-        # An epoch nobody saw anything of is not skipped: its seed is used again.
-        if self._generator is None or self._gate.was_read():
-            self._generator = self._seeds.generator()
+    def _next_start(self, gate: Gate) -> EpochStart:
+        # An epoch nobody saw anything of is not skipped: it is begun again.
+        if self._start is None or self._gate.was_read():
+            self._start = EpochStart(self._seeds.epoch_seed())
             self._seeds = self._seeds.advanced()
+        if not self.epochs or self._gate.was_read():
             self.epochs += 1
         self._gate = gate
-        return self._generator.clone()
+        return self._start
 
     def _needs_loop(self) -> bool:
         adapted = self.lifecycle.adapted

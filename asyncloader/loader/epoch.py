@@ -15,13 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.base import is_async_pipe
+from asyncloader.datapipes.cursors import Cursors, astarted, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.home import Home, give_groups, run_at
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import LoaderClosed
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
+from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task, call_soon, running_loop
-from asyncloader.seeds import SeedGenerator
 
 
 class Epoch:
@@ -30,17 +31,18 @@ class Epoch:
     def __init__(
         self,
         lifecycle: Lifecycle,
-        seed_generator: SeedGenerator,
+        start: EpochStart,
         loop: asyncio.AbstractEventLoop,
         consumer: Waiter,
     ) -> None:
         self.loop = loop
         self.is_over = False
         self._lifecycle = lifecycle
-        self._seed_generator = seed_generator
+        self._start = start
         self._consumer = consumer
         self._home = Home(loop)
-        self._exchange: Exchange[Any] = Exchange(consumer)
+        self._pipe: Any = None
+        self._exchange: Exchange[Any] = Exchange(consumer, self._put_cursors, start.cursors)
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -67,6 +69,12 @@ class Epoch:
         if self._error is not None:
             raise self._error.again()
         return []
+
+    def cursors(self) -> Cursors:
+        """Return where the graph stood when at most what was taken had been made."""
+        into: Cursors = {}
+        self._exchange.put_cursors(into)
+        return into
 
     def abandon(self) -> None:
         """End the epoch without waiting for it; any thread may call this."""
@@ -110,7 +118,7 @@ class Epoch:
 
     async def _supervise(self) -> None:
         try:
-            await self._run(await self._lifecycle.begin_epoch(self._seed_generator))
+            await self._run(await self._lifecycle.begin_epoch(self._start))
         except asyncio.CancelledError:
             self._error = LastingError(LoaderClosed("the epoch was closed before its end"))
             raise
@@ -120,10 +128,14 @@ class Epoch:
             self.is_over = True
             self._consumer.wake()
 
+    def _put_cursors(self, into: Cursors) -> None:
+        put_own_cursors(self._pipe, into)
+
     async def _run(self, pipe: Any) -> None:
+        self._pipe = pipe
         try:
             if is_async_pipe(pipe):
-                iterator = pipe if hasattr(pipe, "groups") else aiter(pipe)
+                iterator = astarted(pipe)
                 self._iterator_of = lambda: iterator
                 await give_groups(iterator, self._exchange, self.loop)
             else:

@@ -23,6 +23,7 @@ class Gate:
         self._opened_with = _NO_LIMIT
         self._passed_before = 0
         self.is_ended = False
+        self.has_failed = False
         self._limit = _NO_LIMIT
         self._is_paused = False
 
@@ -62,6 +63,15 @@ class Gate:
         """Let items pass again, as many as the limit allows."""
         self._is_paused = False
         self._open_unless_paused()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that the epoch has ended, by itself or with an error."""
+        self.is_ended = True
+        self.has_failed = error is not None and not isinstance(error, StopIteration)
+
+    def is_over(self) -> bool:
+        """Whether the epoch has come to its natural end."""
+        return self.is_ended and not self.has_failed
 
     def was_read(self) -> bool:
         """Whether anything was seen of the epoch: an item, an error, or its end."""

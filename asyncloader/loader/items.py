@@ -8,16 +8,18 @@ the consumer's thread where the whole graph is made of plain generators.
 from __future__ import annotations
 
 import asyncio
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from asyncloader.datapipes.cursors import Cursors, Marks, put_own_cursors, started
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import LoopThread, LoopWaiter, ThreadWaiter
-from asyncloader.seeds import SeedGenerator
 
 
 class RunningItems(ABC):
@@ -31,6 +33,10 @@ class RunningItems(ABC):
     def abandon(self) -> None:
         """End the epoch without waiting, from wherever the garbage collector runs."""
 
+    @abstractmethod
+    def cursors(self, handed_out: int) -> Cursors:
+        """Return where the graph stood after so many items, or somewhat earlier."""
+
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Whether the epoch can go on only while ``loop`` does."""
         return False
@@ -39,10 +45,10 @@ class RunningItems(ABC):
 class AsyncItems(RunningItems):
     """Items of an epoch on the running loop, taken by one of its tasks."""
 
-    def __init__(self, lifecycle: Lifecycle, seed_generator: SeedGenerator) -> None:
+    def __init__(self, lifecycle: Lifecycle, start: EpochStart) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = LoopWaiter(loop)
-        self._epoch = Epoch(lifecycle, seed_generator, loop, self._waiter)
+        self._epoch = Epoch(lifecycle, start, loop, self._waiter)
         self._epoch.start()
 
     @property
@@ -54,6 +60,9 @@ class AsyncItems(RunningItems):
         """Wait for the next items; [] at the end. Cancelling this loses nothing."""
         await self._waiter.until(self._epoch.is_ready)
         return self._epoch.take()
+
+    def cursors(self, handed_out: int) -> Cursors:
+        return self._epoch.cursors()
 
     async def aclose(self) -> None:
         await self._epoch.aclose()
@@ -68,11 +77,9 @@ class AsyncItems(RunningItems):
 class LoopItems(RunningItems):
     """Items of an epoch on a private loop, taken by a thread."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, seed_generator: SeedGenerator, thread: LoopThread
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, start: EpochStart, thread: LoopThread) -> None:
         self._waiter = ThreadWaiter()
-        self._epoch = Epoch(lifecycle, seed_generator, thread.loop, self._waiter)
+        self._epoch = Epoch(lifecycle, start, thread.loop, self._waiter)
         #: The items at hand.
         self.group: Iterator[Any] = iter(())
         thread.loop.call_soon_threadsafe(self._epoch.start)
@@ -90,6 +97,9 @@ class LoopItems(RunningItems):
         self.group = iter(self._epoch.take())
         return next(self.group)
 
+    def cursors(self, handed_out: int) -> Cursors:
+        return self._epoch.cursors()
+
     async def aclose(self) -> None:
         self._waiter.stop()
         await self._epoch.aclose()
@@ -104,15 +114,16 @@ class DirectItems(RunningItems):
     #: There are never items at hand.
     group: Iterator[Any] = iter(())
 
-    def __init__(
-        self, lifecycle: Lifecycle, seed_generator: SeedGenerator, thread: LoopThread
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, start: EpochStart, thread: LoopThread) -> None:
         self._lifecycle = lifecycle
         self._thread = thread
         self._error: LastingError | None = None
         self._is_closed = False
-        pipe = thread.call(lifecycle.begin_epoch(seed_generator))
-        self.iterator: Iterator[Any] = iter(pipe)
+        self._made = 0
+        pipe = thread.call(lifecycle.begin_epoch(start))
+        put = functools.partial(put_own_cursors, pipe)
+        self._marks = Marks(put, lambda: self._made - 1, start.cursors)
+        self.iterator: Iterator[Any] = started(pipe)
 
     def next(self) -> Any:
         """Make the next item; StopIteration at the end, and after an error it again."""
@@ -122,6 +133,8 @@ class DirectItems(RunningItems):
             item = next(self.iterator)
             if self._is_closed:
                 close_items(self.iterator)
+            self._made += 1
+            self._marks.passed(self._made)
             return item
         except BaseException as error:
             # The end has no traceback worth a circle of references.
@@ -129,6 +142,9 @@ class DirectItems(RunningItems):
             self._error = LastingError(StopIteration() if is_end else error)
             self._thread.call(self._lifecycle.end_epoch())
             raise
+
+    def cursors(self, handed_out: int) -> Cursors:
+        return self._marks.at(handed_out)
 
     async def aclose(self) -> None:
         self._close()

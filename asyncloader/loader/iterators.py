@@ -174,8 +174,8 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
         try:
             item: T_co = self._items.next()
             hand.group = self._items.group
-        except BaseException:
-            hand.gate.is_ended = True
+        except BaseException as error:
+            hand.gate.end(error)
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise
@@ -244,15 +244,15 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
             group = await self._items.group()
         except asyncio.CancelledError:
             raise
-        except BaseException:
-            hand.gate.is_ended = True
+        except BaseException as error:
+            hand.gate.end(error)
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise
         finally:
             hand.is_waiting = False
         if not group:
-            hand.gate.is_ended = True
+            hand.gate.end()
             raise StopAsyncIteration
         hand.group = iter(group)
         item: T_co = next(hand.group)

@@ -11,10 +11,12 @@ from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.errors import LoaderClosed
+from asyncloader.datapipes.cursors import forget_passes, resume
+from asyncloader.errors import LoaderClosed, SnapshotError
 from asyncloader.graph.settings import set_graph_random_seed
+from asyncloader.graph.walk import breadth_first
+from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task
-from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
 
@@ -24,14 +26,37 @@ CLOSE_SECONDS = 3.0
 class Lifecycle:
     """Starts a service on a graph, opens its epochs one by one, and finalizes it."""
 
-    def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
+    def __init__(self, service: ReadingServiceInterface) -> None:
         self.adapted: Any = None
         self.is_closed = False
-        self._datapipe = datapipe
+        self._datapipe: Any = None
+        self._service_state: bytes | None = None
         self._service = service
         self._calls = ServiceCalls(service)
         self._starting = asyncio.Lock()
         self._epoch_open = False
+
+    def use_graph(self, datapipe: Any) -> None:
+        """Run this graph, from the start on."""
+        self._datapipe = datapipe
+
+    def restore_from(self, service_state: bytes | None) -> None:
+        """Let the service be restored when it starts; raise SnapshotError if it cannot be."""
+        if service_state is None:
+            return
+        self._calls.check(service_state)
+        if self.is_started:
+            raise RuntimeError(
+                f"{self._service!r} has started already and cannot be restored any more; call"
+                " load_state_dict before `with`, `async with` and start()"
+            )
+        self._service_state = service_state
+
+    def checkpoint(self) -> bytes | None:
+        """Return the service's own state; None where it has none."""
+        if not self.is_started and self._service_state is not None:
+            return self._service_state
+        return self._calls.checkpoint()
 
     @property
     def is_started(self) -> bool:
@@ -47,16 +72,18 @@ class Lifecycle:
         async with self._starting:
             if self.is_closed:
                 raise LoaderClosed("the loader was shut down; make a new one to iterate again")
+            if self._datapipe is None:
+                raise RuntimeError("the loader has no graph yet: call load_state_dict first")
             if not self.is_started:
                 await self._initialize()
 
-    async def begin_epoch(self, seed_generator: SeedGenerator) -> Any:
-        """Open an epoch, after ending the one before; return the graph to iterate."""
+    async def begin_epoch(self, start: EpochStart) -> Any:
+        """Open an epoch, after ending the one before; return the graph, to be begun."""
         await self.start()
         await self.end_epoch()
         self._epoch_open = True
         try:
-            return await self._begin(seed_generator)
+            return await self._begin(start)
         except BaseException:
             await bounded(self.end_epoch())
             raise
@@ -95,7 +122,7 @@ class Lifecycle:
 
     async def _initialize(self) -> None:
         try:
-            self.adapted = await self._calls.initialize(self._datapipe)
+            self.adapted = await self._adapted()
         except BaseException as failure:
             # What was begun is undone, so that the start may be tried again.
             try:
@@ -104,7 +131,19 @@ class Lifecycle:
                 failure.add_note(f"finalize failed too: {error!r}")
             raise
 
-    async def _begin(self, seed_generator: SeedGenerator) -> Any:
+    async def _adapted(self) -> Any:
+        state = self._service_state
+        if state is None:
+            return await self._calls.initialize(self._datapipe)
+        try:
+            return await self._calls.restore(self._datapipe, state)
+        except Exception as error:
+            raise SnapshotError(
+                f"{self._service!r} could not be restored from its state: {error!r}"
+            ) from error
+
+    async def _begin(self, start: EpochStart) -> Any:
+        seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
@@ -114,6 +153,10 @@ class Lifecycle:
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
                 f" {type(prepared).__name__}"
             )
+        if is_pipe(prepared):
+            forget_passes(breadth_first(prepared))
+        if start.position:
+            resume(prepared, start.position, start.cursors)
         return prepared
 
 

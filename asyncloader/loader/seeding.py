@@ -1,13 +1,15 @@
 """Which seed each epoch gets.
 
 This file is about ``EpochSeeds``: a seeded loader runs through a fixed sequence
-of epochs, each different; an unseeded one draws every epoch anew.
+of epochs, each different; an unseeded one draws every epoch anew. And about
+``EpochStart``, where in an epoch a loader begins.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.seeds import SeedGenerator, Stream, checked_seed, entropy
 
 #: Later epochs' seeds come from so far along a seed's stream that nothing else draws there.
@@ -26,17 +28,30 @@ class EpochSeeds:
         """Return the beginning of a seed's sequence; raise ValueError for no 64-bit number."""
         return cls(checked_seed(seed))
 
-    def generator(self) -> SeedGenerator:
-        """Return the generator of this epoch, for its services and pipes."""
-        return SeedGenerator(self._epoch_seed())
-
     def advanced(self) -> EpochSeeds:
         """Return the place of the next epoch."""
         return replace(self, epoch=self.epoch + 1)
 
-    def _epoch_seed(self) -> int:
+    def epoch_seed(self) -> int:
+        """Return the seed of this epoch; an unseeded one draws another each time."""
         if self.seed is None:
             return entropy()
         if self.epoch == 0:
             return self.seed
         return Stream(self.seed, _EPOCHS_AT + self.epoch).draw()
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """Where an epoch begins: its seed, and how many of its items were handed out before.
+
+    The cursors were taken at the last of those items, or earlier.
+    """
+
+    seed: int
+    position: int = 0
+    cursors: Cursors = field(default_factory=dict)
+
+    def generator(self) -> SeedGenerator:
+        """Return the generator of the epoch, for its services and pipes."""
+        return SeedGenerator(self.seed)

@@ -85,3 +85,6 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
     async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
         """Adapt the graph as ``initialize`` does, going on from a checkpoint."""
         raise NotImplementedError(f"{type(self).__qualname__} must define restore")
+
+    def check(self, serialized_state: bytes) -> None:
+        """Raise an error if ``restore`` could not go on from a checkpoint; change nothing."""

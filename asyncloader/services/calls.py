@@ -13,6 +13,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, unchanged
 
@@ -33,14 +34,38 @@ class ServiceCalls:
     async def initialize(self, datapipe: Any) -> Any:
         """Return the adapted graph, as a pipe."""
         adapted = await result_of(self.service.initialize(datapipe))
-        if is_pipe(adapted):
-            return adapted
-        if isinstance(adapted, Iterable | AsyncIterable):
-            return IterableWrapper(adapted, deepcopy=False)
-        raise TypeError(
-            f"{type(self.service).__qualname__}.initialize must return a pipe or an iterable,"
-            f" got {type(adapted).__name__}"
+        return _as_pipe(self.service, "initialize", adapted)
+
+    async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+        """Return the graph as the service adapts it from a state of its own."""
+        return _as_pipe(
+            self.service,
+            "restore",
+            await result_of(self.service.restore(datapipe, serialized_state)),
         )
+
+    def checkpoint(self) -> bytes | None:
+        """Return the service's own state, or None where it has none."""
+        state: bytes | None = None
+        if hasattr(self.service, "checkpoint"):
+            state = self.service.checkpoint()
+        if state is not None and not isinstance(state, bytes):
+            raise SnapshotError(
+                f"{type(self.service).__qualname__}.checkpoint must be a plain method that"
+                f" returns bytes, got {type(state).__name__}"
+            )
+        return state
+
+    def check(self, serialized_state: bytes) -> None:
+        """Raise SnapshotError where the service cannot go on from a state."""
+        if not hasattr(self.service, "restore"):
+            raise SnapshotError(
+                f"the state was taken with a service that checkpoints, and {self.service!r} has"
+                " no restore"
+            )
+        check = getattr(self.service, "check", None)
+        if check is not None:
+            check(serialized_state)
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn
@@ -61,6 +86,17 @@ class ServiceCalls:
     async def finalize(self) -> None:
         """Give back everything."""
         await result_of(self.service.finalize())
+
+
+def _as_pipe(service: Any, method: str, adapted: Any) -> Any:
+    if is_pipe(adapted):
+        return adapted
+    if isinstance(adapted, Iterable | AsyncIterable):
+        return IterableWrapper(adapted, deepcopy=False)
+    raise TypeError(
+        f"{type(service).__qualname__}.{method} must return a pipe or an iterable,"
+        f" got {type(adapted).__name__}"
+    )
 
 
 def _takes_reset(begin: Callable[..., Any]) -> bool:

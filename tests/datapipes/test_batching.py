@@ -58,14 +58,14 @@ def test_a_failing_wrapper_names_its_pipe_in_a_note() -> None:
     assert caught.value.__notes__ == ["raised in batch(1, wrapper_class=fail)"]
 
 
-def test_batches_are_counted_and_items_taken_only_as_they_are_needed() -> None:
+def test_items_are_taken_only_as_they_are_needed() -> None:
     source = Watched(range(9))
     pipe = source.batch(2)
     iterator = iter(pipe)
 
     for expected in range(1, 4):
         next(iterator)
-        assert (pipe.current_pass.yielded, source.taken) == (expected, 2 * expected)
+        assert source.taken == 2 * expected
 
 
 def test_whole_batches_come_before_an_error_of_the_source() -> None:

@@ -167,7 +167,7 @@ def test_a_map_pipe_is_read_in_the_order_of_its_indices():
         assert list(loader) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("data", [[1, 2], torch.utils.data.TensorDataset(torch.ones(2)), 5, None])
+@pytest.mark.parametrize("data", [[1, 2], torch.utils.data.TensorDataset(torch.ones(2)), 5])
 def test_what_is_no_pipe_is_refused_with_the_wrapper_to_use(data):
     with pytest.raises(TypeError, match="Wrapper"):
         DataLoader2(data)

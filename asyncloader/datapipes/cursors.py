@@ -1,0 +1,305 @@
+"""Where passes stand, and how they go on from there.
+
+This file is about cursors. A cursor is a pipe's place in its stream as plain data, and
+``Cursors`` holds those of a graph by the pipes' places in it. Cursors are read between two
+items, and a later pass goes on from them:
+
+    put_cursors(pipe, into)            where the pipe and all above it stand
+    resume(pipe, position, cursors)    its next pass begins after that many items
+
+``position`` may be further on than the cursors, which are taken now and then: what
+lies between is skipped, or made and dropped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
+from operator import itemgetter
+from time import perf_counter, thread_time
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.iterating import aclose_items, close_items
+
+T = TypeVar("T")
+
+#: What a pass says of its place: whole numbers, truths, texts, and lists and dicts of those.
+Cursor = dict[str, Any]
+
+#: The cursors of a graph, by the places of its pipes.
+Cursors = dict[int, Cursor]
+
+# What a pipe holds between its passes, beside what its user gave it.
+_START = "_start"
+_CROSSING = "_crossing"
+_PLACE = "_place"
+_COUNT = "_count"
+
+#: The fields of a pipe that are about its passes: a copy of the pipe has none of them.
+PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT})
+
+
+def set_places(pipes: Iterable[Any]) -> None:
+    """Give the pipes of a graph their places: their numbers in this order."""
+    for place, pipe in enumerate(pipes):
+        object.__setattr__(pipe, _PLACE, place)
+
+
+def cursor_of(pipe: Any, cursors: Cursors) -> Cursor | None:
+    """Return a pipe's own cursor, or None where it has none."""
+    place = getattr(pipe, _PLACE, None)
+    return None if place is None else cursors.get(place)
+
+
+def put_cursor(pipe: Any, cursor: Cursor, into: Cursors) -> None:
+    """Add a pipe's own cursor; one that is in no loader's graph has nowhere to go on."""
+    place = getattr(pipe, _PLACE, None)
+    if place is not None and cursor:
+        into[place] = cursor
+
+
+def resume(pipe: Any, position: int, cursors: Cursors) -> None:
+    """Let the next pass of a pipe begin after its first ``position`` items."""
+    object.__setattr__(pipe, _START, (position, cursors))
+
+
+def pick(pipe: Any, positions: list[int]) -> None:
+    """Let the next pass of a pipe yield the items at these ascending positions only.
+
+    To be asked of a pipe that ``picks()``.
+    """
+    object.__setattr__(pipe, _START, (positions, {}))
+
+
+def take_start(pipe: Any) -> tuple[int, Cursors] | None:
+    """Return where the pass that begins now begins, if that is not its first item."""
+    start: tuple[int, Cursors] | None = getattr(pipe, "__dict__", {}).pop(_START, None)
+    return start
+
+
+def started(pipe: Iterable[T]) -> Iterator[T]:
+    """Begin a pass where ``resume`` said, or at the first item."""
+    start = take_start(pipe)
+    if hasattr(pipe, "load_state_dict"):
+        position, count = _loaded(pipe, start)
+        return dropped(_counted(pipe, iter(pipe), count), position - count)
+    if start is None:
+        return iter(pipe)
+    if hasattr(pipe, "iter_from"):
+        begun = pipe.iter_at(start[0]) if isinstance(start[0], list) else pipe.iter_from(*start)
+        found: Iterator[T] = begun
+        return found
+    return dropped(iter(pipe), start[0])
+
+
+def astarted(pipe: AsyncIterable[T]) -> AsyncIterable[T]:
+    """Begin an async pass where ``resume`` said, or at the first item."""
+    start = take_start(pipe)
+    if hasattr(pipe, "load_state_dict"):
+        position, count = _loaded(pipe, start)
+        return adropped(_acounted(pipe, aiter(pipe), count), position - count)
+    if start is None:
+        # One that yields groups is asked for those instead.
+        return pipe if hasattr(pipe, "groups") else aiter(pipe)
+    if hasattr(pipe, "aiter_from"):
+        found: AsyncIterable[T] = pipe.aiter_from(*start)
+        return found
+    return adropped(aiter(pipe), start[0])
+
+
+def picks(pipe: Any) -> bool:
+    """Whether single items of a pipe can be had, by ``pick``, without all before them."""
+    return hasattr(pipe, "picks") and pipe.picks()
+
+
+def put_cursors(pipe: Any, into: Cursors) -> None:
+    """Add where a pipe and all above it stand, as the pipe's reader sees it.
+
+    To be called between two items, after the first. Torch's pipes have no cursors.
+    """
+    crossing = getattr(pipe, _CROSSING, None)
+    if crossing is not None:
+        crossing.put_cursors(into)
+    else:
+        put_own_cursors(pipe, into)
+
+
+def put_own_cursors(pipe: Any, into: Cursors) -> None:
+    """Add where a pipe and all above it stand, where it is iterated."""
+    if hasattr(pipe, "load_state_dict"):
+        put_cursor(pipe, {"yielded": vars(pipe)[_COUNT], "state": pipe.state_dict()}, into)
+    elif hasattr(pipe, "put_cursors"):
+        pipe.put_cursors(into)
+
+
+def first_cursors(pipe: Any) -> Cursors:
+    """Return the cursors with which the next pass of a pipe begins."""
+    start: tuple[int, Cursors] = getattr(pipe, _START, (0, {}))
+    return start[1]
+
+
+def set_crossing(pipe: Any, crossing: Any) -> None:
+    """Note that what a pipe yields crosses to its reader, ahead of it; None if it does not."""
+    if crossing is not None or _CROSSING in getattr(pipe, "__dict__", {}):
+        object.__setattr__(pipe, _CROSSING, crossing)
+
+
+def forget_passes(pipes: Iterable[Any]) -> None:
+    """Let the next passes of all these pipes begin at the beginning, whatever was before."""
+    for pipe in pipes:
+        fields = getattr(pipe, "__dict__", {})
+        for name in (_START, _CROSSING):
+            fields.pop(name, None)
+        # A splitter sees for itself which of its passes are over.
+        if hasattr(pipe, "is_splitter") and not pipe.is_splitter():
+            fields.pop("current_pass", None)
+
+
+def dropped(items: Iterator[T], count: int) -> Iterator[T]:
+    """Return an iterator without its first ``count`` items, which are made when it is read."""
+    return _dropped(items, count) if count > 0 else items
+
+
+def _dropped(items: Iterator[T], count: int) -> Iterator[T]:
+    try:
+        deque(islice(items, count), maxlen=0)
+        yield from items
+    finally:
+        close_items(items)
+
+
+def picked(items: Iterator[T], positions: list[int]) -> Iterator[T]:
+    """Yield the items at these ascending positions; those between are made and dropped."""
+    at = 0
+    try:
+        for position in positions:
+            found = list(islice(items, position - at, position - at + 1))
+            if not found:
+                return
+            at = position + 1
+            yield found[0]
+    finally:
+        close_items(items)
+
+
+async def adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    """Yield the items without the first ``count``, which are made and dropped."""
+    try:
+        async for item in items:
+            if count > 0:
+                count -= 1
+            else:
+                yield item
+    finally:
+        await aclose_items(items)
+
+
+def _loaded(pipe: Any, start: tuple[int, Cursors] | None) -> tuple[int, int]:
+    """Give a user's source its own state back; return the position, and that of the state."""
+    position, cursors = start or (0, {})
+    cursor = cursor_of(pipe, cursors)
+    if cursor is None:
+        return position, 0
+    pipe.load_state_dict(cursor["state"])
+    return position, cursor["yielded"]
+
+
+def _counted(pipe: Any, items: Iterator[T], count: int) -> Iterator[T]:
+    fields = vars(pipe)
+    fields[_COUNT] = count
+    try:
+        for item in items:
+            fields[_COUNT] += 1
+            yield item
+    finally:
+        close_items(items)
+
+
+async def _acounted(pipe: Any, items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    fields = vars(pipe)
+    fields[_COUNT] = count
+    try:
+        async for item in items:
+            fields[_COUNT] += 1
+            yield item
+    finally:
+        await aclose_items(items)
+
+
+# Gathering cursors may cost one part in so many of the time.
+_SHARE = 50
+# Of more marks than this every other one is forgotten.
+_MOST_MARKS = 512
+
+
+class Pace:
+    """Says when cursors are to be gathered: as often as a small part of the time allows."""
+
+    def __init__(self) -> None:
+        self._not_before = 0.0
+
+    def is_due(self) -> bool:
+        """Whether cursors are to be gathered now."""
+        return perf_counter() >= self._not_before
+
+    def made(self, begun: float) -> None:
+        """Note that they were gathered, since the thread's own time ``begun``."""
+        # The time that others had the processor meanwhile costs nothing.
+        self._not_before = perf_counter() + _SHARE * (thread_time() - begun)
+
+
+class Marks:
+    """Where a source stood at some of its items, newest last.
+
+    A reader that is ahead of what its own reader has seen, or still holds an item, looks
+    back for the newest mark that is not too new. ``oldest`` says how far back it may still
+    have to look; what lies before that is forgotten. One thread makes marks, any looks.
+
+    >>> marks = Marks(lambda into: into.update({0: {"taken": 7}}), oldest=lambda: 6)
+    >>> marks.note(7)
+    >>> marks.at(6), marks.at(8)
+    ({}, {0: {'taken': 7}})
+    """
+
+    def __init__(
+        self,
+        put: Callable[[Cursors], None],
+        oldest: Callable[[], int],
+        first: Cursors | None = None,
+    ) -> None:
+        self._put = put
+        self._oldest = oldest
+        self._pace = Pace()
+        self.restart(0, first or {})
+
+    def restart(self, count: int, first: Cursors) -> None:
+        """Begin after ``count`` items, where the source went on from ``first``."""
+        self._marks: list[tuple[int, Cursors]] = [(count, first)]
+
+    def passed(self, count: int) -> None:
+        """Say that ``count`` items were taken from the source; a mark is made if one is due."""
+        if self._pace.is_due():
+            self.note(count)
+
+    def note(self, count: int) -> None:
+        """Make a mark after ``count`` items."""
+        begun = thread_time()
+        cursors: Cursors = {}
+        self._put(cursors)
+        kept = self._marks[_newest(self._marks, self._oldest()) :]
+        if len(kept) > _MOST_MARKS:
+            kept = kept[::2]
+        # Another thread may be looking: it sees either list whole.
+        self._marks = [*kept, (count, cursors)]
+        self._pace.made(begun)
+
+    def at(self, count: int) -> Cursors:
+        """Return the cursors of the newest mark after at most ``count`` items."""
+        marks = self._marks
+        return marks[_newest(marks, count)][1]
+
+
+def _newest(marks: list[tuple[int, Cursors]], count: int) -> int:
+    return max(0, bisect_right(marks, count, key=itemgetter(0)) - 1)

@@ -1,0 +1,119 @@
+"""Snapshots of one loader.
+
+This file is about ``Snapshots``: it takes a loader's state apart and puts it together, and
+knows what of it is the same every time, the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any
+
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import SnapshotError
+from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
+from asyncloader.graph.kinds import lives_with_loader
+from asyncloader.graph.walk import breadth_first
+from asyncloader.loader.seeding import EpochSeeds, EpochStart
+from asyncloader.snapshot.snapshot import Snapshot, decode, encode, encode_graph
+from asyncloader.transport.codec import dumps_code
+
+
+class Snapshots:
+    """Makes and reads the states of loaders of one graph."""
+
+    def __init__(self, datapipe: Any) -> None:
+        self._datapipe = datapipe
+
+    def take(
+        self,
+        seeds: EpochSeeds,
+        start: EpochStart | None,
+        service_state: bytes | None,
+        *,
+        include_datapipe: bool,
+    ) -> dict[str, Any]:
+        """Return the state of a loader that goes on with ``start`` and then with ``seeds``."""
+        self._check_possible()
+        snapshot = Snapshot(
+            seed=seeds.seed,
+            epoch=seeds.epoch,
+            epoch_seed=None if start is None else start.seed,
+            items=0 if start is None else start.position,
+            cursors={} if start is None else start.cursors,
+            service_state=service_state,
+        )
+        return encode(snapshot, self._with_graph if include_datapipe else self._without_graph)
+
+    def read(self, state: Any) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
+        """Return what a state says; SnapshotError for one that is wrong or of another graph."""
+        snapshot = decode(state)
+        self._check_possible()
+        different = differences(snapshot.fingerprint, self._fingerprint)
+        if different:
+            raise SnapshotError(f"the state is of another graph: {'; '.join(different)}")
+        for place in snapshot.cursors:
+            if place >= len(self._fingerprint):
+                raise SnapshotError(
+                    f"position.cursors has a place {place}, but the graph has only"
+                    f" {len(self._fingerprint)} pipes"
+                )
+        seeds = EpochSeeds(snapshot.seed, snapshot.epoch)
+        start = None
+        if snapshot.epoch_seed is not None:
+            start = EpochStart(snapshot.epoch_seed, snapshot.items, snapshot.cursors)
+        return seeds, start, snapshot.service_state
+
+    def _check_possible(self) -> None:
+        if self._refusal is not None:
+            raise SnapshotError(self._refusal)
+
+    @functools.cached_property
+    def _refusal(self) -> str | None:
+        for pipe in breadth_first(self._datapipe):
+            if lives_with_loader(pipe):
+                return f"{stage_name(pipe)} answers to the present; it has no place to go back to"
+        for pipe in read_without_fork(self._datapipe):
+            return (
+                f"{stage_name(pipe)} is read by several pipes, each in a pass of its own, so no"
+                " place in it says how far the graph is; read it through fork()"
+            )
+        return None
+
+    @functools.cached_property
+    def _fingerprint(self) -> list[dict[str, Any]]:
+        return fingerprint(self._datapipe)
+
+    @functools.cached_property
+    def _pickled(self) -> bytes:
+        try:
+            return dumps_code(self._datapipe)
+        except Exception as error:
+            raise SnapshotError(
+                f"the graph cannot be pickled ({error}); take state_dict(include_datapipe=False)"
+                " and give the same graph to the loader that goes on"
+            ) from error
+
+    @functools.cached_property
+    def _with_graph(self) -> dict[str, Any]:
+        return encode_graph(self._fingerprint, self._pickled)
+
+    @functools.cached_property
+    def _without_graph(self) -> dict[str, Any]:
+        return encode_graph(self._fingerprint, None)
+
+
+def unpickled_graph(state: Any) -> Any:
+    """Return the graph that travels in a state, which must come from a trusted place."""
+    graph = decode(state).graph
+    if graph is None:
+        raise SnapshotError(
+            "the state holds no graph (include_datapipe=False); give the loader its datapipe"
+        )
+    try:
+        return pickle.loads(graph)
+    except Exception as error:
+        raise SnapshotError(
+            f"the graph in serialized_datapipe cannot be read: {error!r}"
+        ) from error

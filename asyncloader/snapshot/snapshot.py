@@ -1,0 +1,184 @@
+"""A loader's state between two items.
+
+This file is about ``Snapshot``: what must be remembered to go on with the next item, as
+a value, and its form as the dict that ``state_dict`` returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncloader.errors import SnapshotError
+from asyncloader.snapshot.text import from_text, to_text
+
+VERSION = 1
+
+#: The cursors of a graph's pipes, by their places in it.
+Cursors = dict[int, dict[str, Any]]
+
+_FIELDS = (
+    "version",
+    "serialized_datapipe",
+    "reading_service_state",
+    "randomness_state",
+    "position",
+    "fingerprint",
+    "checksums",
+)
+_CHECKED = _FIELDS[1:-1]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a loader remembers: the seeds, and how far it is in which epoch."""
+
+    #: Of the sequence of epochs to come: its seed, or None, and the next epoch's number.
+    seed: int | None
+    epoch: int
+    #: The seed of the epoch that was under way; None between epochs.
+    epoch_seed: int | None
+    #: How many items of that epoch were handed out, and where the pipes stood then or before.
+    items: int = 0
+    cursors: Cursors = field(default_factory=dict)
+    fingerprint: list[dict[str, Any]] = field(default_factory=list)
+    service_state: bytes | None = None
+    #: The pickled graph, if it is to travel along.
+    graph: bytes | None = None
+
+
+def encode(snapshot: Snapshot, unchanging: dict[str, Any]) -> dict[str, Any]:
+    """Return a snapshot as plain data; SnapshotError if a pipe's own state is none.
+
+    ``unchanging`` is the part that ``encode_graph`` returns.
+    """
+    cursors = {str(place): cursor for place, cursor in sorted(snapshot.cursors.items())}
+    changing = {
+        "reading_service_state": snapshot.service_state,
+        "randomness_state": {
+            "seed": snapshot.seed,
+            "epoch": snapshot.epoch,
+            "epoch_seed": snapshot.epoch_seed,
+        },
+        "position": {
+            "items": snapshot.items,
+            "cursors": to_text(cursors, "the state of a pipe"),
+        },
+    }
+    sums = {name: checksum(value) for name, value in changing.items()}
+    return {
+        "version": VERSION,
+        **unchanging,
+        **changing,
+        "checksums": {**unchanging["checksums"], **sums},
+    }
+
+
+def encode_graph(fingerprint: list[dict[str, Any]], graph: bytes | None) -> dict[str, Any]:
+    """Return the part of a state that is the same in all snapshots of a loader."""
+    text = to_text(fingerprint, "fingerprint")
+    return {
+        "serialized_datapipe": graph,
+        "fingerprint": text,
+        "checksums": {"fingerprint": checksum(text), "serialized_datapipe": checksum(graph)},
+    }
+
+
+def checksum(value: Any) -> str:
+    """Return a checksum of a leaf of a state, or of a dict of such."""
+    digest = hashlib.blake2b(digest_size=16)
+    leaves = sorted(value.items()) if isinstance(value, dict) else [("", value)]
+    for name, leaf in leaves:
+        data = leaf if isinstance(leaf, bytes) else repr(leaf).encode()
+        digest.update(f"{name}:{type(leaf).__name__}:{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def decode(state: Any) -> Snapshot:
+    """Return the snapshot in a state; SnapshotError, naming the field, for anything wrong."""
+    if not isinstance(state, dict):
+        raise SnapshotError(f"a state is a dict, as state_dict() returns it, not {_kind(state)}")
+    for name in _FIELDS:
+        if name not in state:
+            raise SnapshotError(f"the state has no {name!r}; was it made by DataLoader2?")
+    if state["version"] != VERSION:
+        raise SnapshotError(
+            f"the state's version is {state['version']!r}; this release reads version {VERSION}"
+        )
+    graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
+    randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
+    position = _fields(state["position"], "position", "items cursors")
+    _check_sums(state)
+    return Snapshot(
+        seed=_seed(randomness["seed"], "randomness_state.seed"),
+        epoch=_count(randomness["epoch"], "randomness_state.epoch"),
+        epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
+        items=_count(position["items"], "position.items"),
+        cursors=_cursors(from_text(position["cursors"], "position.cursors")),
+        fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
+        service_state=_bytes(state["reading_service_state"], "reading_service_state"),
+        graph=graph,
+    )
+
+
+def _check_sums(state: dict[str, Any]) -> None:
+    sums = state["checksums"]
+    if not isinstance(sums, dict):
+        raise SnapshotError(f"checksums must be a dict, not {_kind(sums)}")
+    for name in _CHECKED:
+        left_out = name == "serialized_datapipe" and state[name] is None
+        if not left_out and sums.get(name) != checksum(state[name]):
+            raise SnapshotError(f"{name} was damaged or changed: its checksum is another")
+
+
+def _fields(value: Any, name: str, keys: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise SnapshotError(f"{name} must be a dict, not {_kind(value)}")
+    for key in keys.split():
+        if key not in value:
+            raise SnapshotError(f"{name} has no {key!r}")
+    return value
+
+
+def _cursors(value: Any) -> Cursors:
+    name = "position.cursors"
+    if not isinstance(value, dict):
+        raise SnapshotError(f"{name} must be a dict, not {_kind(value)}")
+    for place, cursor in value.items():
+        if not isinstance(place, str) or not place.isdecimal():
+            raise SnapshotError(f"{name} has a key {place!r} that is no place in a graph")
+        if not isinstance(cursor, dict):
+            raise SnapshotError(f"{name}[{place!r}] must be a dict, not {_kind(cursor)}")
+    return {int(place): cursor for place, cursor in value.items()}
+
+
+def _count(value: Any, name: str) -> int:
+    if type(value) is not int or value < 0:
+        raise SnapshotError(f"{name} must be a number of at least 0, got {value!r}")
+    return value
+
+
+def _seed(value: Any, name: str) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise SnapshotError(f"{name} must be None or a number of 64 bits, got {value!r}")
+    return value
+
+
+def _bytes(value: Any, name: str) -> bytes | None:
+    if value is not None and not isinstance(value, bytes):
+        raise SnapshotError(f"{name} must be bytes or None, not {_kind(value)}")
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise SnapshotError(f"{name} must be a list, not {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__qualname__}"

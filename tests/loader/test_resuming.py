@@ -1,0 +1,172 @@
+"""A state taken at any step, loaded by a fresh loader, gives exactly what was left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import asyncloader.datapipes.iter as it
+import asyncloader.datapipes.map as mp
+from asyncloader import DataLoader2
+from asyncloader.datapipes.base import IterDataPipe
+from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
+from tests.test_contracts import on_a_thread
+
+SEED = 7
+PIPES = ITER_PIPES | MAP_PIPES
+
+
+class Calls:
+    """A function that counts how often it is called; copies of it share the count."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    def __call__(self, number: Any) -> Any:
+        self.made.append(number)
+        return number
+
+    def __deepcopy__(self, memo: Any) -> Calls:
+        return self
+
+
+class Letters(IterDataPipe[str]):
+    """A user's pipe, of which nothing is known."""
+
+    edges = ()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from "abcdefghijklmnop"
+
+
+ZOO: dict[str, Any] = {
+    "shuffled twice": lambda: numbers().shuffle(buffer_size=5).map(str).shuffle(buffer_size=3),
+    "filter over shuffle": lambda: numbers().shuffle(buffer_size=6).filter(is_odd).batch(3),
+    "shuffle over filter": lambda: numbers().filter(is_odd).shuffle(buffer_size=4).batch(2),
+    "shuffle over flatmap": lambda: numbers().flatmap(twice).shuffle(buffer_size=9),
+    "unbatch of shuffled batches": lambda: numbers().batch(4).shuffle(buffer_size=3).unbatch(),
+    "map form": lambda: mp.SequenceWrapper(range(5000)).shuffle().header(20).batch(3),
+    "cycle over shuffle": lambda: numbers().shuffle(buffer_size=5).cycle(3),
+    "cycle over map shuffle": lambda: mp.SequenceWrapper(range(9)).shuffle().cycle(3),
+    "concat of filters": lambda: numbers().filter(is_odd).concat(Letters().shuffle()),
+    "mux of filters": lambda: numbers().filter(is_odd).mux(Letters().shuffle(buffer_size=4)),
+    "mux longest": lambda: numbers().filter(is_odd).mux_longest(Letters(), numbers()).batch(2),
+    "groups over filter": lambda: numbers().flatmap(twice).groupby(remainder, group_size=4),
+    "groups that make room": lambda: numbers().groupby(
+        remainder, buffer_size=5, group_size=4, guaranteed_group_size=1
+    ),
+    "repeat over filter": lambda: numbers().filter(is_odd).repeat(3).batch(4),
+    "prefetch over filter": lambda: numbers().filter(is_odd).prefetch(3).flatmap(twice),
+    "threads over shuffle": lambda: numbers().shuffle().thread_map(str).filter(str.isdigit),
+    "fork": lambda: joined(numbers().shuffle(buffer_size=5).filter(is_odd).fork(2)),
+    "fork read unevenly": lambda: uneven(numbers().fork(2)),
+    "demux one after the other": lambda: chained(numbers().demux(2, is_odd)),
+    "in batch shuffle": lambda: numbers().batch(5).in_batch_shuffle().in_batch_shuffle(),
+    "user's pipe": lambda: Letters().enumerate().filter(lambda pair: pair[0] % 3 > 0),
+    "torch's pipe": lambda: it.Batcher(torch_pipe(), 3),
+}
+
+
+def numbers() -> Any:
+    return it.IterableWrapper(range(24))
+
+
+def joined(branches: Any) -> Any:
+    first, second = branches
+    return first.zip(second.map(str))
+
+
+def uneven(branches: Any) -> Any:
+    first, second = branches
+    return first.zip(second.batch(2))
+
+
+def chained(branches: Any) -> Any:
+    first, second = branches
+    return first.concat(second)
+
+
+def torch_pipe() -> Any:
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    return IterableWrapper(range(20)).map(str)
+
+
+def loader_of(graph: Any, service: Any = None) -> DataLoader2[Any]:
+    loader = DataLoader2(graph, reading_service=service)
+    loader.seed(SEED)
+    return loader
+
+
+def two_epochs(loader: DataLoader2[Any]) -> list[list[Any]]:
+    with loader:
+        return [list(loader), list(loader)]
+
+
+def states_at_every_step(loader: DataLoader2[Any]) -> list[Any]:
+    """Return a state after 0, 1, 2 … items, and one after the end was seen."""
+    with loader:
+        states = [loader.state_dict(include_datapipe=False)]
+        for _ in loader:
+            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
+        states.append(loader.state_dict(include_datapipe=False))
+    return states
+
+
+async def states_at_every_async_step(loader: DataLoader2[Any]) -> list[Any]:
+    async with loader:
+        states = [loader.state_dict(include_datapipe=False)]
+        async for _ in loader:
+            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
+        states.append(loader.state_dict(include_datapipe=False))
+    return states
+
+
+def resumed(graph: Any, state: Any) -> list[list[Any]]:
+    loader = DataLoader2(graph)
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    return two_epochs(loader)
+
+
+async def resumed_async(graph: Any, state: Any) -> list[list[Any]]:
+    loader = DataLoader2(graph)
+    loader.load_state_dict(state)
+    async with loader:
+        return [[item async for item in loader] for _ in range(2)]
+
+
+def check_rest(epochs: list[list[Any]], step: int, rest: list[list[Any]]) -> None:
+    first, second, third = epochs
+    if step <= len(first):
+        assert rest == [first[step:], second], f"at step {step}"
+    else:
+        assert rest == [second, third], "after the end"
+
+
+def three_epochs(make: Any) -> list[list[Any]]:
+    with loader_of(make()) as loader:
+        return [list(loader) for _ in range(3)]
+
+
+async def check_every_step(make: Any) -> None:
+    epochs = await on_a_thread(lambda: three_epochs(make))
+    states = await on_a_thread(lambda: states_at_every_step(loader_of(make())))
+    assert len(states) == len(epochs[0]) + 2
+    for step, state in enumerate(states):
+        check_rest(epochs, step, await on_a_thread(lambda state=state: resumed(make(), state)))
+    states = await states_at_every_async_step(loader_of(make()))
+    for step, state in enumerate(states):
+        check_rest(epochs, step, await resumed_async(make(), state))
+
+
+@pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
+async def test_every_pipe_resumes_at_every_step(pipe_class):
+    await check_every_step(lambda: graph_with(pipe_class))
+
+
+@pytest.mark.parametrize("name", ZOO)
+async def test_every_graph_of_the_zoo_resumes_at_every_step(name):
+    await check_every_step(ZOO[name])

@@ -1,0 +1,609 @@
+"""What a state is: plain data that is checked, and that no other loader takes for its own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import asyncloader.datapipes.iter as it
+import asyncloader.datapipes.map as mp
+from asyncloader import (
+    CheckpointableReadingServiceInterface,
+    DataLoader2,
+    InProcessReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+)
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.errors import SnapshotError
+from tests.samples import is_odd
+
+
+def graph() -> Any:
+    return it.IterableWrapper(range(100)).shuffle(buffer_size=20).filter(is_odd).batch(4)
+
+
+def loader_at(step: int, make: Any = graph, service: Any = None) -> DataLoader2[Any]:
+    """Return a seeded loader of which so many items were taken."""
+    loader = DataLoader2(make(), reading_service=service)
+    loader.seed(3)
+    iterator = iter(loader)
+    for _ in range(step):
+        next(iterator)
+    loader.latest = iterator  # type: ignore[attr-defined]  # kept, so that the epoch goes on
+    return loader
+
+
+def rest_after(state: Any, make: Any = graph) -> list[Any]:
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        return list(loader)
+
+
+# Taking a state ---------------------------------------------------------------------------
+
+
+def test_a_state_has_the_keys_of_the_original_and_a_graph_that_pickle_opens():
+    with loader_at(2) as loader:
+        state = loader.state_dict()
+    assert {"serialized_datapipe", "reading_service_state", "randomness_state"} < state.keys()
+    assert state["reading_service_state"] is None
+    assert len(list(pickle.loads(state["serialized_datapipe"]))) == 13
+
+
+def test_two_states_with_nothing_in_between_are_equal():
+    with loader_at(2) as loader:
+        assert loader.state_dict() == loader.state_dict()
+
+
+def test_a_loaded_state_is_returned_until_the_first_item():
+    with loader_at(5) as loader:
+        state = loader.state_dict()
+    with DataLoader2(graph()) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        iterator = iter(loader)
+        assert loader.state_dict() == state
+        next(iterator)
+        assert loader.state_dict() != state
+
+
+def test_a_state_survives_torch_save_and_json():
+    with loader_at(5) as loader:
+        state = loader.state_dict()
+        small = loader.state_dict(include_datapipe=False)
+    expected = rest_after(state)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert rest_after(torch.load(file, weights_only=True)) == expected
+    assert rest_after(json.loads(json.dumps(small))) == expected
+
+
+def test_a_loader_is_saved_and_loaded_by_distributed_checkpoint(tmp_path):
+    with loader_at(5) as loader:
+        expected = rest_after(loader.state_dict())
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    with DataLoader2(graph()) as loader:
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.load({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+        assert list(loader) == expected
+
+
+def test_limits_and_pauses_are_no_part_of_a_state():
+    with loader_at(3) as loader:
+        before = loader.state_dict()
+        loader.limit(1)
+        loader.pause()
+        assert loader.state_dict() == before
+        assert len(rest_after(before)) == 10
+
+
+async def test_what_was_prefetched_does_not_count():
+    def prefetched() -> Any:
+        return graph().prefetch(5)
+
+    loader = DataLoader2(prefetched())
+    loader.seed(3)
+    async with loader:
+        iterator = aiter(loader)
+        items = [await anext(iterator) for _ in range(3)]
+        state = loader.state_dict()
+    async with DataLoader2(prefetched()) as resumed:
+        resumed.load_state_dict(state)
+        items += [item async for item in resumed]
+    with_all = DataLoader2(prefetched())
+    with_all.seed(3)
+    async with with_all:
+        assert [item async for item in with_all] == items
+
+
+def test_a_state_after_an_error_goes_on_at_the_item_that_failed():
+    failing = {37}
+
+    def fail(number: int) -> int:
+        if number in failing:
+            raise ValueError(number)
+        return number
+
+    def make() -> Any:
+        return it.IterableWrapper(range(50)).filter(lambda n: n % 2 == 1).map(fail).batch(3)
+
+    items = []
+    with DataLoader2(make()) as loader:
+        iterator = iter(loader)
+        for _ in range(6):
+            items.append(next(iterator))  # noqa: PERF401 - the error comes after them
+        with pytest.raises(ValueError, match="37"):
+            next(iterator)
+        state = loader.state_dict()
+    assert loader.state_dict() == state
+    failing.clear()
+    assert items + rest_after(state, make) == list(make())
+
+
+def test_a_state_while_a_new_iterator_has_not_begun_is_that_of_the_next_epoch():
+    with loader_at(5) as loader:
+        iterator = iter(loader)
+        state = loader.state_dict()
+        second = list(iterator)
+    assert rest_after(state) == second
+
+
+def test_seeding_in_the_middle_leaves_the_epoch_under_way():
+    with loader_at(5) as loader:
+        loader.seed(9)
+        state = loader.state_dict()
+        rest = list(loader.latest)
+        following = list(loader)
+    with DataLoader2(graph()) as resumed:
+        resumed.load_state_dict(state)
+        assert [list(resumed), list(resumed)] == [rest, following]
+
+
+def test_an_unseeded_epoch_goes_on_in_its_own_order():
+    with DataLoader2(graph()) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = list(iterator)
+    assert rest_after(state) == rest
+
+
+def test_a_chain_of_resumed_loaders_hands_out_every_item_once():
+    with loader_at(0) as loader:
+        expected = list(loader.latest)
+        assert len(expected) == 13
+    with loader_at(0) as loader:
+        state = loader.state_dict()
+    items = []
+    for _ in expected:
+        with DataLoader2(graph()) as loader:
+            loader.load_state_dict(state)
+            items.append(next(iter(loader)))
+            state = loader.state_dict()
+    assert items == expected
+    assert rest_after(state) == []
+
+
+# Going on -----------------------------------------------------------------------------------
+
+
+def test_a_loader_made_of_a_state_alone_takes_the_graph_from_it():
+    with loader_at(5) as loader:
+        state = loader.state_dict()
+    expected = rest_after(state)
+    with DataLoader2.from_state(state) as loader:
+        assert list(loader) == expected
+    with DataLoader2(None) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == expected
+    with DataLoader2.from_state(state, datapipe=graph()) as loader:
+        assert list(loader) == expected
+
+
+def test_a_loader_without_a_graph_says_what_to_do():
+    loader = DataLoader2(None)
+    with pytest.raises(RuntimeError, match="call load_state_dict first"):
+        iter(loader)
+    with pytest.raises(RuntimeError, match="call load_state_dict first"):
+        loader.state_dict()
+    loader.shutdown()
+
+
+def test_loading_after_the_first_iteration_is_refused():
+    with loader_at(5) as loader:
+        state = loader.state_dict()
+        with pytest.raises(RuntimeError, match="before the first iteration"):
+            loader.load_state_dict(state)
+
+
+class Payload:
+    """What runs when it is unpickled."""
+
+    ran: list[int] = []  # noqa: RUF012 - it is to be seen from outside
+
+    def __reduce__(self) -> Any:
+        return _run, ()
+
+
+def _run() -> None:
+    Payload.ran.append(1)
+
+
+def test_a_loader_with_its_own_graph_unpickles_nothing():
+    with loader_at(5) as loader:
+        state = loader.state_dict()
+    state["serialized_datapipe"] = pickle.dumps(Payload())
+    with DataLoader2(graph()) as loader, pytest.raises(SnapshotError, match="serialized_datapipe"):
+        loader.load_state_dict(state)
+    with pytest.raises(SnapshotError, match="serialized_datapipe"):
+        DataLoader2.from_state(state)
+    assert not Payload.ran
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({}, "has no 'version'"),
+        (None, "a state is a dict"),
+        ([1], "a state is a dict"),
+        ({"model": {}, "epoch": 3}, "was it made by DataLoader2"),
+    ],
+)
+def test_what_is_no_state_is_refused_and_the_loader_goes_on_unharmed(state, words):
+    with loader_at(0) as loader:
+        with pytest.raises(SnapshotError, match=words):
+            loader.load_state_dict(state)
+        assert len(list(loader)) == 13
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: it.IterableWrapper(range(9)).batch(4), "is gone"),
+        (lambda: graph().enumerate(), "Enumerator is new"),
+        (
+            lambda: it.IterableWrapper("ab").shuffle(buffer_size=9).filter(is_odd).batch(4),
+            "buffer_size of Shuffler was 20 and is 9",
+        ),
+    ],
+)
+def test_a_state_of_another_graph_is_refused_by_name(other, words):
+    with loader_at(3) as loader:
+        state = loader.state_dict()
+    with DataLoader2(other()) as loader, pytest.raises(SnapshotError, match=words):
+        loader.load_state_dict(state)
+
+
+def mutations(state: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield states with one thing in them that is not as it was."""
+    for name in state:
+        if name == "serialized_datapipe":
+            continue
+        yield name, {key: value for key, value in state.items() if key != name}
+        for value in (None, 1, -1, 2**70, "x", b"x", [], {}, {"a": 1}, 1.5, object()):
+            if value != state[name]:
+                yield name, {**state, name: value}
+    for name, key in (
+        ("randomness_state", "epoch"),
+        ("randomness_state", "epoch_seed"),
+        ("position", "items"),
+    ):
+        yield name, {**state, name: {**state[name], key: state[name][key] ^ 1}}
+    text = state["position"]["cursors"]
+    for place in range(len(text)):
+        for changed in (text[:place], text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]):
+            yield "position", {**state, "position": {**state["position"], "cursors": changed}}
+
+
+def test_a_state_that_was_changed_is_refused_with_the_field_named():
+    with loader_at(5) as loader:
+        state = loader.state_dict(include_datapipe=False)
+    count = 0
+    with DataLoader2(graph()) as loader:
+        for name, changed in mutations(state):
+            with pytest.raises(SnapshotError, match=r"\w" if name == "checksums" else name):
+                loader.load_state_dict(changed)
+            count += 1
+        loader.load_state_dict(state)
+        assert list(loader) == rest_after(state)
+    assert count > 50
+
+
+def test_a_pipe_that_two_others_read_without_a_fork_refuses_snapshots():
+    source = it.IterableWrapper(range(4))
+    with DataLoader2(source.zip(source.map(str))) as loader:
+        assert len(list(loader)) == 4
+        with pytest.raises(SnapshotError, match=r"IterableWrapper.*read it through fork"):
+            loader.state_dict()
+
+
+# A user's own place ---------------------------------------------------------------------------
+
+
+class Log(IterDataPipe[int]):
+    """A log that is read from an offset, and says how often it was read."""
+
+    edges = ()
+    reads: list[int] = []  # noqa: RUF012 - copies share it
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.offset = 0
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.offset = self.offset, 0
+        for number in range(begin, self.end):
+            self.reads.append(number)
+            self.offset = number + 1
+            yield number
+        self.offset = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"offset": self.offset}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.offset = state["offset"]
+
+
+def test_a_source_with_a_place_of_its_own_is_asked_for_it_and_told():
+    def make() -> Any:
+        return Log(6000).filter(is_odd).batch(10)
+
+    with loader_at(280, make) as loader:
+        state = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
+        expected = list(loader.latest)
+        second = list(loader)
+    Log.reads.clear()
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == expected
+        assert min(Log.reads) >= 2000
+        assert list(loader) == second
+
+
+def test_a_place_that_is_no_plain_data_is_refused_by_its_type():
+    class Odd(Log):
+        def state_dict(self) -> Any:
+            return {"offset": object()}
+
+    with loader_at(3, lambda: Odd(9)) as loader, pytest.raises(SnapshotError, match="object"):
+        loader.state_dict()
+
+
+# Services -------------------------------------------------------------------------------------
+
+
+class Counting(CheckpointableReadingServiceInterface):
+    """A service that remembers how many epochs it has begun."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def initialize_iteration(self, seed_generator: Any) -> None:
+        self.epochs += 1
+
+    def checkpoint(self) -> bytes:
+        return str(self.epochs).encode()
+
+    def check(self, serialized_state: bytes) -> None:
+        if not serialized_state.isdigit():
+            raise SnapshotError("reading_service_state is no number")
+
+    def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+        self.epochs = int(serialized_state)
+        return datapipe
+
+
+class Plain(ReadingServiceInterface):
+    """A user's service without a state."""
+
+
+def test_a_service_is_restored_from_its_own_state():
+    with loader_at(3, service=Counting()) as loader:
+        state = loader.state_dict()
+        assert state["reading_service_state"] == b"1"
+    loader = DataLoader2(graph(), reading_service=Counting())
+    loader.load_state_dict(state)
+    with loader:
+        list(loader)
+        list(loader)
+        assert loader.state_dict()["reading_service_state"] == b"3"
+
+
+def test_the_services_of_a_sequence_are_restored_each():
+    def service(*last: Any) -> Any:
+        return SequentialReadingService(Counting(), InProcessReadingService(1), *last)
+
+    with loader_at(3, service=service()) as loader:
+        state = loader.state_dict()
+    loader = DataLoader2(graph(), reading_service=service())
+    loader.load_state_dict(state)
+    with loader:
+        list(loader)
+        assert loader.reading_service.reading_services[0].epochs == 2
+
+
+def test_a_user_s_service_without_a_state_is_initialized_anew_with_a_warning():
+    def service() -> Any:
+        return SequentialReadingService(Counting(), Plain())
+
+    with loader_at(3, service=service()) as loader:
+        state = loader.state_dict()
+    loader = DataLoader2(graph(), reading_service=service())
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="does not checkpoint"), loader:
+        list(loader)
+
+
+def test_a_service_that_cannot_be_restored_is_a_snapshot_error_at_start():
+    class Broken(Counting):
+        def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+            raise KeyError("lost")
+
+    with loader_at(3, service=Counting()) as loader:
+        state = loader.state_dict()
+    loader = DataLoader2(graph(), reading_service=Broken())
+    loader.load_state_dict(state)
+    with pytest.raises(SnapshotError, match="lost"):
+        loader.__enter__()
+    loader.shutdown()
+
+
+def test_a_state_with_a_service_s_own_state_needs_a_service_that_takes_it():
+    with loader_at(3, service=Counting()) as loader:
+        state = loader.state_dict()
+    with DataLoader2(graph()) as loader, pytest.raises(SnapshotError, match="no restore"):
+        loader.load_state_dict(state)
+
+
+# What resuming costs --------------------------------------------------------------------------
+
+
+class Calls:
+    """A function that counts its calls; copies of it share the count."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, number: Any) -> Any:
+        self.count += 1
+        return number
+
+    def __deepcopy__(self, memo: Any) -> Calls:
+        return self
+
+
+class SlowCalls(Calls):
+    """As slow as the functions are whose calls matter."""
+
+    def __call__(self, number: Any) -> Any:
+        sum(range(1000))
+        return super().__call__(number)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        (lambda pipe: pipe.map, 0),
+        (lambda pipe: pipe.batch(8).map, 0),
+        (lambda pipe: pipe.shuffle(buffer_size=50).map, 0),
+        (lambda pipe: pipe.filter(is_odd).map, 64),
+        (lambda pipe: pipe.flatmap(lambda n: [n, n]).map, 64),
+    ],
+    ids=["map", "map of batches", "map of shuffled", "map of filtered", "map of flattened"],
+)
+def test_what_was_handed_out_is_not_mapped_again(shape, most):
+    calls = Calls()
+
+    def make() -> Any:
+        return shape(it.IterableWrapper(range(1000)))(calls)
+
+    length = len(list(make()))
+    step = length * 9 // 10
+    with loader_at(step, make) as loader:
+        state = loader.state_dict(include_datapipe=False)
+    calls.count = 0
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == length - step
+    assert calls.count <= length - step + most
+
+
+def joined(branches: Any) -> Any:
+    first, second = branches
+    return first.zip(second)
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        lambda mapped: mapped.shuffle(buffer_size=20),
+        lambda mapped: mapped.filter(is_odd),
+        lambda mapped: mapped.filter(is_odd).shuffle(buffer_size=20),
+        lambda mapped: mapped.groupby(lambda n: n % 7, group_size=5, buffer_size=30),
+        lambda mapped: mapped.flatmap(lambda n: [n] * 3),
+        lambda mapped: mapped.repeat(3).filter(is_odd),
+        lambda mapped: mapped.batch(4).unbatch().filter(is_odd),
+        lambda mapped: joined(mapped.filter(is_odd).fork(2)),
+        lambda mapped: mapped.filter(is_odd).prefetch(5),
+    ],
+    ids=[
+        "shuffle",
+        "filter",
+        "both",
+        "groupby",
+        "flatmap",
+        "repeat",
+        "unbatch",
+        "fork",
+        "prefetch",
+    ],
+)
+def test_only_a_window_of_what_came_before_is_made_again(pipe):
+    calls = SlowCalls()
+
+    def make() -> Any:
+        return pipe(it.IterableWrapper(range(4000)).map(calls))
+
+    with loader_at(0, make) as loader:
+        length = sum(1 for _ in loader.latest)
+    step = length * 9 // 10
+    with loader_at(step, make) as loader:
+        state = loader.state_dict(include_datapipe=False)
+        calls.count = 0
+        rest = list(loader.latest)
+        undisturbed = calls.count
+    calls.count = 0
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+    assert calls.count - undisturbed < 1000
+
+
+async def test_states_may_be_taken_while_another_thread_iterates():
+    def make() -> Any:
+        return it.IterableWrapper(range(3000)).shuffle(buffer_size=50).filter(is_odd)
+
+    loader = DataLoader2(make())
+    loader.seed(3)
+    whole = DataLoader2(make())
+    whole.seed(3)
+    expected = await asyncio.to_thread(list, whole)
+    await whole.aclose()
+    running = asyncio.create_task(asyncio.to_thread(list, loader))
+    states = []
+    while not running.done():
+        states.append(loader.state_dict(include_datapipe=False))
+        await asyncio.sleep(0)
+    await running
+    await asyncio.to_thread(loader.shutdown)
+    for state in states[:: max(1, len(states) // 20)]:
+        position = state["position"]["items"]
+        if state["randomness_state"]["epoch_seed"] is not None:
+            rest = await asyncio.to_thread(rest_after, state, make)
+            assert rest == expected[position:]
+
+
+def test_map_style_items_are_gone_on_with_at_once():
+    looked_up = Calls()
+    rows = mp.SequenceWrapper(range(1_000_000), deepcopy=False).map(looked_up)
+
+    with loader_at(10, lambda: rows.shuffle()) as loader:
+        loader.latest.limit(0)
+        state = loader.state_dict(include_datapipe=False)
+    looked_up.count = 0
+    with DataLoader2(rows.shuffle()) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+    assert looked_up.count == 1
