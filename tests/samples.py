@@ -80,20 +80,24 @@ def as_it_is(item: Any, device: Any) -> Any:
     return item
 
 
+class NewFolder:
+    """A folder of which no setting of a pipe tells the name."""
+
+    def __init__(self) -> None:
+        self.name = tempfile.mkdtemp(dir=_folders().name)
+
+    def path(self, number: int) -> str:
+        return f"{self.name}/{number}"
+
+
 def cached(numbers: Any) -> Any:
     """Return the names of files in a new cache."""
-    folder = tempfile.mkdtemp(dir=_caches().name)
-    begun = numbers.on_disk_cache(functools.partial(_path_in, folder))
-    pairs = begun.map(lambda number: (number, str(number)))
+    pairs = numbers.on_disk_cache(NewFolder().path).map(lambda number: (number, str(number)))
     return pairs.end_caching("wt", same_filepath_fn=True).map(os.path.basename)
 
 
-def _path_in(folder: str, number: int) -> str:
-    return f"{folder}/{number}"
-
-
 @functools.cache
-def _caches() -> tempfile.TemporaryDirectory[str]:
+def _folders() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="asyncloader-tests-")
 
 

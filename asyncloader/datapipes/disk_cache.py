@@ -9,6 +9,7 @@ item only where its files are not there yet, and only by one process:
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import deque
@@ -18,11 +19,13 @@ from typing import Any
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import Pass, functional_datapipe
 from asyncloader.datapipes.cache_entry import CacheEntry, CacheRules
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.function import blame, is_async
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.makers import Makers, Making
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.promise import Promise
+from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Beginning, Ending, Recipe
 
 #: How many entries are made at a time where making them means waiting.
@@ -141,22 +144,47 @@ class EndOnDiskCacheHolder(Ending):
 
 
 class CachePass(Pass[str]):
-    """One pass: how many entries were handed out whole, and how many paths they had."""
+    """One pass: how many entries were handed out whole, and how many paths they had.
+
+    It is ahead of that in its source while entries are being made. To go on within an
+    entry, that entry is looked up once more.
+    """
+
+    marks = ("taken", "yielded")
 
     def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
-        self.pipe = pipe
+        self.maker = EntryMaker(pipe)
+        self.source = self.maker.beginning.source
         self.taken = 0
         self.yielded = 0
+        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
 
     def __iter__(self) -> Iterator[str]:
-        maker = EntryMaker(self.pipe)
-        items = iter(maker.beginning.source)
+        items = self._items()
+        maker = self.maker
         entries = maker.each(items) if maker.concurrency == 1 else maker.ahead(items)
         try:
             for files in entries:
                 yield from self._paths(files)
         finally:
             close_items(entries)
+            close_items(items)
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.taken))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().go_on(position, cursor, cursors)
+        self.above.restart(self.taken, cursors)
+        return behind
+
+    def _items(self) -> Iterator[Any]:
+        items = begin(self.source)
+        try:
+            for count, item in enumerate(items, self.taken + 1):
+                self.above.passed(count)
+                yield item
+        finally:
             close_items(items)
 
     def _paths(self, files: list[str]) -> Iterator[str]:
@@ -173,14 +201,14 @@ class EntryMaker:
     def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
         self._pipe = pipe
         self._recipe = recipe = Recipe(pipe)
-        begin = recipe.beginning
-        assert isinstance(begin, OnDiskCacheHolder)
-        self.beginning = begin
-        self._path_fn = begin.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
+        begun = recipe.beginning
+        assert isinstance(begun, OnDiskCacheHolder)
+        self.beginning = begun
+        self._path_fn = begun.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
         self._rules = CacheRules(
-            begin.hash_dict,
-            begin.hash_type,
-            begin.extra_check_fn,
+            begun.hash_dict,
+            begun.hash_type,
+            begun.extra_check_fn,
             pipe.mode,
             pipe.skip_read,
             pipe.made_after,
@@ -219,8 +247,8 @@ class EntryMaker:
             yield Making.failed(error)
 
     def _entry_of(self, item: Any) -> CacheEntry:
-        begin = self.beginning
-        path = self._path_by(begin.filepath_fn, item, begin)
+        begun = self.beginning
+        path = self._path_by(begun.filepath_fn, item, begun)
         return CacheEntry(path, self._rules)
 
     def _files_of(self, entry: CacheEntry) -> list[str] | None:
@@ -237,7 +265,7 @@ class EntryMaker:
             if files is not None:
                 return files
             with self._recipe.run_for(item) as source:
-                pairs = iter(source)
+                pairs = begin(source)
                 try:
                     return entry.make(map(self._pair, pairs))
                 except BaseException as error:

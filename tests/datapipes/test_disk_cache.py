@@ -609,6 +609,63 @@ def test_a_promise_that_was_left_behind_is_taken_over(recorder):
     assert names_in(recorder.folder) == ["1.txt"]
 
 
+# Snapshots ------------------------------------------------------------------------------
+
+
+def name_of(path: str) -> str:
+    return os.path.basename(path)
+
+
+def is_no_5(number: int) -> bool:
+    return number != 5
+
+
+def over_a_shuffled_filter(recorder: Recorder, **settings: Any) -> Any:
+    source = IterableWrapper(range(12)).shuffle(buffer_size=3).filter(is_no_5)
+    begun = source.on_disk_cache(recorder.path)
+    pairs = begun.flatmap(functools.partial(some_parts, recorder))
+    return pairs.end_caching(**settings).map(name_of)
+
+
+def some_parts(recorder: Recorder, item: int) -> list[tuple[str, bytes]]:
+    return parts_of(recorder, item)[: item % 4]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_pass_goes_on_from_every_step(concurrency, is_there, tmp_path):
+    def graph(step: int) -> Any:
+        folder = tmp_path / ("cache" if is_there else f"cache{step}")
+        return over_a_shuffled_filter(Recorder(folder), concurrency=concurrency)
+
+    with DataLoader2(graph(-1)) as loader:
+        loader.seed(3)
+        expected = [list(loader), list(loader)]
+        loader.seed(3)
+        states = [loader.state_dict(include_datapipe=False)]
+        states += [loader.state_dict(include_datapipe=False) for _ in loader]
+    assert len(states) == len(expected[0]) + 1 > 12
+    for step, state in enumerate(states):
+        with DataLoader2(graph(step)) as loader:
+            loader.load_state_dict(state)
+            assert [list(loader), list(loader)] == [expected[0][step:], expected[1]]
+
+
+def test_going_on_makes_nothing_again_but_the_entry_at_hand(recorder):
+    expected = []
+    with DataLoader2(cache_of(recorder, range(1000)).map(name_of)) as loader:
+        for name in loader:
+            expected.append(name)
+            if len(expected) == 990:
+                state = loader.state_dict(include_datapipe=False)
+                break
+    other = Recorder(recorder.folder.with_name("other"))
+    with DataLoader2(cache_of(other, range(1000)).map(name_of)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == [f"{n}.txt" for n in range(990, 1000)]
+    assert other.made == list(range(990, 1000))
+
+
 # Adapters -------------------------------------------------------------------------------
 
 
