@@ -56,24 +56,13 @@ class Recipe:
 
     def __init__(self, ending: Ending) -> None:
         self.end = ending.source
-        self.pipes: list[Any] = []
-        waiting, seen = deque([self.end]), {id(self.end)}
-        while waiting:
-            pipe = waiting.popleft()
-            if isinstance(pipe, Beginning):
-                self.beginning = pipe
-                break
-            self.pipes.append(pipe)
-            # A recipe within this one has a beginning of its own.
-            above = [Recipe(pipe).beginning.source] if isinstance(pipe, Ending) else _sources(pipe)
-            fresh = [source for source in above if id(source) not in seen]
-            seen.update(map(id, fresh))
-            waiting.extend(fresh)
-        else:
+        self.pipes, beginnings = _pipes_up_to_beginnings(self.end)
+        if not beginnings:
             raise RuntimeError(
                 f"{stage_name(ending)} ends what on_disk_cache() begins, and there is none above"
                 f" {stage_name(self.end)}"
             )
+        self.beginning = beginnings[0]
         self._check_whole()
 
     def waits(self) -> bool:
@@ -102,6 +91,25 @@ class Recipe:
                     f"{stage_name(pipe)} between on_disk_cache() and end_caching() would make"
                     " entries of nothing in some workers; put it before on_disk_cache()"
                 )
+
+
+def _pipes_up_to_beginnings(end: Any) -> tuple[list[Any], list[Beginning]]:
+    """Return the pipes up to the next beginnings, and those, the nearest first."""
+    pipes: list[Any] = []
+    beginnings: list[Beginning] = []
+    waiting, seen = deque([end]), {id(end)}
+    while waiting:
+        pipe = waiting.popleft()
+        if isinstance(pipe, Beginning):
+            beginnings.append(pipe)
+            continue
+        pipes.append(pipe)
+        # A recipe within this one has a beginning of its own.
+        above = [Recipe(pipe).beginning.source] if isinstance(pipe, Ending) else _sources(pipe)
+        fresh = [source for source in above if id(source) not in seen]
+        seen.update(map(id, fresh))
+        waiting.extend(fresh)
+    return pipes, beginnings
 
 
 def _sources(pipe: Any) -> list[Any]:

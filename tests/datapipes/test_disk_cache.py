@@ -435,6 +435,15 @@ def test_branches_between(recorder):
     assert [Path(path).read_text() for path in cached] == ["0", "1", "2"]
 
 
+def test_branches_far_above_an_end(recorder):
+    left, right = IterableWrapper(["a"]).map(str).map(str).fork(2)
+    begun = IterableWrapper(range(3)).on_disk_cache(recorder.path)
+    pairs = begun.zip(left.zip(right).map("".join)).end_caching(
+        "wt", same_filepath_fn=True, concurrency=4
+    )
+    assert [Path(path).read_text() for path in pairs] == ["aa", "aa", "aa"]
+
+
 def test_torchs_pipes_between(recorder):
     from torch.utils.data.datapipes.iter import Mapper as TorchMapper
 
