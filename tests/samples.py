@@ -10,6 +10,9 @@ steps and let it yield at least four items. To add one, write a line:
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -142,6 +145,27 @@ def _hashes() -> dict[str, str]:
     return {path: files.sha256(path) for path in map(pattern.format, range(files.COUNT))}
 
 
+class NewFolder:
+    """A folder of which no setting of a pipe tells the name."""
+
+    def __init__(self) -> None:
+        self.name = tempfile.mkdtemp(dir=_folders().name)
+
+    def path(self, number: int) -> str:
+        return f"{self.name}/{number}"
+
+
+def cached(numbers: Any) -> Any:
+    """Return the names of files in a new cache."""
+    pairs = numbers.on_disk_cache(NewFolder().path).map(lambda number: (number, str(number)))
+    return pairs.end_caching("wt", same_filepath_fn=True).map(os.path.basename)
+
+
+@functools.cache
+def _folders() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="asyncloader-tests-")
+
+
 def _joined(branches: list[Any]) -> Any:
     first, *others = branches
     return first.zip(*others)
@@ -172,6 +196,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Cycler: lambda numbers: numbers.cycle(2),
     it.Decompressor: lambda numbers: _bytes(numbers, "gz", files.gz).decompress().map(files.read),
     it.Demultiplexer: lambda numbers: _joined(numbers.demux(2, is_odd)),
+    it.EndOnDiskCacheHolder: cached,
     it.Enumerator: lambda numbers: numbers.enumerate(10),
     it.FSSpecFileLister: lambda numbers: it.FSSpecFileLister(
         str(Path(files.numbered("txt", files.text)).parent)
@@ -220,6 +245,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.ParquetLoader: lambda numbers: _paths(numbers, "parquet", files.parquet).load_parquet(
         as_rows=True
     ),
+    it.OnDiskCacheHolder: cached,
     it.PinMemory: lambda numbers: it.PinMemory(numbers, pin_memory_fn=as_it_is),
     it.Prefetcher: lambda numbers: numbers.prefetch(3),
     it.Repeater: lambda numbers: numbers.repeat(2),
@@ -285,6 +311,7 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
     mp.Mapper: lambda numbers: numbers.map(double).map(double_soon),
     mp.InMemoryCacheHolder: lambda numbers: numbers.map(double).in_memory_cache(),
     mp.SequenceWrapper: lambda numbers: numbers,
+    mp.SharedSequence: lambda numbers: mp.SharedSequence(list(numbers)),
     mp.Shuffler: lambda numbers: numbers.shuffle(),
     mp.UnZipper: lambda numbers: _joined(numbers.map(with_key).unzip(2)),
     mp.Zipper: lambda numbers: numbers.zip(mp.SequenceWrapper(range(COUNT))),

@@ -252,6 +252,27 @@ class IterFluent(Generic[T_co]):
 
         def fullsync(self, timeout: float = 1800) -> IterDataPipe[T_co]: ...
 
+        # Made once
+
+        def on_disk_cache(
+            self,
+            filepath_fn: Callable[[T_co], Any] | None = None,
+            hash_dict: dict[str, str] | None = None,
+            hash_type: str = "sha256",
+            extra_check_fn: Callable[[str], bool] | None = None,
+        ) -> IterDataPipe[T_co]: ...
+
+        def end_caching(
+            self,
+            mode: str = "wb",
+            filepath_fn: Callable[[Any], Any] | None = None,
+            *,
+            same_filepath_fn: bool = False,
+            skip_read: bool = False,
+            timeout: float = 300,
+            concurrency: int | None = None,
+        ) -> IterDataPipe[str]: ...
+
         # Many to one, one to many
 
         @overload

@@ -19,6 +19,7 @@ from asyncloader.datapipes.decompressing import (
     Decompressor,
     XzFileLoader,
 )
+from asyncloader.datapipes.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
 from asyncloader.datapipes.files import FileLister, FileOpener, StreamReader
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
@@ -75,6 +76,7 @@ __all__ = [
     "Decompressor",
     "Demultiplexer",
     "Dropper",
+    "EndOnDiskCacheHolder",
     "Enumerator",
     "FSSpecFileLister",
     "FSSpecFileOpener",
@@ -108,6 +110,7 @@ __all__ = [
     "Multiplexer",
     "MultiplexerLongest",
     "ObjectStoreReader",
+    "OnDiskCacheHolder",
     "ParagraphAggregator",
     "ParquetLoader",
     "PinMemory",

@@ -7,6 +7,7 @@ from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConver
 from asyncloader.datapipes.mapping import MapMapper as Mapper
 from asyncloader.datapipes.memory_caching import MapInMemoryCacheHolder as InMemoryCacheHolder
 from asyncloader.datapipes.repeating import MapConcater as Concater
+from asyncloader.datapipes.shared_sequence import SharedSequence
 from asyncloader.datapipes.shuffling import MapShuffler as Shuffler
 from asyncloader.datapipes.sources import SequenceWrapper
 from asyncloader.datapipes.unzipping import MapUnZipper as UnZipper
@@ -20,6 +21,7 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "SequenceWrapper",
+    "SharedSequence",
     "Shuffler",
     "UnZipper",
     "Zipper",

@@ -28,7 +28,7 @@ from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
-from asyncloader.transport.codec import dumps_code
+from asyncloader.transport.codec import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
@@ -158,7 +158,7 @@ class Division:
             return None
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
-        return DealPlan(dumps_code(plan), place_of(self.dispatch) or 0)
+        return DealPlan(pack_code(plan), place_of(self.dispatch) or 0)
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""

@@ -184,11 +184,11 @@ class Dispatcher:
                 pass  # the loader takes no items from here
 
     def _set_up(self, command: Setup) -> None:
-        fds, self._talk.fds = self._talk.fds, []
+        plan_fds, fds = self._talk.take_fds(command.plan_fds)
         channels = [Channel(socket.socket(fileno=fd)) for fd in fds]
         self._outlets = [Outlet(channel, command.arena_bytes) for channel in channels]
         try:
-            self._plan = plan = loads_code(command.plan)
+            self._plan = plan = loads_code(command.plan, plan_fds)
             self._seeds = plan.seed_places.bind(plan.end)
         except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._talk.report(StartFailed(NO_EPOCH, _packed(error)))
