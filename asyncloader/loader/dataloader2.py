@@ -150,6 +150,7 @@ class DataLoader2(Generic[T_co]):
         return self._snapshots.take(
             *self._engine.place(self._gate),
             self._engine.lifecycle.checkpoint(),
+            workers=self.reading_service.worker_count(),
             include_datapipe=include_datapipe,
         )
 
@@ -170,7 +171,9 @@ class DataLoader2(Generic[T_co]):
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         snapshots = self._snapshots if own is not None else Snapshots(graph)
-        seeds, start, service_state = snapshots.read(state_dict)
+        seeds, start, service_state = snapshots.read(
+            state_dict, self.reading_service.worker_count()
+        )
         self._engine.lifecycle.restore_from(service_state)
         if own is None:
             self._use_graph(graph)

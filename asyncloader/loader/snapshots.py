@@ -10,12 +10,14 @@ import functools
 import pickle
 from typing import Any
 
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
+from asyncloader.services.elastic import refit
 from asyncloader.snapshot.snapshot import Snapshot, decode, encode, encode_graph
 from asyncloader.transport.codec import dumps_code
 
@@ -32,22 +34,31 @@ class Snapshots:
         start: EpochStart | None,
         service_state: bytes | None,
         *,
+        workers: int,
         include_datapipe: bool,
     ) -> dict[str, Any]:
-        """Return the state of a loader that goes on with ``start`` and then with ``seeds``."""
+        """Return the state of a loader that goes on with ``start`` and then with ``seeds``.
+
+        Its graph runs in so many workers.
+        """
         self._check_possible()
         snapshot = Snapshot(
             seed=seeds.seed,
             epoch=seeds.epoch,
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
+            workers=workers,
             cursors={} if start is None else start.cursors,
             service_state=service_state,
         )
         return encode(snapshot, self._with_graph if include_datapipe else self._without_graph)
 
-    def read(self, state: Any) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
-        """Return what a state says; SnapshotError for one that is wrong or of another graph."""
+    def read(self, state: Any, workers: int) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
+        """Return what a state says to a loader with so many workers.
+
+        SnapshotError for one that is wrong, of another graph, or that so many workers
+        cannot go on from.
+        """
         snapshot = decode(state)
         self._check_possible()
         different = differences(snapshot.fingerprint, self._fingerprint)
@@ -62,8 +73,17 @@ class Snapshots:
         seeds = EpochSeeds(snapshot.seed, snapshot.epoch)
         start = None
         if snapshot.epoch_seed is not None:
-            start = EpochStart(snapshot.epoch_seed, snapshot.items, snapshot.cursors)
+            start = EpochStart(
+                snapshot.epoch_seed, snapshot.items, self._refitted(snapshot, workers)
+            )
         return seeds, start, snapshot.service_state
+
+    def _refitted(self, snapshot: Snapshot, workers: int) -> Cursors:
+        if not snapshot.items:
+            return {}
+        return refit(
+            self._datapipe, snapshot.cursors, taken_with=snapshot.workers, run_with=workers
+        )
 
     def _check_possible(self) -> None:
         if self._refusal is not None:
