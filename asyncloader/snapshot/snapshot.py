@@ -43,6 +43,9 @@ class Snapshot:
     items: int = 0
     #: With how many workers the cursors were taken.
     workers: int = 0
+    #: On which rank of how many.
+    rank: int = 0
+    ranks: int = 1
     cursors: Cursors = field(default_factory=dict)
     fingerprint: list[dict[str, Any]] = field(default_factory=list)
     service_state: bytes | None = None
@@ -66,6 +69,8 @@ def encode(snapshot: Snapshot, unchanging: dict[str, Any]) -> dict[str, Any]:
         "position": {
             "items": snapshot.items,
             "workers": snapshot.workers,
+            "rank": snapshot.rank,
+            "ranks": snapshot.ranks,
             "cursors": to_text(cursors, "the state of a pipe"),
         },
     }
@@ -112,7 +117,7 @@ def decode(state: Any) -> Snapshot:
         )
     graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
     randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
-    position = _fields(state["position"], "position", "items workers cursors")
+    position = _fields(state["position"], "position", "items workers rank ranks cursors")
     _check_sums(state)
     return Snapshot(
         seed=_seed(randomness["seed"], "randomness_state.seed"),
@@ -120,6 +125,8 @@ def decode(state: Any) -> Snapshot:
         epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
         items=_count(position["items"], "position.items"),
         workers=_count(position["workers"], "position.workers"),
+        rank=_count(position["rank"], "position.rank"),
+        ranks=_count(position["ranks"], "position.ranks"),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
         fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
         service_state=_bytes(state["reading_service_state"], "reading_service_state"),
