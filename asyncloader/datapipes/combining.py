@@ -66,13 +66,13 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
 
 
 @dataclass
-class ZipPass(Pass[tuple[Any, ...]]):
-    """One pass over a Zipper, which knows how many tuples it has yielded."""
+class InStep(Pass[tuple[Any, ...]]):
+    """A pass that has taken as many items of every source as it has yielded itself."""
 
     marks = ()
 
     sources: tuple[Iterable[Any], ...]
-    yielded: int = 0
+    yielded: int = field(default=0, kw_only=True)
 
     def put_above(self, into: Cursors) -> None:
         put_all(self.sources, into)
@@ -81,6 +81,11 @@ class ZipPass(Pass[tuple[Any, ...]]):
         self.yielded = position
         resume_all(self.sources, position, cursors)
         return 0
+
+
+@dataclass
+class ZipPass(InStep):
+    """One pass over a Zipper, which knows how many tuples it has yielded."""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         with readers(self.sources) as iterators:
@@ -112,22 +117,10 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
 
 
 @dataclass
-class ZipLongestPass(Pass[tuple[Any, ...]]):
+class ZipLongestPass(InStep):
     """One pass over a ZipperLongest, which knows how many tuples it has yielded."""
 
-    marks = ()
-
-    sources: tuple[Iterable[Any], ...]
     fill_value: Any
-    yielded: int = 0
-
-    def put_above(self, into: Cursors) -> None:
-        put_all(self.sources, into)
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.yielded = position
-        resume_all(self.sources, position, cursors)
-        return 0
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         with readers(self.sources) as iterators:

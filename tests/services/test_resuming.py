@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -22,10 +23,11 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
-from tests.samples import is_odd, twice
+from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, twice
 from tests.test_contracts import on_a_thread
 
 SEED = 4
+PIPES = ITER_PIPES | MAP_PIPES
 
 
 def noisy(number: Any) -> tuple[Any, float]:
@@ -319,3 +321,20 @@ def test_a_worker_whose_calls_have_no_order_goes_on_with_the_rest_of_the_set():
             state = loader.state_dict(include_datapipe=False)
         with loader_of(make, 2, state) as loader:
             assert sorted(items + list(loader)) == expected
+
+
+@pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
+def test_every_pipe_goes_on_in_a_worker(pipe_class):
+    def make() -> Any:
+        return graph_with(pipe_class)
+
+    with loader_of(make, 1) as loader:
+        first, second = list(loader), list(loader)
+        step = len(first) // 2
+        iterator = iter(loader)
+        taken = list(itertools.islice(iterator, step))
+        state = loader.state_dict(include_datapipe=False)
+        rest = list(iterator)
+    with loader_of(make, 1, state) as loader:
+        assert list(loader) == rest
+    assert len(first) == len(second) == len(taken) + len(rest)
