@@ -20,8 +20,18 @@ PRINTS = {
         r"epoch 2: a to sea wave ocean\n"
         r"epoch 3: a to sea wave ocean harbor lantern\n$"
     ),
+    "kill_a_worker.py": (
+        r"workers replaced: [12]\nevery sample once, in its place: True\n"
+        r"killed a worker after 100 samples\n"
+        r"without restart: WorkerDied: worker [01] \(pid \d+\) was killed by SIGKILL\n$"
+    ),
     "notebook.py": r"first: (.*)\nrest: \[(.*)\]\nepoch: \[\1, \2\]\nepoch: \[\1, \2\]\n"
     r"by for: \[\1, \2\]\nwarned: RuntimeWarning\n$",
+    "resume_after_crash.py": (
+        r"^(loss 0\.0\d+ after 378 steps)\n"
+        r"killed after step 190, in epoch 2\ngoes on after step 175, in epoch 2\n"
+        r"\1\nthe same to the last bit: True\n$"
+    ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
     "train.py": r"final loss 0\.0\d+ after \d+ epochs at [\d,]+ items/s\n$",
 }
