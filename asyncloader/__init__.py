@@ -1,5 +1,9 @@
 """The PyTorch data loader you can await."""
 
+# Defining a pipe gives all pipes its fluent method, so that theirs have them too who import
+# nothing but the names below.
+from asyncloader.datapipes import iter as _iter_pipes  # noqa: F401
+from asyncloader.datapipes import map as _map_pipes  # noqa: F401
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.errors import (
     ConcurrentIterationError,
