@@ -14,6 +14,8 @@ from asyncloader.errors import (
     LoopMismatchError,
     Overloaded,
     PipelineError,
+    RankError,
+    RankTimeout,
     ResourceExhausted,
     SnapshotError,
     TransportError,
@@ -29,6 +31,7 @@ from asyncloader.services.base import (
     CheckpointableReadingServiceInterface,
     ReadingServiceInterface,
 )
+from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
@@ -38,6 +41,7 @@ __all__ = [
     "ConcurrentIterationError",
     "DataLoader2",
     "DataLoader2Iterator",
+    "DistributedReadingService",
     "ForkedError",
     "InProcessReadingService",
     "IterDataPipe",
@@ -49,6 +53,8 @@ __all__ = [
     "MultiProcessingReadingService",
     "Overloaded",
     "PipelineError",
+    "RankError",
+    "RankTimeout",
     "ReadingServiceInterface",
     "ResourceExhausted",
     "SeedGenerator",
