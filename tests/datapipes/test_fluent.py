@@ -74,3 +74,11 @@ def test_a_pipe_of_ones_own_has_all_methods_whatever_was_imported() -> None:
     )
     everything = {*registered(IterDataPipe), *registered(MapDataPipe)}
     assert everything <= set(found.stdout.split())
+
+
+def test_the_package_alone_does_not_import_all_pipes() -> None:
+    script = "import asyncloader, sys; print('asyncloader.datapipes.iter' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert found.stdout == "False\n"
