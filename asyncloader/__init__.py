@@ -1,6 +1,7 @@
 """The PyTorch data loader you can await."""
 
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from typing import TYPE_CHECKING, Any
+
 from asyncloader.errors import (
     ConcurrentIterationError,
     ForkedError,
@@ -31,6 +32,9 @@ from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
+
+if TYPE_CHECKING:
+    from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -64,3 +68,14 @@ __all__ = [
     "functional_datapipe",
     "get_worker_info",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Defining a pipe gives all pipes its fluent method. Whoever writes a pipe is to have them
+    # all, and a process where nobody does is not to import all families of pipes.
+    if name not in ("IterDataPipe", "MapDataPipe", "functional_datapipe"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from asyncloader.datapipes import iter as iter_pipes
+    from asyncloader.datapipes import map as map_pipes
+
+    return getattr(map_pipes if name == "MapDataPipe" else iter_pipes, name)

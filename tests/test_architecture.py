@@ -177,8 +177,13 @@ def _is_re_export(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Constant(value=str())):
             return True
         case ast.ImportFrom(module=str(module)):
-            return module == "__future__" or _is_within(module, "asyncloader")
+            return module in ("__future__", "typing") or _is_within(module, "asyncloader")
         case ast.Assign(targets=[ast.Name(id="__all__")]):
+            return True
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=imports, orelse=[]):
+            return all(map(_is_re_export, imports))
+        # What is imported when it is asked for.
+        case ast.FunctionDef(name="__getattr__"):
             return True
     return False
 

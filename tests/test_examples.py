@@ -20,9 +20,23 @@ PRINTS = {
         r"epoch 2: a to sea wave ocean\n"
         r"epoch 3: a to sea wave ocean harbor lantern\n$"
     ),
-    "distributed_training.py": (r"(steps on each rank: \[20, 20\]\n){3}learnt y = 2\.0x -1\.0\n$"),
+    "distributed_training.py": r"(steps on each rank: \[20, 20\]\n){3}learnt y = 2\.0x -1\.0\n$",
+    "images_over_http.py": r"epoch 4: 594 of 600 images, 100% right\n$",
+    "kill_a_worker.py": (
+        r"workers replaced: [12]\nevery sample once, in its place: True\n"
+        r"killed a worker after 100 samples\n"
+        r"without restart: WorkerDied: worker [01] \(pid \d+\) was killed by SIGKILL\n$"
+    ),
+    "language_model_mixing.py": (
+        r"of \d,\d+ documents 7[3-7]% were prose\nloss 0\.\d+ after 150 steps of 2048 tokens\n$"
+    ),
     "notebook.py": r"first: (.*)\nrest: \[(.*)\]\nepoch: \[\1, \2\]\nepoch: \[\1, \2\]\n"
     r"by for: \[\1, \2\]\nwarned: RuntimeWarning\n$",
+    "resume_after_crash.py": (
+        r"^(loss 0\.0\d+ after 378 steps)\n"
+        r"killed after step 190, in epoch 2\ngoes on after step 175, in epoch 2\n"
+        r"\1\nthe same to the last bit: True\n$"
+    ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
     "train.py": r"final loss 0\.0\d+ after \d+ epochs at [\d,]+ items/s\n$",
 }

@@ -13,6 +13,14 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 60
 
 
+#: Of the tests; README names some of them, also by the beginning of their names.
+TEST_NAMES = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
+}
+
+
 def command_under(heading: str) -> str:
     """Return the command in the first block under a heading."""
     section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
@@ -52,3 +60,18 @@ def test_every_path_in_readme_exists():
     named = re.findall(r"`((?:examples|tests|asyncloader)/[\w/]+\.py)`", README)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_test_that_readme_names_exists():
+    named = re.findall(r"`(test_\w+)(\*?)`", README)
+    assert named
+    for name, more in named:
+        assert any(test == name or (more and test.startswith(name)) for test in TEST_NAMES), name
+
+
+def test_every_link_within_readme_leads_to_a_heading():
+    headings = re.findall(r"^##+ (.*)$", README, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    linked = set(re.findall(r"\]\(#([\w-]+)\)", README))
+    assert linked
+    assert linked - anchors == set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -61,3 +63,22 @@ def test_a_bound_method_shows_what_it_takes() -> None:
     assert list(inspect.signature(pipe.map).parameters)[:3] == positional
     assert list(inspect.signature(pipe.zip).parameters) == ["datapipes"]
     assert list(inspect.signature(pipe.fork).parameters) == ["num_instances", "buffer_size", "copy"]
+
+
+def test_a_pipe_of_ones_own_has_all_methods_whatever_was_imported() -> None:
+    script = (
+        "import asyncloader; print(*dir(asyncloader.IterDataPipe), *dir(asyncloader.MapDataPipe))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    everything = {*registered(IterDataPipe), *registered(MapDataPipe)}
+    assert everything <= set(found.stdout.split())
+
+
+def test_the_package_alone_does_not_import_all_pipes() -> None:
+    script = "import asyncloader, sys; print('asyncloader.datapipes.iter' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert found.stdout == "False\n"
