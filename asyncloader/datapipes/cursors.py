@@ -145,6 +145,13 @@ def put_own_cursors(pipe: Any, into: Cursors) -> None:
         pipe.put_cursors(into)
 
 
+def put_first_cursors(pipes: Iterable[Any], into: Cursors) -> None:
+    """Add the beginnings of those pipes that would not yield the same again without a note."""
+    for pipe in pipes:
+        if hasattr(pipe, "put_first_cursor"):
+            pipe.put_first_cursor(into)
+
+
 def first_cursors(pipe: Any) -> Cursors:
     """Return the cursors with which the next pass of a pipe begins."""
     start: tuple[int, Cursors] = getattr(pipe, _START, (0, {}))
@@ -166,6 +173,23 @@ def forget_passes(pipes: Iterable[Any]) -> None:
         # A splitter sees for itself which of its passes are over.
         if hasattr(pipe, "is_splitter") and not pipe.is_splitter():
             fields.pop("current_pass", None)
+
+
+class Growing:
+    """A part of a cursor that is written on after the cursor was made, as long as it is held."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+
+def settled(cursors: Cursors) -> Cursors:
+    """Return cursors with what grows in them as it is now."""
+    return {place: _settled(cursor) for place, cursor in cursors.items()}
+
+
+def _settled(cursor: Cursor) -> Cursor:
+    parts = {name: list(part.parts) for name, part in cursor.items() if type(part) is Growing}
+    return cursor | parts if parts else cursor
 
 
 def dropped(items: Iterator[T], count: int) -> Iterator[T]:
@@ -283,7 +307,7 @@ class Marks:
         self._put = put
         self._oldest = oldest
         self._pace = Pace()
-        self.restart(0, first or {})
+        self.restart(0, {} if first is None else first)
 
     def restart(self, count: int, first: Cursors) -> None:
         """Begin after ``count`` items, where the source went on from ``first``."""

@@ -14,9 +14,10 @@ import os
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 
 from asyncloader.datapipes.base import waits
-from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.cursors import Cursors, settled
 from asyncloader.errors import LoaderClosed, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.gate import Gate
@@ -80,10 +81,10 @@ class Engine:
             return self._seeds, None
         passed = self._gate.passed
         if not passed:
-            return self._seeds, start
+            return self._seeds, replace(start, cursors=settled(start.cursors))
         cursors = self._left if self._items is None else self._items.cursors(passed)
         position = start.position + passed
-        return self._seeds, EpochStart(start.seed, position, cursors)
+        return self._seeds, EpochStart(start.seed, position, settled(cursors))
 
     def begin_async(self, gate: Gate) -> AsyncItems:
         """Begin an epoch on the running loop; the one before has ended."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.cursors import forget_passes, resume
+from asyncloader.datapipes.cursors import forget_passes, put_first_cursors, resume
 from asyncloader.errors import LoaderClosed, SnapshotError
 from asyncloader.graph.settings import set_graph_random_seed
 from asyncloader.graph.walk import breadth_first
@@ -155,7 +155,9 @@ class Lifecycle:
             )
         if is_pipe(prepared):
             forget_passes(breadth_first(prepared))
-        if start.position:
+            if not start.position:
+                put_first_cursors(breadth_first(prepared), start.cursors)
+        if start.position or start.cursors:
             resume(prepared, start.position, start.cursors)
         return prepared
 

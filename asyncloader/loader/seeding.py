@@ -45,7 +45,8 @@ class EpochSeeds:
 class EpochStart:
     """Where an epoch begins: its seed, and how many of its items were handed out before.
 
-    The cursors were taken at the last of those items, or earlier.
+    The cursors were taken at the last of those items, or earlier. Where a pipe needs one for
+    its very beginning, that is added when the epoch begins.
     """
 
     seed: int

@@ -32,7 +32,7 @@ from asyncloader.transport.codec import dumps_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.place import cursor_of_place, place_of_cursor
-from asyncloader.workers.pool import DealPlan
+from asyncloader.workers.starting import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
 
@@ -72,6 +72,10 @@ class FromWorkers(IterDataPipe[Any]):
         """Yield the items of this stream when iterated next."""
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
+
+    def put_first_cursor(self, into: Cursors) -> None:
+        if self.stream is not None and self.stream.is_noted():
+            put_cursor(self, {"taken": 0, **cursor_of_place(self.stream.place())}, into)
 
     def put_cursors(self, into: Cursors) -> None:
         if self._running is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.turns import Turns
 
 #: Frames with so many items hold tiny ones: several of them are taken at once, until there
 #: are enough items to make the way to the consumer worth while.
@@ -104,23 +105,28 @@ class InOrder:
 
 
 class AsTheyCome:
-    """Takes whatever is there, from the workers in turn as far as they have something."""
+    """Takes whatever is there, from the workers in turn as far as they have something.
 
-    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+    First come the turns that are to be had again.
+    """
+
+    def __init__(self, inboxes: Iterable[Inbox], turns: Turns) -> None:
         self._inboxes = list(inboxes)
+        self._turns = turns
 
     def is_ready(self) -> bool:
-        return any(inbox.has_something() for inbox in self._inboxes)
+        return any(inbox.has_something() for inbox in self._due())
 
     def is_over(self) -> bool:
         return not self._inboxes
 
     def take(self) -> list[Any]:
         items: list[Any] = []
+        while (turn := self._turns.next()) is not None:
+            if not self._take_again(*turn, items):
+                return items
         for inbox in self._inboxes:
-            count = inbox.open()
-            if count:
-                items += inbox.take(count)
+            self._take_from(inbox, inbox.open(), items)
         if items:
             return items
         for inbox in self._inboxes:
@@ -130,7 +136,37 @@ class AsTheyCome:
         return items
 
     def awaited(self) -> list[Inbox]:
-        return [inbox for inbox in self._inboxes if not inbox.has_something()]
+        return [inbox for inbox in self._due() if not inbox.has_something()]
 
     def turns(self) -> list[int]:
         return [inbox.worker for inbox in self._inboxes]
+
+    def _due(self) -> list[Inbox]:
+        turn = self._turns.next()
+        if turn is None:
+            return self._inboxes
+        # A turn that nobody is left for is passed over.
+        return self._of(turn[0]) or self._inboxes
+
+    def _of(self, worker: int) -> list[Inbox]:
+        return [inbox for inbox in self._inboxes if inbox.worker == worker]
+
+    def _take_again(self, worker: int, count: int, items: list[Any]) -> bool:
+        """Have a turn again, as far as it has come; whether one can go on to the next."""
+        for inbox in self._of(worker):
+            if not inbox.open() and not inbox.is_over():
+                return False
+            if inbox.left():
+                self._take_from(inbox, min(count, inbox.left()), items)
+                return True
+            if inbox.error is not None:
+                if not items:
+                    raise inbox.error
+                return False
+        self._turns.skip()
+        return True
+
+    def _take_from(self, inbox: Inbox, count: int, items: list[Any]) -> None:
+        if count:
+            items += inbox.take(count)
+            self._turns.took(inbox.worker, count)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.cursors import Cursor
+from asyncloader.datapipes.cursors import Cursor, Growing
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import FIRST, DealStart, Mark
 
@@ -29,27 +29,34 @@ class WorkerStart(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """Where a stream goes on in each worker, and whose turns are next."""
+    """Where a stream goes on in each worker, and whose turns are next.
+
+    ``taken`` says whose items were taken from there on, where no rule says so.
+    """
 
     starts: tuple[WorkerStart, ...]
     turns: tuple[int, ...]
     deal: DealStart | None = None
+    taken: Growing | None = None
 
 
-def first_place(workers: int) -> StreamPlace:
+def first_place(workers: int, taken: Growing | None = None) -> StreamPlace:
     """Return the beginning of a stream."""
-    return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)))
+    return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)), taken=taken)
 
 
 def place_after_taken(
-    inboxes: Sequence[Inbox], turns: Sequence[int], deal: DealStart | None
+    inboxes: Sequence[Inbox],
+    turns: Sequence[int],
+    deal: DealStart | None,
+    taken: Growing | None,
 ) -> StreamPlace:
     """Return where a stream goes on after what was taken from the inboxes."""
     starts = []
     for inbox in inboxes:
         mark = inbox.mark.read()
         starts.append(WorkerStart(mark, inbox.position - mark.position))
-    return StreamPlace(tuple(starts), tuple(turns), deal)
+    return StreamPlace(tuple(starts), tuple(turns), deal, taken)
 
 
 def start_after_arrived(inbox: Inbox) -> WorkerStart:
@@ -66,17 +73,22 @@ def cursor_of_place(place: StreamPlace) -> Cursor:
     }
     if place.deal is not None:
         cursor["deal"] = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
+    if place.taken is not None:
+        cursor["taken_of"] = place.taken
     return cursor
 
 
 def place_of_cursor(cursor: Cursor) -> StreamPlace:
-    """Return the place that a cursor says."""
+    """Return the place that a cursor says, which is written on where it grows."""
     starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
     deal = None
     if "deal" in cursor:
         mark, dealt = cursor["deal"]
         deal = DealStart(_mark(mark), tuple(dealt))
-    return StreamPlace(starts, tuple(cursor["turns"]), deal)
+    taken = cursor.get("taken_of")
+    if isinstance(taken, list):
+        taken = cursor["taken_of"] = Growing(taken)
+    return StreamPlace(starts, tuple(cursor["turns"]), deal, taken)
 
 
 def _plain_mark(mark: Mark) -> list[Any]:

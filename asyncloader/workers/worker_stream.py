@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asyncloader.datapipes.cursors import Growing
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, in_thread
 from asyncloader.workers.inbox import Inbox
@@ -19,6 +20,7 @@ from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
 from asyncloader.workers.messages import DealStart, Grant, Hurry
 from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
+from asyncloader.workers.turns import Turns
 
 logger = logging.getLogger("asyncloader")
 
@@ -73,20 +75,26 @@ class WorkerStream:
         self._epoch = epoch
         self._waiter = waiter
         self._settings = settings
-        self._place = first_place(settings.num_workers)
+        self._place = first_place(settings.num_workers, None if settings.in_order else Growing([]))
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
+        self._turns = Turns(Growing([]))
 
     def go_on(self, place: StreamPlace) -> None:
         """Begin there; to be called before the first ``take``."""
         self._place = place
+
+    def is_noted(self) -> bool:
+        """Whether the order of its items is known only as long as somebody writes it down."""
+        return not self._settings.in_order
 
     def place(self) -> StreamPlace:
         """Return where the stream goes on after what was taken."""
         if not self._inboxes:
             return self._place
         deal = self._crew.deal_start(self._number)
-        return place_after_taken(self._inboxes, self._merge.turns(), deal)
+        taken = None if self._settings.in_order else self._turns.from_here()
+        return place_after_taken(self._inboxes, self._merge.turns(), deal, taken)
 
     async def take(self) -> list[Any]:
         """Wait for the next items; [] at the end, and an error in the place of its item."""
@@ -107,8 +115,12 @@ class WorkerStream:
 
     def _begin(self) -> None:
         self._inboxes = self._crew.begin_stream(self._number, self._place)
-        order = InOrder if self._settings.in_order else AsTheyCome
-        self._merge = order(self._inboxes[worker] for worker in self._place.turns)
+        inboxes = [self._inboxes[worker] for worker in self._place.turns]
+        if self._settings.in_order:
+            self._merge = InOrder(inboxes)
+        else:
+            self._turns = Turns(self._place.taken or Growing([]))
+            self._merge = AsTheyCome(inboxes, self._turns)
 
     async def _until_ready(self) -> None:
         begun = time.monotonic()

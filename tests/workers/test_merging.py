@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader.datapipes.cursors import Growing
 from asyncloader.transport.codec import Decoder, Encoder
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.merging import AsTheyCome, InOrder
+from asyncloader.workers.turns import Turns
 
 
 class Worker:
@@ -116,7 +118,7 @@ def test_an_error_comes_in_its_items_place(counts, order):
 @given(st.lists(frames, min_size=1, max_size=4), arrivals)
 def test_without_order_the_set_is_the_same(counts, order):
     workers = [Worker(number, frames) for number, frames in enumerate(counts)]
-    merge = AsTheyCome(worker.inbox for worker in workers)
+    merge = AsTheyCome((worker.inbox for worker in workers), Turns(Growing([])))
     taken = drained(merge, workers, order)
     assert sorted(taken) == sorted(item for worker in workers for item in worker.items)
     for worker in workers:
@@ -125,7 +127,7 @@ def test_without_order_the_set_is_the_same(counts, order):
 
 def test_without_order_a_slow_worker_holds_nobody_up():
     slow, quick = Worker(0, [1]), Worker(1, [1, 1])
-    merge = AsTheyCome([slow.inbox, quick.inbox])
+    merge = AsTheyCome([slow.inbox, quick.inbox], Turns(Growing([])))
     quick.arrive()
     assert merge.is_ready()
     assert merge.take() == [(1, 0)]
@@ -143,6 +145,6 @@ def test_the_awaited_are_those_that_still_owe_something():
     assert [inbox.worker for inbox in ordered.awaited()] == [1]
 
     workers = [Worker(number, []) for number in range(3)]
-    loose = AsTheyCome(worker.inbox for worker in workers)
+    loose = AsTheyCome((worker.inbox for worker in workers), Turns(Growing([])))
     workers[1].arrive()
     assert [inbox.worker for inbox in loose.awaited()] == [0, 2]
