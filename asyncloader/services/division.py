@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne
 from asyncloader.datapipes.cursors import (
     Cursors,
     cursor_of,
@@ -20,18 +20,18 @@ from asyncloader.datapipes.cursors import (
     take_place_of,
 )
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.errors import LoaderError
+from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.kinds import functional_name
+from asyncloader.graph.kinds import functional_name, is_filter_of_shards
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
 from asyncloader.transport.codec import dumps_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.place import cursor_of_place, place_of_cursor
+from asyncloader.workers.place import StreamPlace, cursor_of_place, place_of_cursor
 from asyncloader.workers.starting import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
@@ -44,6 +44,8 @@ class FromWorkers(IterDataPipe[Any]):
 
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
+        #: The pipe by which the order depends on the number of workers, if there is one.
+        self.in_the_way: str | None = None
         self.length: int | None = None
         self.stream: WorkerStream | None = None
         self._running: WorkerStream | None = None
@@ -74,7 +76,7 @@ class FromWorkers(IterDataPipe[Any]):
         self._taken = self._unwanted = 0
 
     def put_first_cursor(self, into: Cursors) -> None:
-        if self.stream is not None and self.stream.is_noted():
+        if self.stream is not None:
             put_cursor(self, {"taken": 0, **cursor_of_place(self.stream.place())}, into)
 
     def put_cursors(self, into: Cursors) -> None:
@@ -86,11 +88,28 @@ class FromWorkers(IterDataPipe[Any]):
         if self.stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
         cursor = cursor_of(self, cursors)
-        self._taken = 0 if cursor is None else cursor["taken"]
-        self._unwanted = position - self._taken
-        if cursor is not None:
-            self.stream.go_on(place_of_cursor(cursor))
+        place = None if cursor is None else place_of_cursor(cursor)
+        if cursor is not None and place is not None and self.stream.is_of_same_kind(place):
+            self._taken, self._unwanted = cursor["taken"], position - cursor["taken"]
+            self.stream.go_on(place)
+        else:
+            self._go_on_for_others(self.stream, position, place)
         return self
+
+    def _go_on_for_others(
+        self, stream: WorkerStream, position: int, place: StreamPlace | None
+    ) -> None:
+        """Go on where other workers were, so many or in such an order, or where none were."""
+        before = "none, in the loader's own process" if place is None else str(len(place.starts))
+        ways = [self.in_the_way, "in_order=False" if place and place.taken is not None else None]
+        for way in filter(None, ways):
+            raise SnapshotError(
+                f"the state was taken with another number of workers ({before}) or another"
+                f" in_order, and {way} makes the order of the items depend on that; go on with"
+                " the same MultiProcessingReadingService"
+            )
+        self._taken, self._unwanted = position, 0
+        stream.go_on_at(position)
 
     def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
@@ -159,6 +178,7 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
         end = branch.end if not branch.inlets else _with_inlet(branch.end, dispatch)
         outlet.length = _length(end, dispatch, num_workers)
+        outlet.in_the_way = _in_the_way(end)
         outlets.append(outlet)
         ends.append(end)
     return Division(
@@ -178,6 +198,16 @@ def _with_inlet(end: Any, dispatch: Any) -> Any:
     inlet = FromDispatcher()
     take_place_of(inlet, dispatch)
     return _end_of(replace_dp(traverse_dps(end), dispatch, inlet))
+
+
+def _in_the_way(end: Any) -> str | None:
+    """Name the pipe by which the order depends on the number of workers; None if it does not."""
+    pipe = end
+    while not is_filter_of_shards(pipe) and not isinstance(pipe, FromDispatcher):
+        if not isinstance(pipe, OneToOne):
+            return stage_name(pipe)
+        pipe = pipe.source
+    return None
 
 
 def _end_of(graph: DataPipeGraph) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.cursors import Cursor, Growing
 from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.messages import FIRST, DealStart, Mark
+from asyncloader.workers.messages import DealStart, Mark
 
 
 class WorkerStart(NamedTuple):
@@ -40,9 +40,13 @@ class StreamPlace:
     taken: Growing | None = None
 
 
-def first_place(workers: int, taken: Growing | None = None) -> StreamPlace:
-    """Return the beginning of a stream."""
-    return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)), taken=taken)
+def place_at(position: int, workers: int, taken: Growing | None = None) -> StreamPlace:
+    """Return where a stream stands after so many items that were taken in turn."""
+    had = [len(range(worker, position, workers)) for worker in range(workers)]
+    starts = tuple(WorkerStart(Mark(count, {}), 0) for count in had)
+    first = position % workers
+    turns = (*range(first, workers), *range(first))
+    return StreamPlace(starts, turns, taken=taken)
 
 
 def place_after_taken(

@@ -19,7 +19,7 @@ from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
 from asyncloader.workers.messages import DealStart, Grant, Hurry
-from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
+from asyncloader.workers.place import StreamPlace, place_after_taken, place_at
 from asyncloader.workers.turns import Turns
 
 logger = logging.getLogger("asyncloader")
@@ -75,7 +75,8 @@ class WorkerStream:
         self._epoch = epoch
         self._waiter = waiter
         self._settings = settings
-        self._place = first_place(settings.num_workers, None if settings.in_order else Growing([]))
+        taken = None if settings.in_order else Growing([])
+        self._place = place_at(0, settings.num_workers, taken)
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
         self._turns = Turns(Growing([]))
@@ -84,9 +85,15 @@ class WorkerStream:
         """Begin there; to be called before the first ``take``."""
         self._place = place
 
-    def is_noted(self) -> bool:
-        """Whether the order of its items is known only as long as somebody writes it down."""
-        return not self._settings.in_order
+    def go_on_at(self, position: int) -> None:
+        """Begin after so many items that came in turn from workers; before the first ``take``."""
+        self._place = place_at(position, self._settings.num_workers, self._place.taken)
+
+    def is_of_same_kind(self, place: StreamPlace) -> bool:
+        """Whether a place is one of as many workers, whose items came in the same order."""
+        is_in_order = place.taken is None
+        is_same_order = is_in_order == self._settings.in_order
+        return is_same_order and len(place.starts) == self._settings.num_workers
 
     def place(self) -> StreamPlace:
         """Return where the stream goes on after what was taken."""
