@@ -16,8 +16,9 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import AsyncColumnFunction, checked_columns
-from asyncloader.datapipes.cursors import Cursors, adropped, cursor_of
+from asyncloader.datapipes.cursors import Cursor, Cursors, adropped, cursor_of
 from asyncloader.datapipes.function import blame, is_async
+from asyncloader.datapipes.handing_out import AsTheyCome
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.shared_resource import Resource, SharedResource
@@ -116,6 +117,10 @@ class AsyncMapper(IterDataPipe[T]):
         running = self._begun_pass()
         behind = running.go_on(position, cursor_of(self, cursors), cursors)
         return adropped(self._results(running), behind)
+
+    def first_cursor(self) -> Cursor:
+        """Return the cursor of the beginning of a pass that hands out as results come."""
+        return AsTheyCome.first_cursor()
 
     def has_no_order(self) -> bool:
         return not self.ordered

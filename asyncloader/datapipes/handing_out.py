@@ -145,7 +145,7 @@ def note_orders(pipes: Iterable[Any], cursors: Cursors) -> None:
     unordered = [pipe for pipe in pipes if is_without_order(pipe)]
     for pipe in unordered:
         if cursor_of(pipe, cursors) is None:
-            put_cursor(pipe, AsTheyCome.first_cursor(), cursors)
+            put_cursor(pipe, pipe.first_cursor(), cursors)
     for pipe in pipes if unordered else ():
         resume(pipe, 0, cursors)
 

@@ -17,8 +17,9 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.crew import Crew, Job, Threads
+from asyncloader.datapipes.cursors import Cursor
 from asyncloader.datapipes.function import blame, is_async, unawaited
-from asyncloader.datapipes.handing_out import BEFORE
+from asyncloader.datapipes.handing_out import BEFORE, AsTheyCome
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.reading import begin
@@ -79,6 +80,10 @@ class ThreadMapper(IterDataPipe[T]):
 
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
+
+    def first_cursor(self) -> Cursor:
+        """Return the cursor of the beginning of a pass that hands out as results come."""
+        return AsTheyCome.first_cursor()
 
     def has_no_order(self) -> bool:
         return not self.ordered

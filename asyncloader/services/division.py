@@ -6,6 +6,7 @@ graph, and a ``FromWorkers`` takes its place there.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import (
+    Cursor,
     Cursors,
     cursor_of,
     place_of,
@@ -33,9 +35,12 @@ from asyncloader.transport.codec import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
-from asyncloader.workers.pool import DealPlan
+from asyncloader.workers.starting import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
+
+#: How often a list is referred to that only this file refers to, while that is asked.
+_UNHELD = 3
 
 
 class FromWorkers(IterDataPipe[Any]):
@@ -74,17 +79,22 @@ class FromWorkers(IterDataPipe[Any]):
         """Yield the items of this stream when iterated next."""
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
-        self._runs: list[list[int]] = []
-        self._seen: list[int] = [0] * stream.workers
+        self._runs: list[list[list[int]]] = []
+        self._seen: list[int] = []
+
+    def has_no_order(self) -> bool:
+        """Whether the workers' items are taken as they come."""
+        return self.stream is not None and not self.stream.is_in_order
+
+    def first_cursor(self) -> Cursor:
+        """Return the cursor of the beginning, which is to know what is taken after it."""
+        assert self.stream is not None
+        return {"taken": 0, "runs": [], **cursor_of_place(self.stream.place())}
 
     def put_cursors(self, into: Cursors) -> None:
         if self._running is not None:
             place = cursor_of_place(self._running.place())
-            # What is taken after this is noted in the same list, as it is taken: without
-            # order nothing else says which worker it was of.
-            self._runs = []
-            self._seen = self._running.positions()
-            put_cursor(self, {"taken": self._taken, "runs": self._runs, **place}, into)
+            put_cursor(self, {"taken": self._taken, "runs": self._new_runs(), **place}, into)
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
         if self.stream is None:
@@ -92,18 +102,35 @@ class FromWorkers(IterDataPipe[Any]):
         cursor = cursor_of(self, cursors)
         if cursor is None:
             self._unwanted = position
-            return self
-        if SPREAD in cursor:
+        elif SPREAD in cursor:
             self._taken = position
             self.stream.go_on(spread_place(cursor, position, self.stream.workers))
-            return self
-        self._taken = cursor["taken"]
-        place = place_of_cursor(cursor)
-        more = _taken_since(cursor["runs"], position - self._taken, len(place.starts))
-        self._taken += sum(more)
-        self._unwanted = position - self._taken
-        self.stream.go_on(later_place(place, more))
+        else:
+            self._go_on(self.stream, position, cursor)
         return self
+
+    def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
+        place, runs = place_of_cursor(cursor), cursor["runs"]
+        runs[:] = _first_of(runs, position - cursor["taken"])
+        more = [0] * len(place.starts)
+        for worker, count in runs:
+            more[worker] += count
+        self._taken = cursor["taken"] + sum(more)
+        self._unwanted = position - self._taken
+        stream.go_on(later_place(place, more))
+        # The cursor stays good for what follows, as long as that is noted in it.
+        self._runs.append(runs)
+
+    def _new_runs(self) -> list[list[int]]:
+        """Return a list in which is noted, from now on, of which worker how much is taken.
+
+        Without order nothing else says it.
+        """
+        # A list that no cursor has any more need not be written further.
+        self._runs = [runs for runs in self._runs if sys.getrefcount(runs) > _UNHELD]
+        runs: list[list[int]] = []
+        self._runs.append(runs)
+        return runs
 
     def _note_runs(self, stream: WorkerStream) -> None:
         if stream.is_in_order:
@@ -111,13 +138,14 @@ class FromWorkers(IterDataPipe[Any]):
         seen, self._seen = self._seen, stream.positions()
         for worker, (before, now) in enumerate(zip(seen, self._seen, strict=True)):
             if now > before:
-                self._runs.append([worker, now - before])
+                for runs in self._runs:
+                    runs.append([worker, now - before])
 
     def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
         if stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
-        self._running = stream
+        self._running, self._seen = stream, stream.positions()
         return stream
 
     async def __aiter__(self) -> AsyncIterator[Any]:
@@ -129,14 +157,14 @@ class FromWorkers(IterDataPipe[Any]):
         return f"FromWorkers({self.branch})"
 
 
-def _taken_since(runs: Sequence[Sequence[int]], count: int, workers: int) -> list[int]:
-    """Return how many of the first ``count`` items of these runs each worker had."""
-    taken = [0] * workers
+def _first_of(runs: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """Return the runs of the first ``count`` items."""
+    found = []
     for worker, items in runs:
-        mine = min(items, count)
-        taken[worker] += mine
-        count -= mine
-    return taken
+        if count > 0:
+            found.append([worker, min(items, count)])
+        count -= items
+    return found
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from asyncloader.workers.messages import (
     BeginStream,
     Command,
     DealStart,
+    Dealt,
     DealtMark,
     EndEpoch,
     Grant,
@@ -100,15 +101,39 @@ class Outlet:
         stream = self.stream
         return stream is not None and stream.credits >= DEALT_CREDITS and stream.count < FRAME_ITEMS
 
+    def send(self) -> None:
+        """Send what was dealt, as far as credits go; in vain if the worker is gone."""
+        if self.stream is not None and not self.is_gone:
+            with self._noticing_its_end():
+                self.stream.send()
+
     def settle(self, *, is_waiting: bool) -> None:
         """Send what gets no more company, as far as credits go, and how the epoch ended."""
-        if self.stream is None:
-            return
         if is_waiting or self.ending is not None:
-            self.stream.send()
-        if self.ending is not None and not self.stream.count:
-            self.talk.report(self.ending)
+            self.send()
+        if self.stream is not None and self.ending is not None and not self.stream.count:
+            self.tell(self.ending)
             self.ending = None
+
+    def tell(self, message: Dealt) -> None:
+        """Tell the worker something; in vain if it is gone."""
+        with self._noticing_its_end():
+            self.talk.report(message)
+
+    def hear(self) -> None:
+        """Take what the worker says, and send it what there was no room for."""
+        with self._noticing_its_end():
+            self.talk.flush()
+            for command in self.talk.commands():
+                self.heed(command)
+
+    @contextlib.contextmanager
+    def _noticing_its_end(self) -> Iterator[None]:
+        try:
+            yield
+        except EOFError:
+            # The loader sees that death too, and ends the epoch or replaces everybody.
+            self.is_gone = True
 
 
 class Dispatcher:
@@ -156,19 +181,10 @@ class Dispatcher:
             poll.register(fd, select.POLLIN | (select.POLLOUT if outlet.talk.has_unsent() else 0))
         for fd, _ in poll.poll(None if wait else 0):
             if fd in outlets:
-                self._hear_worker(outlets[fd])
+                outlets[fd].hear()
             else:
                 for command in self._talk.commands():
                     self._obey(command)
-
-    def _hear_worker(self, outlet: Outlet) -> None:
-        try:
-            outlet.talk.flush()
-            for command in outlet.talk.commands():
-                outlet.heed(command)
-        except EOFError:
-            # The loader sees that death too, and ends the epoch.
-            outlet.is_gone = True
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -247,13 +263,7 @@ class Dispatcher:
                 outlet.stream.drop()
                 outlet.stream = None
                 outlet.ending = None
-                self._tell(outlet, EndEpoch(self._epoch))
-
-    def _tell(self, outlet: Outlet, message: EndEpoch) -> None:
-        try:
-            outlet.talk.report(message)
-        except EOFError:
-            outlet.is_gone = True
+                outlet.tell(EndEpoch(self._epoch))
 
     def _close_items(self) -> None:
         items, self._items = self._items, None
@@ -264,6 +274,9 @@ class Dispatcher:
 
     def _may_deal(self) -> bool:
         if self._items is None or self._is_paused:
+            return False
+        # Nobody may be told of an end that others did not live to see.
+        if any(outlet.is_gone for outlet in self._outlets):
             return False
         return self._outlets[self._turn].has_room() or self._must_run_ahead()
 
@@ -300,7 +313,7 @@ class Dispatcher:
         if rounds >= self._had[self._turn]:
             is_due = outlet.stream.add(item)
         if is_due:
-            outlet.stream.send()
+            outlet.send()
         self._dealt += 1
         self._turn = self._dealt % len(self._outlets)
         return is_due

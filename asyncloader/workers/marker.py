@@ -32,6 +32,8 @@ class Marker:
         self._from = mark
         self._unwanted = unwanted
         self._pace = Pace()
+        #: The latest mark, where it says for every frame anew what was handed out since.
+        self.repeated: Mark | None = None
         #: How many items the epoch's stream had before the first that is sent.
         self.first = mark.position + unwanted
 
@@ -44,6 +46,7 @@ class Marker:
         note_orders(pipes, cursors)
         if any(is_without_order(pipe) for pipe in pipes):
             # Made again, the unwanted would be others.
+            self.repeated = Mark(mark.position, cursors, mark.states)
             resume(self._pipe, self.first, cursors)
             return begin(self._pipe)
         if mark.position:
@@ -62,5 +65,7 @@ class Marker:
         cursors: Cursors = {}
         put_cursors(self._pipe, cursors)
         mark = Mark(position, cursors, self._states.changed())
+        if self.repeated is not None:
+            self.repeated = mark
         self._pace.made(begun)
         return mark

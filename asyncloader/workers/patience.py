@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from asyncloader.workers.link import Link
 
 _FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
 
 
 class Patience:
@@ -22,15 +23,16 @@ class Patience:
         self._most = most
         self._in_vain = 0
 
-    def allows(self, dead: Iterable[Link]) -> bool:
-        """Count these deaths; whether the workers may be replaced once more."""
+    def allows(self, lost: Iterable[Link]) -> bool:
+        """Count the loss of these; whether they may be replaced once more."""
         if self._most is None:
             return False
-        has_delivered = any(link.has_delivered for link in dead)
+        has_delivered = any(link.has_delivered for link in lost)
         self._in_vain = 0 if has_delivered else self._in_vain + 1
         return self._in_vain <= self._most
 
     async def wait(self) -> None:
         """Pause, the longer the more deaths there were in a row."""
         if self._in_vain:
-            await asyncio.sleep(_FIRST_PAUSE * 2 ** (self._in_vain - 1))
+            pause = _FIRST_PAUSE * 2 ** min(self._in_vain - 1, 10)
+            await asyncio.sleep(min(pause, _LONGEST_PAUSE))

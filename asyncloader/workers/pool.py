@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from asyncloader.errors import WorkerDied, WorkerStartupError
-from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon
+from asyncloader.errors import WorkerDied
+from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.codec import Parcel
 from asyncloader.workers.dealing import Dealing
@@ -28,36 +26,20 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Pause,
     Resume,
-    Setup,
     StartEpoch,
 )
 from asyncloader.workers.patience import Patience
 from asyncloader.workers.place import StreamPlace, WorkerStart, start_after_arrived
-from asyncloader.workers.process import (
-    Process,
-    ProcessPlan,
-    close_processes,
-    kill_processes_now,
-    start_process,
-)
+from asyncloader.workers.process import Process, kill_processes_now
+from asyncloader.workers.starting import DealPlan, Starter
 from asyncloader.workers.worker_stream import PoolSettings, WorkerStream
 
 logger = logging.getLogger("asyncloader")
 
-START_SECONDS = 60.0
 #: How long the channel of a dead worker may stay open.
 DRAIN_SECONDS = 1.0
-
-_MAIN = "asyncloader.workers.main"
-_DISPATCH = "asyncloader.workers.dispatch"
-
-
-@dataclass(frozen=True)
-class DealPlan:
-    """What the dispatching process is told to run, and the place of its last pipe."""
-
-    plan: Parcel
-    place: int
+#: How long workers that were told to end may take before they are killed.
+CLOSE_GRACE = 2.0
 
 
 class EpochOrders:
@@ -96,13 +78,12 @@ class WorkerPool:
         self.settings = settings
         self.links: list[Link] = []
         self.restarts = 0
-        self._plan = plan
         self._deal = deal
+        self._starter = Starter(plan, settings, deal)
         self._streams = streams
         self._dispatcher: Link | None = None
         #: Those that died in this epoch, whose frames may still wait to be opened.
         self._retired: list[Link] = []
-        self._processes: list[Process] = []
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -113,19 +94,14 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Start all workers, or none: WorkerStartupError with the cause, and nothing left."""
-        try:
-            self.links, self._dispatcher = await self._started(range(self.settings.num_workers))
-        except BaseException:
-            await self.aclose()
-            raise
-        for link in self.all_links():
-            link.detach()
+        self.links, self._dispatcher = await self._starter.start(self._workers())
 
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""
         await self.aclose()
         self._watch_over_processes()
-        await self.start()
+        started = await self._starter.start_again(self._workers(), self._patience)
+        self.links, self._dispatcher = started
 
     def begin_epoch(
         self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
@@ -193,13 +169,13 @@ class WorkerPool:
         """Replace the workers that died; whether there were any and that may be done."""
         async with self._recovering:
             dead = [link for link in self.all_links() if isinstance(link.failure, WorkerDied)]
-            if not dead or self._start is None or not self._patience.allows(dead):
+            # What a dispatching process has dealt nobody else can deal again.
+            lost = self.all_links() if self._dispatcher is not None else dead
+            if not dead or self._start is None or not self._patience.allows(lost):
                 return False
             for link in dead:
                 logger.warning("%s; it is replaced", link.failure)
             await self._patience.wait()
-            # What a dispatching process has dealt nobody else can deal again.
-            lost = self.all_links() if self._dispatcher is not None else dead
             await self._replace(lost)
             self.restarts += len(dead)
         return True
@@ -210,25 +186,24 @@ class WorkerPool:
         for link in self.all_links():
             link.close()
         self.links, self._dispatcher = [], None
-        processes = list(self._processes)
-        self._processes.clear()
         self._finalizer.detach()
-        await close_processes(processes)
+        await self._starter.end(self._starter.processes, grace=CLOSE_GRACE)
 
     async def _replace(self, lost: list[Link]) -> None:
         for link in lost:
             link.process.kill()
         await self._read_to_the_end(lost)
-        numbers = [link.worker for link in lost if link.worker is not None]
-        deal = self._deal_after_arrived()
-        links, dispatcher = await self._started(numbers)
         for link in lost:
             link.detach()
+        await self._starter.end([link.process for link in lost], grace=0.0)
+        numbers = [link.worker for link in lost if link.worker is not None]
+        deal = self._deal_after_arrived()
+        started = await self._starter.start_again(numbers, self._patience)
+        links, dispatcher = started
         assert self._start is not None
         assert self._loop is not None
-        for link in filter(None, [*links, dispatcher]):
+        for link in started.all_links():
             link.begin_epoch(self._epoch)
-            link.detach()
             link.attach(self._loop, self._wake)
         self._retired += lost
         if dispatcher is not None and self._dispatcher is not None:
@@ -283,79 +258,13 @@ class WorkerPool:
         credits = self.settings.credits
         return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
 
-    async def _started(self, workers: Sequence[int]) -> tuple[list[Link], Link | None]:
-        """Start these workers, and with all of them the dispatching process, if there is one."""
-        loop = asyncio.get_running_loop()
-        waiter = LoopWaiter(loop)
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                links, dispatcher = await self._start_processes(workers)
-                all_links = [*links, *filter(None, [dispatcher])]
-                for link in all_links:
-                    link.attach(loop, waiter.wake)
-                self._set_up(links, dispatcher)
-                await waiter.until(lambda: _are_started(all_links))
-        except TimeoutError:
-            raise WorkerStartupError(f"the workers did not start in {START_SECONDS:g} s") from None
-        failures = [link.failure for link in all_links if link.failure is not None]
-        if failures:
-            raise _as_startup_error(failures[0])
-        return links, dispatcher
-
     def _watch_over_processes(self) -> None:
-        self._finalizer = weakref.finalize(self, _leave_nothing, self._processes)
+        self._finalizer = weakref.finalize(self, _leave_nothing, self._starter.processes)
         # When the interpreter exits, the processes are ended without a word.
         self._finalizer.atexit = False
 
-    async def _start_processes(self, workers: Sequence[int]) -> tuple[list[Link], Link | None]:
-        plans = [
-            ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
-            for worker in workers
-        ]
-        if self._deal is not None:
-            plans.append(
-                ProcessPlan("asyncloader dispatcher", f"{_DISPATCH}:main", preload=(_MAIN,))
-            )
-        try:
-            async with asyncio.TaskGroup() as group:
-                starts = [group.create_task(self._start_one(plan)) for plan in plans]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        dispatcher = None
-        if self._deal is not None:
-            dispatcher = Link("the dispatching process", None, starts.pop().result())
-        copy_beyond = self._share() // 2
-        links = [
-            Link(f"worker {worker}", worker, start.result(), copy_beyond=copy_beyond)
-            for worker, start in zip(workers, starts, strict=True)
-        ]
-        return links, dispatcher
-
-    async def _start_one(self, plan: ProcessPlan) -> Process:
-        process = await start_process(plan, method=self.settings.method, timeout=START_SECONDS)
-        self._processes.append(process)
-        return process
-
-    def _set_up(self, links: list[Link], dispatcher: Link | None) -> None:
-        """Tell each process what it is, and give the dispatching one a channel to each worker."""
-        dealt = []
-        for link in links:
-            fds = self._plan.fds()
-            if dispatcher is not None:
-                from_dispatcher, to_worker = socket.socketpair()
-                fds.append(from_dispatcher.detach())
-                dealt.append(to_worker.detach())
-            link.send(self._setup(link.worker or 0, self._plan), fds)
-        if dispatcher is not None and self._deal is not None:
-            fds = self._deal.plan.fds() + dealt
-            dispatcher.send(self._setup(0, self._deal.plan), fds)
-
-    def _setup(self, worker: int, plan: Parcel) -> Setup:
-        info = WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker)
-        return Setup(info, plan.data, self._share(), plan_fds=len(plan.shared))
-
-    def _share(self) -> int:
-        return self.settings.prefetch_bytes // self.settings.num_workers
+    def _workers(self) -> range:
+        return range(self.settings.num_workers)
 
     def _tell_all(self, command: Pause | Resume) -> None:
         for link in self.all_links():
@@ -364,20 +273,6 @@ class WorkerPool:
     def _wake(self) -> None:
         for waiter in self._waiters:
             waiter.wake()
-
-
-def _are_started(links: list[Link]) -> bool:
-    if any(link.failure is not None for link in links):
-        return True
-    return all(link.is_ready for link in links)
-
-
-def _as_startup_error(failure: BaseException) -> WorkerStartupError:
-    if isinstance(failure, WorkerStartupError):
-        return failure
-    error = WorkerStartupError(f"a worker ended while it was starting: {failure}")
-    error.__cause__ = failure
-    return error
 
 
 def _leave_nothing(processes: list[Process]) -> None:

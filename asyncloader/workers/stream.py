@@ -166,7 +166,7 @@ class Stream:
                 self._credits -= credits_for(self._packing.count)
                 self._sent = monotonic()
                 self._made += self._packing.count
-                mark, self._mark = self._mark, None
+                mark, self._mark = self._mark or self._marker.repeated, None
                 noted = b"" if mark is None else dump_mark(mark)
                 self._talk.send_items(self.epoch, self.number, self._packing.finish(), noted)
 
@@ -193,7 +193,8 @@ class Stream:
             since = min(now, self._sent)
             self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
             self._punctual.watch(self)
-        return now >= self._due or self._is_full()
+        # Without credits only the loader's next words can help: they are to be heard.
+        return now >= self._due or self._is_full() or self._credits <= 0
 
     def _is_full(self) -> bool:
         packing = self._packing

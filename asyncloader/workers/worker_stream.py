@@ -93,6 +93,8 @@ class WorkerStream:
 
     def positions(self) -> list[int]:
         """Return how many items of each worker were taken."""
+        if not self._inboxes:
+            return [start.position for start in self._place.starts]
         return [inbox.position for inbox in self._inboxes]
 
     def place(self) -> StreamPlace:

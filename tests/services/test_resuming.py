@@ -44,6 +44,12 @@ def slow(number: int) -> int:
     return number
 
 
+def now_and_then_slow(number: int) -> int:
+    """A function that lets now one worker be ahead and now another."""
+    time.sleep(random.choice([0, 0, 0, 0.004]))
+    return number
+
+
 def as_it_is(item: Any, device: Any) -> Any:
     return item
 
@@ -175,17 +181,24 @@ def test_a_chain_of_loaders_with_workers_hands_out_every_item_once():
     assert items == expected[:30]
 
 
-def test_without_order_the_rest_is_the_same_set():
+@pytest.mark.parametrize("seed", range(4))
+def test_without_order_the_rest_is_the_same_set(seed):
     def make() -> Any:
-        return numbers(200).sharding_filter().map(slow)
+        pipe = numbers(200).sharding_filter().map(now_and_then_slow)
+        return pipe.pin_memory(pin_memory_fn=as_it_is).batch(3) if seed % 2 else pipe
 
-    with loader_of(make, 2, in_order=False) as loader:
-        iterator = iter(loader)
-        items = [next(iterator) for _ in range(90)]
-        state = loader.state_dict(include_datapipe=False)
+    luck = random.Random(seed)
+    items: list[Any] = []
+    state = None
+    for _ in range(4):
+        with loader_of(make, 2, state, in_order=False) as loader:
+            iterator = iter(loader)
+            items += [next(iterator) for _ in range(luck.randrange(16))]
+            state = loader.state_dict(include_datapipe=False)
     with loader_of(make, 2, state, in_order=False) as loader:
         items += list(loader)
-    assert sorted(items) == list(range(200))
+    found = itertools.chain.from_iterable(items) if seed % 2 else items
+    assert sorted(found) == list(range(200))
 
 
 # Workers that die -----------------------------------------------------------------------------
