@@ -1,5 +1,6 @@
 """W3: float32 tensors from two workers, made fresh for each item; and W3b, where the
-consumer reads every byte, or keeps the last hundred. At 4 MiB also numpy's arrays.
+consumer reads every byte, or keeps the last hundred. At 4 MiB also numpy's arrays. The limit
+is one thread that copies into recycled memory.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def comparison(
 ) -> Comparison:
     nbytes, items, peers_items = SIZES[size]
     job = Job(items, Ones(nbytes, library), nbytes=nbytes, held=KEPT if what == "kept" else 1)
-    limit = "limit: memcpy into recycled memory"
+    limit = "limit: memcpy"
     kind = "tensors" if library == "torch" else "numpy arrays"
     compared = [
         Case(limit, memcpy, args=(nbytes, items)),
