@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -109,4 +111,6 @@ def show(comparisons: Sequence[Comparison]) -> None:
 
 
 if __name__ == "__main__":
+    # The case that runs is to end with the command, whatever ends that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

@@ -2,7 +2,7 @@
 
 The worker waits in the user's function for a byte in a FIFO; the consumer writes the byte and
 asks for the item, so that it takes one way there and one way back, whatever the loader would
-have made ahead. Between two items it does nothing for a millisecond, as a consumer that works
+have made ahead. Between two items it does nothing for five milliseconds, as a consumer that works
 would. The limit is a byte there and back over a socketpair to a process that answers, for a
 blocking reader and for a loop.
 """
@@ -31,7 +31,7 @@ from tests.benchmarks.sizes import sized
 
 ITEMS = sized(1_000, 50)
 WARM_UP = 10
-PAUSE = 0.001
+PAUSE = 0.005
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tests.benchmarks.cases import Case, CaseFailed
+from tests.benchmarks.cases import LIMIT, QUICK_LIMIT, Case, CaseFailed
 from tests.benchmarks.comparison import Comparison, Outcome, Results
+from tests.benchmarks.sizes import sized
 
 Show = Callable[[str], None]
 
@@ -19,13 +20,14 @@ def measure(comparison: Comparison, rounds: int, only: str, show: Show) -> Outco
     """Measure the cases with ``only`` in their names; one that fails is left out, with why."""
     chosen = [case for case in comparison.cases if only in case.name]
     without = {case.name: _needs(case) for case in chosen if not case.is_possible()}
+    limit = sized(LIMIT, QUICK_LIMIT)
     results: Results = {case.name: [] for case in chosen if case.is_possible()}
     for number, case in turns([case for case in chosen if case.is_possible()], rounds):
         if case.name in without:
             continue
         show(f"{comparison.title}, round {number + 1} of {rounds}: {case.name}")
         try:
-            results[case.name].append(case.measure())
+            results[case.name].append(case.measure(limit))
         except CaseFailed as error:
             without[case.name] = f"failed with {error}"
     measured = {name: numbers for name, numbers in results.items() if name not in without}

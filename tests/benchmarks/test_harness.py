@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.benchmarks.cases import Case, CaseFailed
+from tests.benchmarks.cases import LIMIT, Case, CaseFailed
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.environments import Environment
 from tests.benchmarks.rounds import measure, turns
@@ -36,12 +36,12 @@ def leave_a_process():
 
 def test_a_case_is_measured_in_a_process_of_its_own():
     case = Case("process", process_number)
-    numbers = {case.measure(), case.measure(), float(os.getpid())}
+    numbers = {case.measure(LIMIT), case.measure(LIMIT), float(os.getpid())}
     assert len(numbers) == 3
 
 
 def test_arguments_may_be_functions():
-    assert Case("double", apply, args=(double, 21)).measure() == 42
+    assert Case("double", apply, args=(double, 21)).measure(LIMIT) == 42
 
 
 def apply(function, argument):
@@ -61,7 +61,7 @@ def test_a_case_is_left_out_if_its_own_environment_was_not_made():
 
 def test_a_case_that_raises_says_what():
     with pytest.raises(CaseFailed, match=r"exit code 1: ValueError: no such thing"):
-        Case("fails", fail).measure()
+        Case("fails", fail).measure(LIMIT)
 
 
 def test_a_case_that_hangs_is_ended():
@@ -70,7 +70,7 @@ def test_a_case_that_hangs_is_ended():
 
 
 def test_what_a_case_leaves_running_is_ended_before_the_next_one():
-    pid = int(Case("leaves", leave_a_process).measure())
+    pid = int(Case("leaves", leave_a_process).measure(LIMIT))
     assert is_gone(pid, within=5)
 
 
