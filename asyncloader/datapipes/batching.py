@@ -33,6 +33,10 @@ class Batcher(IterDataPipe[list[T]]):
     ``wrapper_class`` other than list is called with each list, and what it
     returns is yielded.
 
+    A batch in a worker is made of that worker's items. With ``across_workers`` batches
+    are made in the loader's process, of the items of all workers, and are the same for
+    any number of them.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(5)).batch(2))
     [[0, 1], [2, 3], [4]]
@@ -44,11 +48,17 @@ class Batcher(IterDataPipe[list[T]]):
         batch_size: int,
         drop_last: bool = False,
         wrapper_class: Callable[[list[T]], Any] = list,
+        *,
+        across_workers: bool = False,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.drop_last = drop_last
         self.wrapper_class = checked_function("wrapper_class", wrapper_class)
+        self.across_workers = across_workers
+
+    def is_replicable(self) -> bool:
+        return not self.across_workers
 
     def __len__(self) -> int:
         return batch_count(len(self.source), self.batch_size, self.drop_last)

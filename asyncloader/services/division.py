@@ -28,10 +28,10 @@ from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
-from asyncloader.transport.codec import dumps_code
+from asyncloader.transport.codec import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.place import cursor_of_place, place_of_cursor
+from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
 from asyncloader.workers.pool import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
@@ -63,6 +63,7 @@ class FromWorkers(IterDataPipe[Any]):
             unwanted = min(self._unwanted, len(items))
             self._unwanted -= unwanted
             self._taken += len(items)
+            self._note_runs(stream)
             if unwanted < len(items):
                 yield items[unwanted:] if unwanted else items
             # What was yielded is not kept alive here while more is waited for.
@@ -72,21 +73,40 @@ class FromWorkers(IterDataPipe[Any]):
         """Yield the items of this stream when iterated next."""
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
+        self._runs: list[list[int]] = []
+        self._seen: list[int] = [0] * stream.workers
 
     def put_cursors(self, into: Cursors) -> None:
         if self._running is not None:
             place = cursor_of_place(self._running.place())
-            put_cursor(self, {"taken": self._taken, **place}, into)
+            # What is taken after this is noted in the same list, as it is taken: without
+            # order nothing else says which worker it was of.
+            self._runs = []
+            self._seen = self._running.positions()
+            put_cursor(self, {"taken": self._taken, "runs": self._runs, **place}, into)
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
         if self.stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
         cursor = cursor_of(self, cursors)
-        self._taken = 0 if cursor is None else cursor["taken"]
+        if cursor is None:
+            self._unwanted = position
+            return self
+        self._taken = cursor["taken"]
+        place = place_of_cursor(cursor)
+        more = _taken_since(cursor["runs"], position - self._taken, len(place.starts))
+        self._taken += sum(more)
         self._unwanted = position - self._taken
-        if cursor is not None:
-            self.stream.go_on(place_of_cursor(cursor))
+        self.stream.go_on(later_place(place, more))
         return self
+
+    def _note_runs(self, stream: WorkerStream) -> None:
+        if stream.is_in_order:
+            return
+        seen, self._seen = self._seen, stream.positions()
+        for worker, (before, now) in enumerate(zip(seen, self._seen, strict=True)):
+            if now > before:
+                self._runs.append([worker, now - before])
 
     def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
@@ -102,6 +122,16 @@ class FromWorkers(IterDataPipe[Any]):
 
     def __repr__(self) -> str:
         return f"FromWorkers({self.branch})"
+
+
+def _taken_since(runs: Sequence[Sequence[int]], count: int, workers: int) -> list[int]:
+    """Return how many of the first ``count`` items of these runs each worker had."""
+    taken = [0] * workers
+    for worker, items in runs:
+        mine = min(items, count)
+        taken[worker] += mine
+        count -= mine
+    return taken
 
 
 @dataclass(frozen=True)
@@ -128,7 +158,7 @@ class Division:
             return None
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
-        return DealPlan(dumps_code(plan), place_of(self.dispatch) or 0)
+        return DealPlan(pack_code(plan), place_of(self.dispatch) or 0)
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""

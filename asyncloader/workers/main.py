@@ -130,8 +130,10 @@ class Worker:
         self._talk.arena.budget = command.arena_bytes
         self._info = command.info
         become_worker(command.info)
+        plan_fds, channels = self._talk.take_fds(command.plan_fds)
+        self._supplies = [Supply(Channel(socket.socket(fileno=fd))) for fd in channels]
         try:
-            plan: WorkerPlan = loads_code(command.plan)
+            plan: WorkerPlan = loads_code(command.plan, plan_fds)
             bound = zip(plan.ends, plan.seed_places, strict=True)
             self._seeds = [places.bind(end) for end, places in bound]
             self._connect(plan.ends)
@@ -147,10 +149,7 @@ class Worker:
         """Give the pipes that yield what is dealt the channel it comes over."""
         pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
         self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
-        fds, self._talk.fds = self._talk.fds, []
-        for fd in fds:
-            supply = Supply(Channel(socket.socket(fileno=fd)))
-            self._supplies.append(supply)
+        for supply in self._supplies:
             for inlet in self._inlets:
                 inlet.supply = supply
 
