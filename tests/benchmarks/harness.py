@@ -6,30 +6,23 @@ written down. A workload is a module with functions that return a number:
     CASES = [Case("limit: plain generators", plain), Case("asyncloader, for", sync)]
     COMPARISONS = [Comparison("W1: ...", "items/s", CASES, against=["limit: plain generators"])]
 
-``python -m tests.benchmarks`` runs those of all workloads. A module may also be a command
-of its own:
-
-    if __name__ == "__main__":
-        compare(CASES, unit="items/s", against=["limit: plain generators"])
+``python -m tests.benchmarks`` finds and runs those of all workloads. Names that begin with
+"asyncloader" are ours, those that begin with "limit" nobody's, all others are peers.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.cases import Case
-from tests.benchmarks.comparison import Comparison, Outcome, Results
+from tests.benchmarks.comparison import Comparison, Outcome
 from tests.benchmarks.environments import ROOT
 from tests.benchmarks.facts import NOT_MEASURED, facts
 from tests.benchmarks.plot import svg
 from tests.benchmarks.report import as_json, header, text
 from tests.benchmarks.rounds import measure
-
-__all__ = ["ROOT", "Case", "compare", "run"]
 
 
 @dataclass(frozen=True)
@@ -69,19 +62,6 @@ def write(outcomes: Sequence[Outcome], known: dict[str, str], settings: Settings
     found = as_json(known, settings.as_dict(), outcomes)
     (settings.folder / "benchmark.json").write_text(found)
     (settings.folder / "benchmark.svg").write_text(svg(outcomes))
-
-
-def compare(
-    cases: Sequence[Case], *, unit: str, against: Sequence[str] = (), title: str = ""
-) -> Results:
-    """Measure the cases of one workload by itself, as the command line says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5, help="how often each case is measured")
-    parser.add_argument("--only", default="", help="leave out cases without this in their name")
-    options = parser.parse_args()
-    comparison = Comparison(title or "cases", unit, cases, against)
-    outcomes = run([comparison], Settings(options.rounds, options.only))
-    return outcomes[0].results if outcomes else {}
 
 
 def _show(progress: str) -> None:

@@ -7,9 +7,10 @@ This file is about taking all items of a loader, again and again, by ``for`` and
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.benchmarks.job import Job
 
 WORKERS = 2
 EPOCHS = 5
+#: What runs in threads of this process has one for each.
+CORES = os.cpu_count() or 1
 
 Take = Callable[[Any], int]
 
@@ -132,19 +135,6 @@ def loop_factory(mode: str) -> Callable[[], asyncio.AbstractEventLoop]:
         factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
         return factory
     return asyncio.new_event_loop
-
-
-def shard(make: Callable[[int, int], Iterable[Any]]) -> Any:
-    """Return a torch dataset; each worker has ``make(worker, workers)``."""
-    from torch.utils.data import IterableDataset, get_worker_info
-
-    class Items(IterableDataset):  # type: ignore[type-arg]
-        def __iter__(self) -> Iterator[Any]:
-            info = get_worker_info()
-            assert info is not None
-            return iter(make(info.id, info.num_workers))
-
-    return Items()
 
 
 def torch_loader(dataset: Any, **settings: Any) -> Any:

@@ -22,8 +22,8 @@ def run_command(*arguments):
 
 def test_every_workload_is_found():
     found = workloads()
-    assert {"w1", "w2", "w3", "w4", "w6", "w7", "w9", "w10", "w11"} <= set(found)
-    assert {"cpu", "latency", "memory"} <= set(found)
+    assert {f"w{number}" for number in range(1, 12)} <= set(found)
+    assert {"cpu", "full_sync", "latency", "memory"} <= set(found)
     numbers = [int(name[1:]) for name in found if name[0] == "w"]
     assert numbers == sorted(numbers)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from tests.benchmarks.job import Job, Repeated
-from tests.benchmarks.measuring import WORKERS
+from tests.benchmarks.measuring import CORES, WORKERS
 
 
 def in_process(job: Job) -> Any:
@@ -14,8 +13,8 @@ def in_process(job: Job) -> Any:
     return _read(_mapped(job), threads=0)
 
 
-def threads(job: Job) -> Any:
-    return _read(_mapped(job), threads=os.cpu_count() or 1)
+def threads(job: Job, count: int = CORES) -> Any:
+    return _read(_mapped(job), threads=count)
 
 
 def processes(job: Job) -> Any:
@@ -38,4 +37,4 @@ def _mapped(job: Job) -> Any:
 def _read(items: Any, threads: int) -> Any:
     import grain
 
-    return items.to_iter_dataset(grain.ReadOptions(threads, prefetch_buffer_size=64))
+    return items.to_iter_dataset(grain.ReadOptions(threads, prefetch_buffer_size=max(threads, 64)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks.job import Job, Repeated, forever
-from tests.benchmarks.measuring import WORKERS
+from tests.benchmarks.measuring import CORES, WORKERS
 
 #: Items that travel together where they are small and come one by one.
 TOGETHER = 64
@@ -41,8 +40,8 @@ def one_call_a_batch(job: Job) -> Any:
     return Loader(Mapper(IterableWrapper(values), function))
 
 
-def threads(job: Job) -> Any:
-    return _parallel(job, "thread", os.cpu_count() or 1)
+def threads(job: Job, count: int = CORES) -> Any:
+    return _parallel(job, "thread", count)
 
 
 def processes(job: Job) -> Any:
@@ -59,7 +58,7 @@ def _parallel(job: Job, method: str, workers: int) -> Any:
         num_workers=workers,
         method=method,
         multiprocessing_context="fork" if method == "process" else None,
-        prebatch=None if job.batch_size or job.nbytes else TOGETHER,
+        prebatch=TOGETHER if method == "process" and not (job.batch_size or job.nbytes) else None,
         snapshot_frequency=1000,
     )
     ahead = 2 if job.nbytes else 16

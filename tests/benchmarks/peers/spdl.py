@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tests.benchmarks.job import Job, Part
-from tests.benchmarks.measuring import WORKERS
+from tests.benchmarks.measuring import CORES, WORKERS
 
 #: Large things that a process may be ahead, as is SPDL's default; few stay in the cache.
 AHEAD = 3
@@ -64,5 +63,5 @@ class Pipelines:
             yield from pipeline
 
 
-def threads(job: Job) -> Any:
-    return Pipelines(job, os.cpu_count() or 1)
+def threads(job: Job, count: int = CORES) -> Any:
+    return Pipelines(job, count)
