@@ -137,6 +137,15 @@ def world_size() -> int:
     return dist.get_world_size()
 
 
+def own_rank() -> int:
+    """Return this process's rank; 0 where there is no distributed run."""
+    if not is_initialized():
+        return 0
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
 async def open_group(timeout: float) -> Group:
     """Open a gloo group of all ranks, which all of them do at the same time.
 

@@ -90,6 +90,10 @@ class ReadingServiceInterface:
         """Return in how many worker processes the graph runs."""
         return 0
 
+    def rank(self) -> tuple[int, int]:
+        """Return which rank this is, and of how many the items are divided among."""
+        return 0, 1
+
     def restarts(self) -> int:
         """Return how many processes of the service died and were replaced."""
         return 0

@@ -32,6 +32,7 @@ from asyncloader.ranks import (
     Statement,
     is_initialized,
     open_group,
+    own_rank,
     ranks_in_words,
     world_size,
 )
@@ -120,6 +121,9 @@ class DistributedReadingService(ReadingServiceInterface):
 
     def needs_finalize(self) -> bool:
         return self._meeting.group.size > 1
+
+    def rank(self) -> tuple[int, int]:
+        return own_rank(), world_size()
 
     def share(self, datapipe: Any) -> Any:
         # The last rank has the fewest, where all of them divide the same items.

@@ -28,6 +28,7 @@ from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
+from asyncloader.services.elastic import SPREAD, spread_place
 from asyncloader.transport.codec import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
@@ -91,6 +92,10 @@ class FromWorkers(IterDataPipe[Any]):
         cursor = cursor_of(self, cursors)
         if cursor is None:
             self._unwanted = position
+            return self
+        if SPREAD in cursor:
+            self._taken = position
+            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
             return self
         self._taken = cursor["taken"]
         place = place_of_cursor(cursor)

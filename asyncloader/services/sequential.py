@@ -10,6 +10,7 @@ import base64
 import json
 import warnings
 from collections.abc import Awaitable, Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from asyncloader.errors import SnapshotError
@@ -121,6 +122,11 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
     def worker_count(self) -> int:
         return sum(service.worker_count() for service in self.reading_services)
+
+    def rank(self) -> tuple[int, int]:
+        # The one that divides the items among ranks knows.
+        ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]
+        return max(ranks, key=itemgetter(1))
 
     def restarts(self) -> int:
         return sum(service.restarts() for service in self.reading_services)
