@@ -1,7 +1,5 @@
 """Equal counts on two ranks: microseconds for each of 100,000 small items.
 
-    python -m tests.benchmarks.full_sync [--rounds 5]
-
 fullsync is measured by itself and at the end of a loader, beside a pipe that asks the other
 rank for every single item, by one all_reduce; of those it gets fewer. Without either, an
 epoch of the same items shows what the rest costs.
@@ -18,11 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncloader import IterDataPipe
-from tests.benchmarks.harness import Case, compare
+from tests.benchmarks.cases import Case
+from tests.benchmarks.comparison import Comparison
+from tests.benchmarks.sizes import sized
 
 RANKS = 2
-ITEMS = 100_000
-ASKED_ITEMS = 5_000
+ITEMS = sized(100_000, 2_000)
+ASKED_ITEMS = sized(5_000, 500)
 
 
 class AskForEach(IterDataPipe[Any]):
@@ -97,14 +97,22 @@ async def seconds_of(items: Any, count: int) -> float:
 
 ASKED = "one all_reduce for each item"
 CASES = [
-    Case("fullsync, by DistributedReadingService", on_two_ranks, ("torch",), ("service",)),
-    Case("fullsync, by itself", on_two_ranks, ("torch",), ("pipe",)),
+    Case(
+        "asyncloader, fullsync by DistributedReadingService", on_two_ranks, ("torch",), ("service",)
+    ),
+    Case("asyncloader, fullsync by itself", on_two_ranks, ("torch",), ("pipe",)),
     Case(ASKED, on_two_ranks, ("torch",), ("all_reduce",)),
-    Case("no ranks asked", on_two_ranks, ("torch",), ("nothing",)),
+    Case("limit: no ranks asked", on_two_ranks, ("torch",), ("nothing",)),
+]
+COMPARISONS = [
+    Comparison(
+        f"equal counts on two ranks, for each of {ITEMS:,} small items",
+        "us",
+        CASES,
+        against=[ASKED],
+        less_is_better=True,
+    )
 ]
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        be_a_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3])
-    else:
-        compare(CASES, unit="us/item", against=[ASKED])
+    be_a_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3])

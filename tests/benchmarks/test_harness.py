@@ -1,32 +1,114 @@
-"""The harness measures in fresh processes and relates numbers of the same round only."""
+"""Cases run in fresh processes, take turns, and are left out with a reason where they fail."""
 
 import os
+import select
+import subprocess
+import sys
 
-from tests.benchmarks.harness import Case, table
+import pytest
+
+from tests.benchmarks.cases import LIMIT, Case, CaseFailed
+from tests.benchmarks.comparison import Comparison
+from tests.benchmarks.environments import Environment
+from tests.benchmarks.rounds import measure, turns
 
 
-def process_number() -> float:
+def process_number(*_):
     return os.getpid()
+
+
+def double(number):
+    return 2 * number
+
+
+def fail():
+    raise ValueError("no such thing")
+
+
+def wait_for_ever():
+    os.read(os.pipe()[0], 1)
+    return 1.0
+
+
+def leave_a_process():
+    return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
 
 
 def test_a_case_is_measured_in_a_process_of_its_own():
     case = Case("process", process_number)
-    numbers = {case.measure(), case.measure(), float(os.getpid())}
+    numbers = {case.measure(LIMIT), case.measure(LIMIT), float(os.getpid())}
     assert len(numbers) == 3
+
+
+def test_arguments_may_be_functions():
+    assert Case("double", apply, args=(double, 21)).measure(LIMIT) == 42
+
+
+def apply(function, argument):
+    return function(argument)
 
 
 def test_a_case_is_possible_if_what_it_needs_is_there():
     assert Case("with json", process_number, needs=("json",)).is_possible()
-    assert not Case("with nothing", process_number, needs=("no_such_module",)).is_possible()
+    case = Case("with nothing", process_number, needs=("no_such_module.part",))
+    assert case.missing() == ["no_such_module.part"]
 
 
-def test_ratios_are_those_of_the_same_round():
-    # The machine was ten times slower in the second round; the ratio stays.
-    text = table({"one": [100.0, 10.0], "two": [300.0, 30.0]}, unit="items/s", against=["one"])
-    assert "3.00 (3.00 - 3.00)" in text
-    assert "not resolved" not in text
+def test_a_case_is_left_out_if_its_own_environment_was_not_made():
+    nowhere = Environment("never-made", ("no-such-package==1.0",))
+    assert "no-such-package==1.0" in Case("x", process_number, environment=nowhere).missing()[0]
 
 
-def test_close_and_overlapping_numbers_are_not_resolved():
-    text = table({"one": [100.0, 90.0], "two": [110.0, 95.0]}, unit="items/s", against=["one"])
-    assert "not resolved" in text
+def test_a_case_that_raises_says_what():
+    with pytest.raises(CaseFailed, match=r"exit code 1: ValueError: no such thing"):
+        Case("fails", fail).measure(LIMIT)
+
+
+def test_a_case_that_hangs_is_ended():
+    with pytest.raises(CaseFailed, match=r"no end within 1 s"):
+        Case("hangs", wait_for_ever).measure(limit=1)
+
+
+def test_what_a_case_leaves_running_is_ended_before_the_next_one():
+    pid = int(Case("leaves", leave_a_process).measure(LIMIT))
+    assert is_gone(pid, within=5)
+
+
+def is_gone(pid, within):
+    """Return whether a process ends; its parent has ended, so that nobody here can wait for it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return descriptor in select.select([descriptor], [], [], within)[0]
+    finally:
+        os.close(descriptor)
+
+
+def test_cases_take_turns_and_every_second_round_goes_backwards():
+    cases = [Case(name, process_number) for name in "abc"]
+    order = [(number, case.name) for number, case in turns(cases, 3)]
+    assert order == [(0, "a"), (0, "b"), (0, "c"), (1, "c"), (1, "b"), (1, "a"),
+                     (2, "a"), (2, "b"), (2, "c")]  # fmt: skip
+
+
+def test_a_failing_case_is_left_out_and_the_others_are_measured():
+    cases = [
+        Case("fails", fail),
+        Case("works", double, args=(4,)),
+        Case("lacks", double, needs=("no_such_module",)),
+        Case("another", double, args=(5,)),
+    ]
+    shown = []
+    outcome = measure(Comparison("numbers", "items/s", cases), 2, "", shown.append)
+    assert outcome.results == {"works": [8.0, 8.0], "another": [10.0, 10.0]}
+    assert outcome.without["lacks"] == "left out, needs no_such_module"
+    assert "no such thing" in outcome.without["fails"]
+    assert shown.count("numbers, round 1 of 2: fails") == 1
+
+
+def test_only_chosen_cases_are_measured():
+    cases = [Case("one", double, args=(1,)), Case("two", double, args=(2,))]
+    outcome = measure(Comparison("numbers", "items/s", cases), 1, "two", [].append)
+    assert outcome.results == {"two": [4.0]}

@@ -1,45 +1,36 @@
-"""W1: 200,000 integers, each changed by a function, in batches of 64, in one process.
-
-python -m tests.benchmarks.w1 [--rounds 5]
-"""
+"""W1: 200,000 integers, each changed by a function, in batches of 64, in one process."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from itertools import islice
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from tests.benchmarks.harness import Case, compare
+from tests.benchmarks.cases import Case
+from tests.benchmarks.comparison import Comparison, Target
+from tests.benchmarks.job import Job
+from tests.benchmarks.measuring import EPOCHS, our_rate, ours, peer_rate, sync_rate
+from tests.benchmarks.peers.catalogue import IN_PROCESS, TORCH
+from tests.benchmarks.peers.peer import cases
+from tests.benchmarks.sizes import sized
 
-ITEMS = 200_000
+ITEMS = sized(204_800, 2_048)
 BATCH_SIZE = 64
-EPOCHS = 5
 
 
 def add_one(number: int) -> int:
     return number + 1
 
 
-def rate_of(epoch: Callable[[], int]) -> float:
-    """Return the items per second of a middling epoch, after one to warm up."""
-    assert epoch() == ITEMS
-    return ITEMS / median(_seconds(epoch) for _ in range(EPOCHS))
+JOB = Job(ITEMS, add_one, BATCH_SIZE)
 
 
-def _seconds(epoch: Callable[[], int]) -> float:
-    began = time.perf_counter()
-    epoch()
-    return time.perf_counter() - began
+class Plain:
+    """What Python does without a loader: an epoch is a chain of generators."""
 
+    def __init__(self, batched: Callable[[Iterable[int]], Iterator[list[int]]]) -> None:
+        self.batched = batched
 
-def count(batches: Iterable[Any]) -> int:
-    return sum(len(batch) for batch in batches)
-
-
-# Plain Python: the limits ---------------------------------------------------------------
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batched(mapped(range(ITEMS)))
 
 
 def mapped(numbers: Iterable[int]) -> Iterator[int]:
@@ -58,101 +49,36 @@ def appended(numbers: Iterable[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def batched(numbers: Iterable[int]) -> Iterator[list[int]]:
-    items = iter(numbers)
-    while batch := list(islice(items, BATCH_SIZE)):
-        yield batch
+def plain(batched: Callable[[Iterable[int]], Iterator[list[int]]]) -> float:
+    return sync_rate(Plain(batched), len)
 
 
-def plain() -> float:
-    return rate_of(lambda: count(appended(mapped(range(ITEMS)))))
-
-
-def plain_islice() -> float:
-    return rate_of(lambda: count(batched(mapped(range(ITEMS)))))
-
-
-# asyncloader ----------------------------------------------------------------------------
-
-
-def new_loader() -> Any:
-    from asyncloader import DataLoader2
+def one_call_a_batch(mode: str) -> float:
+    """Return the rate where the function is given all numbers of a batch, as peers can do."""
     from asyncloader.datapipes.iter import IterableWrapper
 
-    return DataLoader2(IterableWrapper(range(ITEMS)).map(add_one).batch(BATCH_SIZE))
+    function, values = JOB.calls()
+    return ours(IterableWrapper(values).map(function), len, mode, EPOCHS, workers=0)
 
 
-def sync() -> float:
-    with new_loader() as loader:
-        return rate_of(lambda: count(loader))
-
-
-def on_asyncio() -> float:
-    return asyncio_rate(asyncio.new_event_loop)
-
-
-def on_uvloop() -> float:
-    import uvloop
-
-    return asyncio_rate(uvloop.new_event_loop)
-
-
-def asyncio_rate(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> float:
-    loader = new_loader()
-
-    async def epoch() -> int:
-        total = 0
-        async for batch in loader:
-            total += len(batch)
-        return total
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        rate = rate_of(lambda: runner.run(epoch()))
-        closing: Awaitable[None] = loader.aclose()
-        runner.run(closing)
-        return rate
-
-
-# torch ----------------------------------------------------------------------------------
-
-
-def dataset_of(make: Callable[[], Iterable[Any]]) -> Any:
-    from torch.utils.data import IterableDataset
-
-    class Items(IterableDataset):  # type: ignore[type-arg]
-        def __iter__(self) -> Iterator[Any]:
-            return iter(make())
-
-    return Items()
-
-
-def torch_loader() -> float:
-    from torch.utils.data import DataLoader
-
-    dataset = dataset_of(lambda: mapped(range(ITEMS)))
-    # Without a function of our own it would make tensors, which takes far longer.
-    loader = DataLoader(dataset, batch_size=BATCH_SIZE, collate_fn=list)
-    return rate_of(lambda: count(loader))
-
-
-def torch_loader_of_batches() -> float:
-    from torch.utils.data import DataLoader
-
-    dataset = dataset_of(lambda: batched(mapped(range(ITEMS))))
-    loader = DataLoader(dataset, batch_size=None, collate_fn=list)
-    return rate_of(lambda: count(loader))
-
-
+APPEND, ISLICE = "limit: plain generators, append", "limit: plain generators, islice"
+FOR, ASYNC = "asyncloader, for", "asyncloader, async for"
 CASES = [
-    Case("plain generators, append", plain),
-    Case("plain generators, islice", plain_islice),
-    Case("asyncloader, for", sync),
-    Case("asyncloader, async for (asyncio)", on_asyncio),
-    Case("asyncloader, async for (uvloop)", on_uvloop, needs=("uvloop",)),
-    Case("torch DataLoader", torch_loader, needs=("torch",)),
-    Case("torch DataLoader, batched in the dataset", torch_loader_of_batches, needs=("torch",)),
+    Case(APPEND, plain, args=(appended,)),
+    Case(ISLICE, plain, args=(JOB.batched,)),
+    Case(FOR, our_rate, args=(JOB, "sync", len, EPOCHS, 0)),
+    Case(ASYNC, our_rate, args=(JOB, "async", len, EPOCHS, 0)),
+    Case("asyncloader, uvloop", our_rate, ("uvloop",), (JOB, "uvloop", len, EPOCHS, 0)),
+    Case("asyncloader, one call a batch, for", one_call_a_batch, args=("sync",)),
+    *cases(IN_PROCESS, peer_rate, JOB, len),
 ]
-
-if __name__ == "__main__":
-    references = ["plain generators, append", "plain generators, islice", "torch DataLoader"]
-    compare(CASES, unit="items/s", against=references)
+TARGETS = [Target(FOR, 0.75, APPEND), Target(ASYNC, 1, TORCH)]
+COMPARISONS = [
+    Comparison(
+        "W1: integers, map and batch(64), in one process",
+        "items/s",
+        CASES,
+        against=[APPEND, TORCH],
+        targets=TARGETS,
+    )
+]

@@ -1,26 +1,28 @@
 """W4: JPEG images of 256 x 256 pixels decoded to tensors, in batches of 32.
 
-    python -m tests.benchmarks.w4 [--rounds 5]
-
-The limit is one process for each core that decodes and stacks and does nothing else.
+The limits are a process and a thread for each core that decode and stack, and do nothing
+else.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
-from itertools import islice
+from threading import Thread
 from typing import Any
 
-from tests.benchmarks.harness import Case, compare
-from tests.benchmarks.measuring import async_rate, loop_factory, ours, shard, sync_rate
-from tests.benchmarks.measuring import torch_loader as new_torch_loader
+from tests.benchmarks.cases import Case
+from tests.benchmarks.comparison import Comparison, Target
+from tests.benchmarks.job import Job
+from tests.benchmarks.measuring import WORKERS, our_rate, ours, peer_rate
+from tests.benchmarks.peers.catalogue import PROCESSES, THREADS, TORCH
+from tests.benchmarks.peers.peer import cases
+from tests.benchmarks.sizes import sized
 
-IMAGES = 4_096
+IMAGES = sized(4_096, 256)
 DISTINCT = 64
 SIZE = 256
 BATCH_SIZE = 32
@@ -58,27 +60,25 @@ def stack(images: list[Any]) -> Any:
     return torch.stack(images)
 
 
-def graph() -> Any:
-    from asyncloader.datapipes.iter import IterableWrapper
-
-    pipe = IterableWrapper(range(IMAGES)).sharding_filter().map(decode)
-    return pipe.batch(BATCH_SIZE).collate(stack)
+JOB = Job(IMAGES, decode, BATCH_SIZE, stack, nbytes=BATCH_SIZE * SIZE * SIZE * 3)
 
 
-def workers(mode: str) -> float:
+def workers(mode: str, count: int = WORKERS) -> float:
     prepare()
-    return ours(graph(), len, mode, epochs=EPOCHS)
+    return our_rate(JOB, mode, len, EPOCHS, count)
 
 
-def threads() -> float:
-    from asyncloader import DataLoader2
+def threads(mode: str) -> float:
     from asyncloader.datapipes.iter import IterableWrapper
 
     prepare()
     pipe = IterableWrapper(range(IMAGES)).thread_map(decode, concurrency=os.cpu_count())
-    loader = DataLoader2(pipe.batch(BATCH_SIZE).collate(stack))
-    with asyncio.Runner(loop_factory=loop_factory("asyncio")) as runner:
-        return runner.run(async_rate(loader, len, EPOCHS))
+    return ours(pipe.batch(BATCH_SIZE).collate(stack), len, mode, EPOCHS, workers=0)
+
+
+def peer(open_: Callable[[Job], Any]) -> float:
+    prepare()
+    return peer_rate(open_, JOB, len, EPOCHS)
 
 
 def prepare() -> None:
@@ -88,23 +88,7 @@ def prepare() -> None:
     files()
 
 
-def torch_workers() -> float:
-    prepare()
-
-    def mine(worker: int, workers: int) -> Iterable[Any]:
-        return map(decode, range(worker, IMAGES, workers))
-
-    loader = new_torch_loader(shard(mine), batch_size=BATCH_SIZE, collate_fn=stack)
-    return sync_rate(loader, len, EPOCHS)
-
-
-def batches(worker: int, workers: int) -> Iterator[Any]:
-    images = map(decode, range(worker, IMAGES, workers))
-    while batch := list(islice(images, BATCH_SIZE)):
-        yield stack(batch)
-
-
-def limit() -> float:
+def process_limit() -> float:
     """Return the rate of one process for each core that hand nothing over."""
     prepare()
     cores = os.cpu_count() or 1
@@ -118,20 +102,46 @@ def limit() -> float:
 def _decoding(core: int, cores: int) -> int:
     child = os.fork()
     if not child:
-        for batch in batches(core, cores):
-            del batch
+        _decode_part(core, cores)
         os._exit(0)
     return child
 
 
-TORCH, LIMIT = "torch DataLoader", "limit: a process for each core"
-CASES = [
-    Case(LIMIT, limit),
-    Case("asyncloader, 2 workers, async for", workers, args=("async",)),
-    Case("asyncloader, 2 workers, for", workers, args=("sync",)),
-    Case("asyncloader, thread_map", threads),
-    Case(TORCH, torch_workers),
-]
+def thread_limit() -> float:
+    """Return the rate of one thread for each core that hand nothing over."""
+    prepare()
+    cores = os.cpu_count() or 1
+    began = time.perf_counter()
+    running = [Thread(target=_decode_part, args=(core, cores)) for core in range(cores)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return IMAGES / (time.perf_counter() - began)
 
-if __name__ == "__main__":
-    compare(CASES, unit="images/s", against=[LIMIT, TORCH])
+
+def _decode_part(core: int, cores: int) -> None:
+    for batch in JOB.part(core, cores):
+        del batch
+
+
+LIMIT = "limit: a process for each core"
+ASYNC, THREAD_MAP = "asyncloader, 2 workers, async for", "asyncloader, thread_map, async for"
+CASES = [
+    Case(LIMIT, process_limit),
+    Case("limit: a thread for each core", thread_limit),
+    Case(ASYNC, workers, args=("async",)),
+    Case("asyncloader, 2 workers, for", workers, args=("sync",)),
+    Case(THREAD_MAP, threads, args=("async",)),
+    Case("asyncloader, thread_map, for", threads, args=("sync",)),
+    *cases([*PROCESSES, *THREADS], peer),
+]
+COMPARISONS = [
+    Comparison(
+        "W4: JPEG images decoded to tensors, in batches of 32",
+        "images/s",
+        CASES,
+        against=[LIMIT, TORCH],
+        targets=[Target(ASYNC, 0.93, LIMIT), Target(THREAD_MAP, 0.97, LIMIT)],
+    )
+]

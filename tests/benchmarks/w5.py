@@ -1,7 +1,5 @@
 """W5: waits of 20 ms, and GETs of 64 KiB over HTTP on this machine; 64 and 1024 at a time.
 
-    python -m tests.benchmarks.w5 [--rounds 5]
-
 The limit is raw asyncio tasks in one process, each begun when another ends. The server of
 the GETs is a process of its own, and takes its part of the cores from all alike.
 """
@@ -10,32 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from tests.benchmarks.harness import Case, compare
-from tests.benchmarks.measuring import async_rate, loop_factory, ours, shard, sync_rate
-from tests.benchmarks.measuring import torch_loader as new_torch_loader
+from tests.benchmarks.cases import Case
+from tests.benchmarks.comparison import Comparison, Target
+from tests.benchmarks.http_server import with_server
+from tests.benchmarks.job import Job
+from tests.benchmarks.measuring import WORKERS, loop_factory, one, ours, peer_rate, sync_rate
+from tests.benchmarks.peers import grain, nodes, spdl
+from tests.benchmarks.peers.catalogue import GRAIN_NEEDS, NODES_NEEDS, SPDL_NEEDS, TORCH
+from tests.benchmarks.sizes import sized
+from tests.benchmarks.waiting import (
+    GetAll,
+    GetInThread,
+    Together,
+    get,
+    new_session,
+    wait,
+    wait_for_all,
+    wait_in_thread,
+)
 
-SECONDS = 0.02
-BODY = 1 << 16
 EPOCHS = 2
-WAITS = {64: 6_400, 1024: 40_960}
-GETS = {64: 4_000, 1024: 4_000}
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % BODY + bytes(BODY)
-
-
-async def wait(number: int) -> int:
-    await asyncio.sleep(SECONDS)
-    return number
-
-
-async def get(url: str, session: Any) -> int:
-    async with session.get(url) as response:
-        return len(await response.read())
+WAITS = {64: sized(6_400, 256), 1024: sized(40_960, 2_048)}
+GETS = {64: sized(4_096, 256), 1024: sized(4_096, 1_024)}
 
 
 # The limit ------------------------------------------------------------------------------
@@ -73,10 +71,7 @@ def raw_waits(at_once: int, mode: str) -> float:
 
 def raw_gets(at_once: int, mode: str) -> float:
     async def measured(url: str) -> float:
-        import aiohttp
-
-        connector = aiohttp.TCPConnector(limit=at_once)
-        async with aiohttp.ClientSession(connector=connector) as session:
+        async with new_session(at_once) as session:
             call = functools.partial(get, session=session)
             await all_at_once([url] * at_once, call, at_once)
             return await all_at_once([url] * GETS[at_once], call, at_once)
@@ -102,117 +97,108 @@ def gets(items: int, at_once: int, url: str) -> Any:
     return urls.read_from_http(concurrency=at_once, as_bytes=True)
 
 
-def in_process(graph: Any, mode: str) -> float:
-    from asyncloader import DataLoader2
-
-    async def measured() -> float:
-        async with DataLoader2(graph) as loader:
-            return await async_rate(loader, epochs=EPOCHS)
-
-    with asyncio.Runner(loop_factory=loop_factory(mode)) as runner:
-        return runner.run(measured())
+def our_waits(at_once: int, mode: str, workers: int) -> float:
+    graph = waits(WAITS[at_once], at_once // max(1, workers))
+    return ours(graph, one, mode, EPOCHS, workers)
 
 
-def our_waits(at_once: int, mode: str) -> float:
-    return in_process(waits(WAITS[at_once], at_once), mode)
-
-
-def our_waits_in_workers(at_once: int) -> float:
-    return ours(waits(WAITS[at_once], at_once // 2), epochs=EPOCHS)
-
-
-def our_gets(at_once: int, mode: str) -> float:
-    return with_server(lambda url: in_process(gets(GETS[at_once], at_once, url), mode))
-
-
-def our_gets_in_workers(at_once: int) -> float:
-    items, each = GETS[at_once], at_once // 2
-    return with_server(lambda url: ours(gets(items, each, url), epochs=EPOCHS))
-
-
-# torch ----------------------------------------------------------------------------------
-
-
-def torch_waits(at_once: int) -> float:
-    count = WAITS[at_once] // 32
-
-    def mine(worker: int, workers: int) -> Iterator[int]:
-        for number in range(worker, count, workers):
-            time.sleep(SECONDS)
-            yield number
-
-    return sync_rate(new_torch_loader(shard(mine)), epochs=1)
-
-
-def torch_gets(at_once: int) -> float:
-    import urllib.request
-
+def our_gets(at_once: int, mode: str, workers: int) -> float:
     def measured(url: str) -> float:
-        def mine(worker: int, workers: int) -> Iterator[bytes]:
-            for _ in range(worker, GETS[at_once], workers):
-                with urllib.request.urlopen(url) as response:
-                    yield response.read()
-
-        return sync_rate(new_torch_loader(shard(mine)), epochs=EPOCHS)
+        graph = gets(GETS[at_once], at_once // max(1, workers), url)
+        return ours(graph, one, mode, EPOCHS, workers)
 
     return with_server(measured)
 
 
-# The server -----------------------------------------------------------------------------
+# Peers: a thread for each wait, or a batch of waits in a worker ----------------------------
 
 
-def with_server(measure: Callable[[str], float]) -> float:
-    """Return what is measured with the URL of a server in a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.w5", "serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            return measure(server.stdout.readline().strip())
-        finally:
-            server.kill()
+def peer_waits(open_: Callable[..., Any], at_once: int, *, is_async: bool = False) -> float:
+    job = Job(WAITS[at_once], wait if is_async else wait_in_thread)  # type: ignore[arg-type]
+    return peer_rate(functools.partial(open_, count=at_once), job, one, EPOCHS)
 
 
-class Answer(asyncio.Protocol):
-    """Answers every request that arrives whole with the same body."""
+def peer_gets(open_: Callable[..., Any], at_once: int) -> float:
+    def measured(url: str) -> float:
+        job = Job(GETS[at_once], GetInThread(url))
+        return peer_rate(functools.partial(open_, count=at_once), job, one, EPOCHS)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-
-    def data_received(self, data: bytes) -> None:
-        if data.endswith(b"\r\n\r\n"):
-            self.transport.write(ANSWER)
+    return with_server(measured)
 
 
-async def serve() -> None:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(Answer, "127.0.0.1", 0, backlog=2048)
-    host, port = server.sockets[0].getsockname()
-    print(f"http://{host}:{port}/body", flush=True)
-    forever: Awaitable[None] = server.serve_forever()
-    await forever
+def spdl_waits(at_once: int) -> float:
+    """Wait in SPDL's own loop, which takes coroutine functions."""
+    return peer_waits(spdl.threads, at_once, is_async=True)
 
 
-def cases() -> Iterator[Case]:
+def torch_waits(at_once: int) -> float:
+    return _torch_rate(Together(WAITS[at_once], wait_for_all), at_once)
+
+
+def torch_gets(at_once: int) -> float:
+    return with_server(lambda url: _torch_rate(Together(GETS[at_once], GetAll(url)), at_once))
+
+
+def _torch_rate(dataset: Any, at_once: int) -> float:
+    from torch.utils.data import DataLoader
+
+    each = at_once // WORKERS
+    settings: dict[str, Any] = {"num_workers": WORKERS, "persistent_workers": True}
+    loader = DataLoader(dataset, batch_size=each, collate_fn=list, **settings)
+    return sync_rate(loader, len, EPOCHS)
+
+
+THREADS = [
+    ("torchdata nodes, threads", nodes.threads, NODES_NEEDS),
+    ("SPDL, threads", spdl.threads, SPDL_NEEDS),
+    ("grain, threads", grain.threads, GRAIN_NEEDS),
+]
+LIMIT, OURS, TORCH_BATCH = "limit: raw tasks", "asyncloader, async for", f"{TORCH}, __getitems__"
+
+
+def waiting(at_once: int, target: Target) -> Comparison:
+    return Comparison(
+        f"W5: waits of 20 ms, {at_once} at a time",
+        "items/s",
+        [
+            Case(LIMIT, raw_waits, args=(at_once, "async")),
+            Case(f"{LIMIT}, uvloop", raw_waits, ("uvloop",), (at_once, "uvloop")),
+            Case(OURS, our_waits, args=(at_once, "async", 0)),
+            Case("asyncloader, uvloop", our_waits, ("uvloop",), (at_once, "uvloop", 0)),
+            Case("asyncloader, for", our_waits, args=(at_once, "sync", 0)),
+            Case("asyncloader, 2 workers", our_waits, args=(at_once, "async", WORKERS)),
+            Case(TORCH_BATCH, torch_waits, ("torch",), (at_once,)),
+            Case("SPDL, tasks", spdl_waits, SPDL_NEEDS, (at_once,)),
+            *[Case(name, peer_waits, needs, (open_, at_once)) for name, open_, needs in THREADS],
+        ],
+        against=[LIMIT, TORCH_BATCH],
+        targets=[target],
+    )
+
+
+def getting(at_once: int) -> Comparison:
     http = ("aiohttp",)
-    for count in (64, 1024):
-        yield Case(f"raw tasks, waits, {count}", raw_waits, args=(count, "asyncio"))
-        yield Case(f"asyncloader, waits, {count}", our_waits, args=(count, "asyncio"))
-        yield Case(f"asyncloader, uvloop, waits, {count}", our_waits, args=(count, "uvloop"))
-        yield Case(f"asyncloader, 2 workers, waits, {count}", our_waits_in_workers, args=(count,))
-        yield Case(f"torch DataLoader, waits, {count}", torch_waits, args=(count,))
-        yield Case(f"raw tasks, GETs, {count}", raw_gets, http, (count, "asyncio"))
-        yield Case(f"asyncloader, GETs, {count}", our_gets, http, (count, "asyncio"))
-        yield Case(f"asyncloader, uvloop, GETs, {count}", our_gets, http, (count, "uvloop"))
-        yield Case(f"asyncloader, 2 workers, GETs, {count}", our_gets_in_workers, http, (count,))
-        yield Case(f"torch DataLoader, GETs, {count}", torch_gets, args=(count,))
+    return Comparison(
+        f"W5: GETs of 64 KiB, {at_once} at a time",
+        "items/s",
+        [
+            Case(LIMIT, raw_gets, http, (at_once, "async")),
+            Case(f"{LIMIT}, uvloop", raw_gets, (*http, "uvloop"), (at_once, "uvloop")),
+            Case(OURS, our_gets, http, (at_once, "async", 0)),
+            Case("asyncloader, uvloop", our_gets, (*http, "uvloop"), (at_once, "uvloop", 0)),
+            Case("asyncloader, for", our_gets, http, (at_once, "sync", 0)),
+            Case("asyncloader, 2 workers", our_gets, http, (at_once, "async", WORKERS)),
+            Case(TORCH_BATCH, torch_gets, ("torch", *http), (at_once,)),
+            *[Case(name, peer_gets, needs, (open_, at_once)) for name, open_, needs in THREADS],
+        ],
+        against=[LIMIT, TORCH_BATCH],
+        targets=[Target(OURS, 0.97, LIMIT)] if at_once == 64 else [],
+    )
 
 
-if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        with asyncio.Runner(loop_factory=loop_factory("uvloop")) as runner:
-            runner.run(serve())
-    else:
-        limits = [
-            f"raw tasks, {what}, {count}" for count in (64, 1024) for what in ("waits", "GETs")
-        ]
-        compare(list(cases()), unit="items/s", against=limits)
+COMPARISONS = [
+    waiting(64, Target(OURS, 0.97, LIMIT)),
+    waiting(1024, Target(OURS, 25_000)),
+    getting(64),
+    getting(1024),
+]

@@ -1,7 +1,5 @@
 """W8: memory over a loader and two workers, in MiB, for a million rows of a path and a label.
 
-    python -m tests.benchmarks.w8 [--rounds 3]
-
 What is counted is how much more memory (as the kernel divides it among those who share
 it) all processes have at the end of a shuffled epoch than with a thousand rows, so that
 interpreters and libraries do not count. Each number takes two fresh processes.
@@ -15,11 +13,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.benchmarks.harness import ROOT, Case, compare
+from tests.benchmarks.cases import Case
+from tests.benchmarks.comparison import Comparison, Target
+from tests.benchmarks.environments import ROOT
 from tests.benchmarks.measuring import torch_loader, worker_loader
+from tests.benchmarks.sizes import sized
 from tests.leaks import descendants
 
-ROWS = 1_000_000
+ROWS = sized(1_000_000, 20_000)
 FEW = 1000
 MIB = 1 << 20
 
@@ -87,25 +88,38 @@ def _memory_of(pid: str) -> int:
     return next(1024 * int(words[1]) for words in sizes if words[0] == "Pss:")
 
 
-METHODS = [None, "fork", "spawn", "forkserver"]
-CASES = [
-    *[
-        Case(f"SharedSequence, {method or 'template'}", growth, args=("SharedSequence", method))
-        for method in METHODS
-    ],
-    Case("torch, packed numpy, fork", growth, ("torch", "numpy"), ("numpy", "fork")),
-    Case("torch, packed numpy, forkserver", growth, ("torch", "numpy"), ("numpy", "forkserver")),
-    Case("torch, list, fork", growth, ("torch",), ("list", "fork")),
-    Case("torch, list, forkserver", growth, ("torch",), ("list", "forkserver")),
+OURS, PACKED = "asyncloader, SharedSequence", "torch DataLoader, packed numpy, fork"
+TORCH = [
+    Case(f"torch DataLoader, {what}, {method}", growth, needs, (kind, method))
+    for what, kind, needs in (
+        ("packed numpy", "numpy", ("torch", "numpy")),
+        ("list", "list", ("torch",)),
+    )
+    for method in ("fork", "forkserver")
+]
+METHODS = {"template": None, "fork": "fork", "spawn": "spawn", "forkserver": "forkserver"}
+COMPARISONS = [
+    Comparison(
+        f"W8: what {ROWS:,} rows cost over a loader and 2 workers",
+        "MiB",
+        [
+            *[
+                Case(f"{OURS}, {name}", growth, args=("SharedSequence", method))
+                for name, method in METHODS.items()
+            ],
+            *TORCH,
+        ],
+        against=[PACKED, "torch DataLoader, list, fork"],
+        targets=[Target(f"{OURS}, {name}", 60, at_most=True) for name in METHODS],
+        less_is_better=True,
+    )
 ]
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["total"]:
-        kind, method, count = sys.argv[2:]
-        print(total(kind, method or None, int(count)))
-    else:
-        compare(CASES, unit="MiB", against=["torch, packed numpy, fork", "torch, list, fork"])
+    """Count the bytes of one kind; ``growth`` runs this twice."""
+    kind, method, count = sys.argv[2:]
+    print(total(kind, method or None, int(count)))
 
 
 if __name__ == "__main__":

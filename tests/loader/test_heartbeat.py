@@ -9,7 +9,7 @@ import uvloop
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 
-# On a quiet machine no gap is over 20 ms; `python -m tests.benchmarks.heartbeat` prints it.
+# On a quiet machine no gap is over 20 ms; `python -m tests.benchmarks w9` prints it.
 # A busy machine adds its own gaps, so the bound here only tells a blocked loop from a free one.
 BOUND_SECONDS = 0.25
 

@@ -1,0 +1,80 @@
+"""What came out, for people at a terminal and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from tests.benchmarks.comparison import Outcome, Results, ratio
+
+
+def header(facts: Mapping[str, str]) -> str:
+    """Return the facts, one a line."""
+    width = max(map(len, facts))
+    return "\n".join(f"{name.ljust(width)}  {fact}" for name, fact in facts.items())
+
+
+def text(outcome: Outcome) -> str:
+    """Return a comparison's table, how ours stands, its targets, and who is not in it."""
+    comparison, results = outcome.comparison, outcome.results
+    lines = [f"{comparison.title} ({comparison.unit}, {comparison.better})"]
+    if results:
+        lines.append(table(results, unit=comparison.unit, against=comparison.against))
+        lines.append(outcome.standing())
+    lines += [f"target: {target}: {target.verdict(results)}" for target in comparison.targets]
+    lines += [f"{name}: {why}" for name, why in outcome.without.items()]
+    return "\n".join(lines)
+
+
+def table(results: Results, *, unit: str, against: Sequence[str] = ()) -> str:
+    """Return the numbers as text: medians, ranges, and ratios within the same rounds."""
+    references = [name for name in against if name in results]
+    rows = [["", f"median {unit}", "range", *(f"to {name}" for name in references)]]
+    for name, numbers in results.items():
+        span = f"{short(min(numbers))} - {short(max(numbers))}"
+        ratios = [_ratio_to(results, name, other) for other in references]
+        rows.append([name, short(median(numbers)), span, *ratios])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    )
+
+
+def _ratio_to(results: Results, name: str, other: str) -> str:
+    return "" if name == other else str(ratio(results[name], results[other]))
+
+
+def short(number: float) -> str:
+    """Return three digits and a letter for the size."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def as_json(facts: Mapping[str, str], settings: Mapping[str, Any], all_: Sequence[Outcome]) -> str:
+    """Return everything that was found out, every round of it."""
+    found = {
+        "facts": dict(facts),
+        "settings": dict(settings),
+        "comparisons": [_plain(outcome) for outcome in all_],
+    }
+    return json.dumps(found, indent=1)
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    comparison = outcome.comparison
+    return {
+        "title": comparison.title,
+        "unit": comparison.unit,
+        "less_is_better": comparison.less_is_better,
+        "rounds": outcome.results,
+        "medians": {name: median(numbers) for name, numbers in outcome.results.items()},
+        "against": list(comparison.against),
+        "standing": outcome.standing(),
+        "targets": {str(one): one.verdict(outcome.results) for one in comparison.targets},
+        "without": outcome.without,
+    }
