@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.iterating import close_items
@@ -225,7 +226,7 @@ class Dispatcher:
             self._talk.report(StartFailed(command.epoch, _packed(error)))
 
     def _begin_dealing(self, end: Any, start: DealStart) -> None:
-        forget_passes(breadth_first(end))
+        forget_passes(breadth_first(end) if is_pipe(end) else [])
         self._marker = Marker(end, self._states, start.mark)
         self._dealt = start.mark.position
         self._turn = self._dealt % len(self._outlets)

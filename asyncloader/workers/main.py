@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -201,7 +202,7 @@ class Worker:
             pipe = self._run(reset, pipe)
             if worker_reset_fn is not None:
                 pipe = self._run(worker_reset_fn, pipe, self._info, generator)
-            forget_passes(breadth_first(pipe))
+            forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
             pipes.append(pipe)
         return pipes
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from time import thread_time
 from typing import Any
 
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
 from asyncloader.datapipes.handing_out import is_without_order, note_orders
 from asyncloader.datapipes.reading import begin
@@ -39,7 +40,9 @@ class Marker:
 
     def begin(self) -> Iterator[Any]:
         """Return the stream's items, without those that were sent before."""
-        mark, pipes = self._from, breadth_first(self._pipe)
+        mark = self._from
+        # A reset may have returned any iterable.
+        pipes = breadth_first(self._pipe) if is_pipe(self._pipe) else []
         if mark.states is not None:
             set_states(mark.states)
         cursors = dict(mark.cursors)
