@@ -92,16 +92,25 @@ class IterFluent(Generic[T_co]):
         # Many to one, one to many
 
         @overload
-        def batch(self, batch_size: int, drop_last: bool = False) -> IterDataPipe[list[T_co]]: ...
+        def batch(
+            self, batch_size: int, drop_last: bool = False, *, max_wait: float | None = None
+        ) -> IterDataPipe[list[T_co]]: ...
         @overload
         def batch(
             self,
             batch_size: int,
             drop_last: bool = False,
             wrapper_class: Callable[[list[T_co]], U] = ...,
+            *,
+            max_wait: float | None = None,
         ) -> IterDataPipe[U]: ...
         def batch(
-            self, batch_size: int, drop_last: bool = False, wrapper_class: Any = list
+            self,
+            batch_size: int,
+            drop_last: bool = False,
+            wrapper_class: Any = list,
+            *,
+            max_wait: float | None = None,
         ) -> IterDataPipe[Any]: ...
 
         @overload

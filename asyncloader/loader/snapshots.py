@@ -13,7 +13,7 @@ from typing import Any
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
-from asyncloader.graph.kinds import lives_with_loader
+from asyncloader.graph.kinds import goes_by_clock, lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.snapshot.snapshot import Snapshot, decode, encode, encode_graph
@@ -74,6 +74,8 @@ class Snapshots:
         for pipe in breadth_first(self._datapipe):
             if lives_with_loader(pipe):
                 return f"{stage_name(pipe)} answers to the present; it has no place to go back to"
+            if goes_by_clock(pipe):
+                return f"{stage_name(pipe)} goes by the clock, so what it yielded never comes again"
         for pipe in read_without_fork(self._datapipe):
             return (
                 f"{stage_name(pipe)} is read by several pipes, each in a pass of its own, so no"
