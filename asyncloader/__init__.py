@@ -28,12 +28,14 @@ from asyncloader.services.base import (
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
+from asyncloader.serving.feed import Feed
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
     "ConcurrentIterationError",
     "DataLoader2",
     "DataLoader2Iterator",
+    "Feed",
     "ForkedError",
     "InProcessReadingService",
     "IterDataPipe",

@@ -72,6 +72,10 @@ class AsyncMapper(IterDataPipe[T]):
         self.ordered = ordered
         self._apply = ColumnFunction.of(fn, input_col, output_col)
 
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        self._apply = wrap(self._apply)
+        return True
+
     def __len__(self) -> int:
         return len(self.source)
 

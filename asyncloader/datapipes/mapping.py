@@ -60,6 +60,10 @@ class Mapper(OneToOne, IterDataPipe[T]):
     def waits(self) -> bool:
         return is_async(self.fn)
 
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        self._apply = wrap(self._apply)
+        return True
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -198,6 +202,9 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
     def __init__(self, source_datapipe: Iterable[T], length: int) -> None:
         self.source = iterable_source(source_datapipe)
         self.length = checked_count("length", length, at_least=0)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        return True
 
     def __len__(self) -> int:
         return self.length
