@@ -32,8 +32,15 @@ def checked_function(name: str, value: Any) -> Any:
 
 
 def iterable_source(value: Any) -> Any:
-    """Return something a pipe can read from; raise TypeError otherwise."""
-    if isinstance(value, Iterable) or hasattr(type(value), "__getitem__"):
+    """Return the pipe that reads ``value``, or ``value`` where it is one; TypeError otherwise."""
+    from asyncloader.datapipes.base import is_pipe
+    from asyncloader.datapipes.sources import IterableWrapper
+
+    if is_pipe(value):
+        return value
+    if isinstance(value, Iterable):
+        return IterableWrapper(value, deepcopy=False)
+    if hasattr(type(value), "__getitem__"):
         return value
     if isinstance(value, AsyncIterable):
         raise TypeError(

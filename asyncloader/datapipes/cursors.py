@@ -47,6 +47,17 @@ def set_places(pipes: Iterable[Any]) -> None:
         object.__setattr__(pipe, _PLACE, place)
 
 
+def place_of(pipe: Any) -> int | None:
+    """Return a pipe's place in its graph, or None where no loader gave it one."""
+    place: int | None = getattr(pipe, _PLACE, None)
+    return place
+
+
+def take_place_of(pipe: Any, other: Any) -> None:
+    """Give a pipe the place of another, for which it stands."""
+    object.__setattr__(pipe, _PLACE, place_of(other))
+
+
 def cursor_of(pipe: Any, cursors: Cursors) -> Cursor | None:
     """Return a pipe's own cursor, or None where it has none."""
     place = getattr(pipe, _PLACE, None)

@@ -19,8 +19,10 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, place_of, put_cursors, resume
+from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.upstream import pipes_from
 
 T = TypeVar("T")
 
@@ -131,6 +133,24 @@ class CyclePass(Pass[T]):
     rounds: int = 0
     taken: int = 0
     yielded: int = 0
+
+    def cursor(self) -> Cursor:
+        # What is above says where it stands only as far as it has come in this round, so
+        # that its seeds, which every round has others of, are noted here as well.
+        passes = {place_of(pipe): pipe.current_pass for pipe in self._seeded()}
+        seeds = [[place, each.seed] for place, each in passes.items() if each is not None]
+        return {**super().cursor(), "seeds": seeds}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            seeds = dict(cursor["seeds"])
+            for pipe in self._seeded():
+                if place_of(pipe) in seeds:
+                    pipe.set_seed(seeds[place_of(pipe)])
+        return super().go_on(position, cursor, cursors)
+
+    def _seeded(self) -> list[Any]:
+        return [pipe for pipe in pipes_from(self.source) if isinstance(pipe, Seeded)]
 
     def __iter__(self) -> Iterator[T]:
         while self.rounds != self.count:

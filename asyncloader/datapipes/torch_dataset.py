@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.upstream import pipes_from
 from asyncloader.seeds import SeedGenerator
 
 
@@ -79,24 +79,3 @@ def share_of(pipe: Iterable[Any], seed: int, workers: int, worker: int) -> Itera
 def _each_once(pipes: list[Any]) -> list[Any]:
     found = {id(above): above for pipe in pipes for above in pipes_from(pipe)}
     return list(found.values())
-
-
-def pipes_from(pipe: Any) -> Iterator[Any]:
-    """Yield a pipe and all those above it, each once, from the last to the first."""
-    waiting, seen = [pipe], {id(pipe)}
-    while waiting:
-        current = waiting.pop(0)
-        yield current
-        for source in _sources(current):
-            if id(source) not in seen:
-                seen.add(id(source))
-                waiting.append(source)
-
-
-def _sources(pipe: Any) -> list[Any]:
-    if getattr(pipe, "edges", None) is not None:
-        return list(pipe.edges)
-    found: list[Any] = []
-    for value in vars(pipe).values():
-        found += value if isinstance(value, list | tuple) else [value]
-    return [value for value in found if is_pipe(value)]

@@ -180,7 +180,11 @@ class DataLoader2(Generic[T_co]):
 
     def stats(self) -> LoaderStats:
         """Return what was handed out so far; to be called at any moment."""
-        return LoaderStats(epochs=self._engine.epochs, items=self._gate.passed)
+        return LoaderStats(
+            epochs=self._engine.epochs,
+            items=self._gate.passed,
+            restarts=self.reading_service.restarts(),
+        )
 
     async def start(self) -> None:
         """Start the reading service now, instead of with the first item."""
@@ -253,10 +257,14 @@ class DataLoader2(Generic[T_co]):
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader has handed out: epochs begun, and items of the present epoch."""
+    """What a loader has handed out: epochs begun, and items of the present epoch.
+
+    ``restarts`` counts the workers that died and were replaced.
+    """
 
     epochs: int
     items: int
+    restarts: int = 0
 
 
 def _iter_pipe(datapipe: Any) -> Any:

@@ -65,6 +65,10 @@ class ReadingServiceInterface:
         """Return how many items an epoch of the graph has; TypeError where nobody can tell."""
         return len(datapipe)
 
+    def restarts(self) -> int:
+        """Return how many processes of the service died and were replaced."""
+        return 0
+
     def pause(self) -> None:
         """Produce nothing more until ``resume``; the item in progress may finish."""
 

@@ -7,11 +7,18 @@ graph, and a ``FromWorkers`` takes its place there.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.cursors import (
+    Cursors,
+    cursor_of,
+    place_of,
+    put_cursor,
+    take_place_of,
+)
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
@@ -21,8 +28,11 @@ from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
+from asyncloader.transport.codec import dumps_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
+from asyncloader.workers.place import cursor_of_place, place_of_cursor
+from asyncloader.workers.pool import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
 
@@ -32,10 +42,14 @@ class FromWorkers(IterDataPipe[Any]):
 
     edges = ()
 
-    def __init__(self, branch: str, length: int | None) -> None:
-        self.branch = branch
-        self.length = length
+    def __init__(self, end: Any) -> None:
+        self.branch = stage_name(end)
+        self.length: int | None = None
         self.stream: WorkerStream | None = None
+        self._running: WorkerStream | None = None
+        self._taken = 0
+        self._unwanted = 0
+        take_place_of(self, end)
 
     def __len__(self) -> int:
         if self.length is None:
@@ -44,11 +58,42 @@ class FromWorkers(IterDataPipe[Any]):
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""
+        stream = self._taken_stream()
+        while items := await stream.take():
+            unwanted = min(self._unwanted, len(items))
+            self._unwanted -= unwanted
+            self._taken += len(items)
+            if unwanted < len(items):
+                yield items[unwanted:] if unwanted else items
+            # What was yielded is not kept alive here while more is waited for.
+            del items
+
+    def begin_epoch(self, stream: WorkerStream) -> None:
+        """Yield the items of this stream when iterated next."""
+        self.stream, self._running = stream, None
+        self._taken = self._unwanted = 0
+
+    def put_cursors(self, into: Cursors) -> None:
+        if self._running is not None:
+            place = cursor_of_place(self._running.place())
+            put_cursor(self, {"taken": self._taken, **place}, into)
+
+    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
+        if self.stream is None:
+            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
+        cursor = cursor_of(self, cursors)
+        self._taken = 0 if cursor is None else cursor["taken"]
+        self._unwanted = position - self._taken
+        if cursor is not None:
+            self.stream.go_on(place_of_cursor(cursor))
+        return self
+
+    def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
         if stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
-        while items := await stream.take():
-            yield items
+        self._running = stream
+        return stream
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for items in self.groups():
@@ -77,12 +122,13 @@ class Division:
     dispatch: Any | None
     droppers: tuple[str, ...]
 
-    def dispatch_plan(self, backlog_bytes: int) -> DispatchPlan | None:
-        """Return what the dispatching process is told to run, if there is to be one."""
+    def deal_plan(self, backlog_bytes: int) -> DealPlan | None:
+        """Return what the dispatching process is told, if there is to be one."""
         if self.dispatch is None:
             return None
         places = self.shared.places_in(self.dispatch)
-        return DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
+        plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
+        return DealPlan(dumps_code(plan), place_of(self.dispatch) or 0)
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""
@@ -91,7 +137,7 @@ class Division:
     def connect(self, streams: Sequence[WorkerStream]) -> None:
         """Let the outlets yield an epoch's items."""
         for outlet, stream in zip(self.outlets, streams, strict=True):
-            outlet.stream = stream
+            outlet.begin_epoch(stream)
 
 
 def divide(datapipe: Any, num_workers: int) -> Division:
@@ -105,7 +151,7 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     droppers: tuple[str, ...] = ()
     for branch in cut.branches:
         droppers += tuple(stage_name(pipe) for pipe in branch.pipes if _may_drop(pipe))
-        outlet = FromWorkers(stage_name(branch.end), None)
+        outlet = FromWorkers(branch.end)
         root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
         end = branch.end if not branch.inlets else _with_inlet(branch.end, dispatch)
         outlet.length = _length(end, dispatch, num_workers)
@@ -125,7 +171,9 @@ def divide(datapipe: Any, num_workers: int) -> Division:
 
 def _with_inlet(end: Any, dispatch: Any) -> Any:
     """Let what read the dispatching part read what is dealt instead; return the branch's end."""
-    return _end_of(replace_dp(traverse_dps(end), dispatch, FromDispatcher()))
+    inlet = FromDispatcher()
+    take_place_of(inlet, dispatch)
+    return _end_of(replace_dp(traverse_dps(end), dispatch, inlet))
 
 
 def _end_of(graph: DataPipeGraph) -> Any:

@@ -10,7 +10,7 @@ replicable part to workers, and puts their items where that part was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
@@ -45,6 +45,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the
     pipe and may be async. ``multiprocessing_context`` is None for a template process
     of our own, or "fork", "spawn" or "forkserver".
+
+    With ``on_worker_death="restart"`` a worker that is killed is replaced by one that goes
+    on where it stood, so that every item still comes once and in its place;
+    ``max_restarts`` is how often in a row that is tried for workers that die before they
+    have delivered anything.
     """
 
     def __init__(
@@ -59,12 +64,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         in_order: bool = True,
         timeout: float | None = None,
         prefetch_bytes: int = 256 << 20,
+        on_worker_death: Literal["raise", "restart"] = "raise",
+        max_restarts: int = 3,
     ) -> None:
         _check_count("num_workers", num_workers)
         _check_count("worker_prefetch_cnt", worker_prefetch_cnt)
         _check_count("main_prefetch_cnt", main_prefetch_cnt)
         _check_count("prefetch_bytes", prefetch_bytes)
+        _check_count("max_restarts", max_restarts)
         check_method(multiprocessing_context)
+        if on_worker_death not in ("raise", "restart"):
+            raise ValueError(
+                f'on_worker_death must be "raise" or "restart", got {on_worker_death!r}'
+            )
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout must be above 0 seconds, or None, got {timeout}")
         self.num_workers = num_workers
@@ -76,6 +88,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.in_order = in_order
         self.timeout = timeout
         self.prefetch_bytes = prefetch_bytes
+        self.on_worker_death = on_worker_death
+        self.max_restarts = max_restarts
         self._division: Division | None = None
         self._pool: WorkerPool | None = None
 
@@ -88,13 +102,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self.num_workers > 1:
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
-        dispatch_plan = division.dispatch_plan(self.prefetch_bytes)
+        deal = await in_thread(division.deal_plan, self.prefetch_bytes)
         self._division = division
         self._pool = WorkerPool(
             plan,
             len(division.outlets),
             self._settings(),
-            None if dispatch_plan is None else await in_thread(dumps_code, dispatch_plan),
+            deal,
         )
         await self._pool.start()
         if self.main_prefetch_cnt and not isinstance(division.root, FromWorkers):
@@ -126,6 +140,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def needs_finalize(self) -> bool:
         # A pool that is dropped ends its processes by itself, and warns.
         return False
+
+    def restarts(self) -> int:
+        return 0 if self._pool is None else self._pool.restarts
 
     def pause(self) -> None:
         if self._pool is not None:
@@ -169,6 +186,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             in_order=self.in_order,
             timeout=self.timeout,
             prefetch_bytes=self.prefetch_bytes,
+            max_restarts=self.max_restarts if self.on_worker_death == "restart" else None,
         )
 
 

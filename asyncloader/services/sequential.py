@@ -108,6 +108,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 return int(service.length(datapipe))
         return super().length(datapipe)
 
+    def restarts(self) -> int:
+        return sum(service.restarts() for service in self.reading_services)
+
     def pause(self) -> None:
         for service in self.reading_services:
             service.pause()

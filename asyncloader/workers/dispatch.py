@@ -13,17 +13,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.seeding import PartSeeds, SeedPlaces
+from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import loads_code
 from asyncloader.workers.failure import pack_error
+from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
+    FIRST,
     NO_EPOCH,
+    BeginStream,
     Command,
+    DealStart,
+    DealtMark,
     EndEpoch,
     Grant,
     Hurry,
@@ -37,6 +44,7 @@ from asyncloader.workers.messages import (
     StreamFailed,
 )
 from asyncloader.workers.punctual import Punctual
+from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.stream import FRAME_ITEMS, Stream
 from asyncloader.workers.supply import DEALT_CREDITS
 from asyncloader.workers.surroundings import seed_globals
@@ -117,6 +125,11 @@ class Dispatcher:
         self._epoch = NO_EPOCH
         self._turn = 0
         self._is_paused = False
+        self._states = RandomStates()
+        self._marker = Marker((), self._states)
+        # How many items were dealt in this epoch, and how many of theirs the workers had before.
+        self._dealt = 0
+        self._had: tuple[int, ...] = ()
 
     def serve(self) -> None:
         """Obey the loader and deal; EOFError when the loader closes the channel."""
@@ -166,7 +179,7 @@ class Dispatcher:
                 self._end_epoch()
             case Pause() | Resume():
                 self._is_paused = isinstance(command, Pause)
-            case Grant() | Hurry():
+            case Grant() | Hurry() | BeginStream():
                 pass  # the loader takes no items from here
 
     def _set_up(self, command: Setup) -> None:
@@ -184,14 +197,23 @@ class Dispatcher:
     def _start_epoch(self, command: StartEpoch) -> None:
         self._end_epoch()
         self._epoch = command.epoch
-        self._turn = 0
         self._is_paused = False
         for outlet in self._outlets:
             outlet.stream = self._stream(outlet, command.epoch)
         try:
-            self._items = self._context.run(iter, self._reset(command))
+            end = self._reset(command)
+            self._states = RandomStates()
+            self._begin_dealing(end, command.deal or DealStart(FIRST, (0,) * len(self._outlets)))
         except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
             self._talk.report(StartFailed(command.epoch, _packed(error)))
+
+    def _begin_dealing(self, end: Any, start: DealStart) -> None:
+        forget_passes(breadth_first(end))
+        self._marker = Marker(end, self._states, start.mark)
+        self._dealt = start.mark.position
+        self._turn = self._dealt % len(self._outlets)
+        self._had = start.dealt
+        self._items = self._context.run(self._marker.begin)
 
     def _reset(self, command: StartEpoch) -> Any:
         assert self._plan is not None
@@ -214,6 +236,7 @@ class Dispatcher:
             number=0,
             credits=credits,
             one_by_one=False,
+            marker=Marker((), self._states),
         )
 
     def _end_epoch(self) -> None:
@@ -268,11 +291,23 @@ class Dispatcher:
     def _deal_next(self, items: Iterator[Any], outlet: Outlet) -> bool:
         assert outlet.stream is not None
         self._check_backlog(outlet.stream)
-        is_due = outlet.stream.add(next(items))
+        self._note_mark()
+        item = next(items)
+        rounds, self._turn = divmod(self._dealt, len(self._outlets))
+        is_due = False
+        # The worker of whom an earlier one went on may have had it already.
+        if rounds >= self._had[self._turn]:
+            is_due = outlet.stream.add(item)
         if is_due:
             outlet.stream.send()
-        self._turn = (self._turn + 1) % len(self._outlets)
+        self._dealt += 1
+        self._turn = self._dealt % len(self._outlets)
         return is_due
+
+    def _note_mark(self) -> None:
+        mark = self._marker.mark(self._dealt)
+        if mark:
+            self._talk.report(DealtMark(self._epoch, mark))
 
     def _check_backlog(self, stream: Stream) -> None:
         assert self._plan is not None

@@ -7,38 +7,73 @@ have arrived, the items of the frame that is open, and how the stream ended.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.codec import Admitted, Decoder
-from asyncloader.workers.messages import credits_for
+from asyncloader.workers.messages import FIRST, Mark, credits_for, load_mark
+
+
+class Noted(NamedTuple):
+    """A mark as it came, at the position of the item that follows it."""
+
+    position: int
+    mark: Mark | bytes
+
+    def read(self) -> Mark:
+        """Return the mark itself."""
+        return load_mark(self.mark) if isinstance(self.mark, bytes) else self.mark
+
+
+class _Arrived(NamedTuple):
+    frame: Admitted
+    decoder: Decoder
+    mark: Noted
 
 
 class Inbox:
-    """The frames of one stream in one epoch; a frame is opened when it is its turn."""
+    """The frames of one stream in one epoch; a frame is opened when it is its turn.
 
-    def __init__(self, decoder: Decoder, worker: int) -> None:
+    The worker that sends them may be replaced by another, which goes on from a mark.
+    """
+
+    def __init__(
+        self, decoder: Decoder, worker: int, mark: Mark = FIRST, unwanted: int = 0
+    ) -> None:
         self.worker = worker
+        #: How many of the stream's items were taken, and how many have arrived.
+        self.position = self.arrived = mark.position + unwanted
+        #: Where the worker stood at the position, or before; and the same for what has arrived.
+        self.mark = self.latest_mark = Noted(mark.position, mark)
         #: Credits whose items were all taken, and which the worker was not yet given back.
         self.credits_done = 0
         #: Whether the worker was asked for a frame that has not come yet.
         self.is_asked = False
         self.error: BaseException | None = None
         self._decoder = decoder
-        self._frames: deque[Admitted] = deque()
+        self._frames: deque[_Arrived] = deque()
         self._items: list[Any] = []
         self._taken = 0
         self._cost = 0
         self._has_ended = False
         self._is_refused = False
 
-    def put(self, frame: Admitted) -> None:
+    def put(self, frame: Admitted, mark: bytes = b"") -> None:
         """Add a frame that arrived; after an item that could not be read, nothing is wanted."""
         self.is_asked = False
         if self._is_refused:
             self._decoder.give_back(frame)
-        else:
-            self._frames.append(frame)
+            return
+        if mark:
+            self.latest_mark = Noted(self.arrived, mark)
+        self.arrived += frame.layout.items
+        self._frames.append(_Arrived(frame, self._decoder, self.latest_mark))
+
+    def go_on_with(self, decoder: Decoder) -> None:
+        """Take what follows from another worker."""
+        self._decoder = decoder
+        self._has_ended, self.error = False, None
+        self.is_asked = False
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no frame follows, and the error that comes after the last item."""
@@ -62,7 +97,8 @@ class Inbox:
 
     def is_heavy(self) -> bool:
         """Whether opening the next frame takes so long that a thread should do it."""
-        return self._taken == len(self._items) and bool(self._frames) and self._frames[0].is_heavy()
+        is_used_up = self._taken == len(self._items)
+        return is_used_up and bool(self._frames) and self._frames[0].frame.is_heavy()
 
     def left(self) -> int:
         """Return how many items of the open frame can be taken."""
@@ -75,6 +111,7 @@ class Inbox:
         else:
             taken = self._items[self._taken : self._taken + count]
         self._taken += count
+        self.position += count
         if self._taken >= len(self._items):
             self._items, self._taken = [], 0
             self.credits_done += self._cost
@@ -83,13 +120,15 @@ class Inbox:
     def drop(self) -> None:
         """Return the shared memory of frames that nobody will open."""
         while self._frames:
-            self._decoder.give_back(self._frames.popleft())
+            arrived = self._frames.popleft()
+            arrived.decoder.give_back(arrived.frame)
         self._items, self._taken = [], 0
 
     def _open_frame(self) -> None:
-        refused = self._decoder.refused
-        items = self._decoder.items(self._frames.popleft())
-        if self._decoder.refused != refused:
+        frame, decoder, self.mark = self._frames.popleft()
+        refused = decoder.refused
+        items = decoder.items(frame)
+        if decoder.refused != refused:
             items = self._up_to_refused(items)
         self._items, self._taken = items, 0
         self._cost = max(1, credits_for(len(items)))

@@ -21,12 +21,15 @@ from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
+from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
     NO_EPOCH,
     Command,
+    DealtMark,
     Kind,
+    Mark,
     Ready,
     Report,
     StartFailed,
@@ -54,24 +57,30 @@ class Link:
         self.worker = worker
         self.process = process
         self.is_ready = False
+        #: Whether all that the worker will ever have sent was read.
+        self.is_cut = False
         #: What ended this worker, or its start; nothing more comes from it then.
         self.failure: BaseException | None = None
         #: What kept this process from beginning the epoch.
         self.epoch_failure: BaseException | None = None
-        self.inboxes: list[Inbox] = []
+        self.inboxes: dict[int, Inbox] = {}
+        #: Whether an item came since the worker was started.
+        self.has_delivered = False
+        #: Of the dispatching process: where it stood, as it said in the course of the epoch.
+        self.dealing = Dealing()
         self.last_heard = time.monotonic()
         self._oom_kills = oom_kills()
         self._channel = LoopChannel(process.sock)
         self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
         self._decoder = Decoder(self._view)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_news: Callable[[], None] = _nothing
+        self.on_news: Callable[[], None] = _nothing
         self._epoch = NO_EPOCH
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
         """Listen on a loop; ``on_news`` is called when something came or the worker ended."""
         self._loop = loop
-        self._on_news = on_news
+        self.on_news = on_news
         self._channel.attach(loop, self._receive, self._on_closed)
         self._watch = self.process.on_death(loop, _weakly(self._on_death))
         self._return_slots()
@@ -81,27 +90,40 @@ class Link:
         self._channel.detach()
         self._watch.detach()
         self._loop = None
-        self._on_news = _nothing
+        self.on_news = _nothing
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """Tell the worker something, giving descriptors away; in vain if it is gone."""
         self._channel.send(Kind.MESSAGE, dump_message(command), fds)
 
-    def begin_epoch(self, epoch: int, streams: int) -> list[Inbox]:
-        """Make room for an epoch's items; those of epochs before are given back."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Make room for an epoch's streams; the items of epochs before are given back."""
         self.end_epoch()
         self._epoch = epoch
         self.epoch_failure = None
-        self.inboxes = [Inbox(self._decoder, self.worker or 0) for _ in range(streams)]
         self.last_heard = time.monotonic()
-        return self.inboxes
+
+    def begin_stream(self, number: int, mark: Mark, unwanted: int) -> Inbox:
+        """Make room for the items of a stream, which goes on from a mark."""
+        self.inboxes[number] = inbox = Inbox(self._decoder, self.worker or 0, mark, unwanted)
+        if self.failure is not None or self.epoch_failure is not None:
+            inbox.end(self.failure or self.epoch_failure)
+        return inbox
+
+    def go_on_for(self, predecessor: Link) -> None:
+        """Take over the streams of a worker that died, with what came from it."""
+        self._epoch = predecessor._epoch
+        self.inboxes, predecessor.inboxes = predecessor.inboxes, {}
+        for inbox in self.inboxes.values():
+            inbox.go_on_with(self._decoder)
 
     def end_epoch(self) -> None:
         """Drop what came and was not taken, and whatever still comes of this epoch."""
         self._epoch = NO_EPOCH
-        for inbox in self.inboxes:
+        for inbox in self.inboxes.values():
             inbox.drop()
-        self.inboxes = []
+        self.inboxes = {}
+        self.dealing = Dealing()
 
     def close(self) -> None:
         """Close the channel, upon which the worker ends."""
@@ -113,9 +135,9 @@ class Link:
         """End this worker's streams with an error."""
         if self.failure is None:
             self.failure = failure
-        for inbox in self.inboxes:
+        for inbox in self.inboxes.values():
             inbox.end(self.failure)
-        self._on_news()
+        self.on_news()
 
     def _receive(self, frames: list[Frame]) -> None:
         self.last_heard = time.monotonic()
@@ -124,7 +146,7 @@ class Link:
                 self._take(frame)
         except TransportError as error:
             self._on_closed(error)
-        self._on_news()
+        self.on_news()
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == Kind.ITEMS:
@@ -136,10 +158,11 @@ class Link:
             raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
 
     def _take_items(self, frame: Frame) -> None:
-        epoch, stream, payload = split_items(frame.payload)
-        admitted = self._decoder.admit(payload, frame.fds)
-        if epoch == self._epoch:
-            self._inbox(stream).put(admitted)
+        part = split_items(frame.payload)
+        admitted = self._decoder.admit(part.items, frame.fds)
+        if part.epoch == self._epoch:
+            self.has_delivered = True
+            self._inbox(part.stream).put(admitted, part.mark)
         else:
             self._decoder.give_back(admitted)
 
@@ -156,6 +179,9 @@ class Link:
             case StreamFailed(epoch, stream, error):
                 if epoch == self._epoch:
                     self._inbox(stream).end(unpack_error(error))
+            case DealtMark(epoch, mark):
+                if epoch == self._epoch:
+                    self.dealing.note(mark)
             case _:
                 assert_never(report)
 
@@ -166,15 +192,17 @@ class Link:
         if epoch == NO_EPOCH:
             self.fail(failure)
         self.epoch_failure = failure
-        for inbox in self.inboxes:
+        for inbox in self.inboxes.values():
             inbox.end(failure)
 
     def _inbox(self, stream: int) -> Inbox:
-        if stream >= len(self.inboxes):
+        if stream not in self.inboxes:
             raise TransportError(f"{self.name} sent items of an unknown stream, {stream}")
         return self.inboxes[stream]
 
     def _on_closed(self, error: Exception) -> None:
+        self.is_cut = True
+        self.on_news()
         if isinstance(error, TransportError) and not isinstance(error, CutOff):
             self._refuse(error)
         elif self._loop is not None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.kinds import is_filter_of_shards
@@ -25,8 +26,10 @@ from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import loads_code
 from asyncloader.workers.failure import pack_error
+from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     NO_EPOCH,
+    BeginStream,
     Command,
     EndEpoch,
     Grant,
@@ -39,6 +42,7 @@ from asyncloader.workers.messages import (
     StartFailed,
 )
 from asyncloader.workers.punctual import Punctual
+from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -75,7 +79,10 @@ class Worker:
         self._epoch = NO_EPOCH
         self._inlets: list[FromDispatcher] = []
         self._supplies: list[Supply] = []
-        self._streams: list[Stream] = []
+        #: The last pipes of the epoch's streams, and the streams that were begun.
+        self._ready: list[Any] = []
+        self._states = RandomStates()
+        self._streams: dict[int, Stream] = {}
         self._turns: deque[Stream] = deque()
         self._is_paused = False
 
@@ -104,6 +111,8 @@ class Worker:
                 self._set_up(command)
             case StartEpoch():
                 self._start_epoch(command)
+            case BeginStream():
+                self._begin_stream(command)
             case Grant():
                 self._grant(command)
             case EndEpoch():
@@ -155,25 +164,31 @@ class Worker:
         self._epoch = command.epoch
         self._is_paused = False
         try:
-            pipes = self._reset(command)
-            self._streams = [self._stream(command, *pipe) for pipe in enumerate(pipes)]
-            self._turns.extend(self._streams)
+            self._ready = self._reset(command)
+            self._states = RandomStates()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
             self._talk.report(StartFailed(command.epoch, self._packed(error)))
 
-    def _stream(self, command: StartEpoch, number: int, pipe: Any) -> Stream:
-        return Stream(
+    def _begin_stream(self, command: BeginStream) -> None:
+        # An epoch that could not be made ready has no streams.
+        if command.epoch != self._epoch or not self._ready:
+            return
+        pipe = self._ready[command.stream]
+        stream = Stream(
             self._talk,
             self._punctual,
             self._packed,
             pipe,
             epoch=command.epoch,
-            number=number,
+            number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
+            marker=Marker(pipe, self._states, command.mark, command.unwanted),
         )
+        self._streams[command.stream] = stream
+        self._turns.append(stream)
 
     def _reset(self, command: StartEpoch) -> list[Any]:
         reset, worker_reset_fn = loads_code(command.resets)
@@ -187,18 +202,21 @@ class Worker:
             pipe = self._run(reset, pipe)
             if worker_reset_fn is not None:
                 pipe = self._run(worker_reset_fn, pipe, self._info, generator)
+            forget_passes(breadth_first(pipe))
             pipes.append(pipe)
         return pipes
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.
-        if command.epoch == self._epoch and self._streams:
-            self._streams[command.stream].grant(command.credits)
+        stream = self._streams.get(command.stream)
+        if command.epoch == self._epoch and stream is not None:
+            stream.grant(command.credits)
 
     def _end_epoch(self) -> None:
-        streams, self._streams = self._streams, []
+        streams, self._streams = self._streams, {}
+        self._ready = []
         self._turns.clear()
-        for stream in streams:
+        for stream in streams.values():
             # What user code does while it is closed is of no interest to a closed epoch.
             with contextlib.suppress(Exception):
                 self._context.run(stream.drop)

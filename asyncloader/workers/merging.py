@@ -40,6 +40,10 @@ class Merge(Protocol):
         """Return the inboxes of which one has to get something before ``take`` is ready."""
         ...
 
+    def turns(self) -> list[int]:
+        """Return the workers that have not ended, the one whose turn it is first."""
+        ...
+
 
 class InOrder:
     """Takes one item from each inbox in turn; an inbox that is over is left out."""
@@ -75,6 +79,9 @@ class InOrder:
 
     def awaited(self) -> list[Inbox]:
         return [self._turns[0]]
+
+    def turns(self) -> list[int]:
+        return [inbox.worker for inbox in self._turns]
 
     def _open_all(self) -> bool:
         """Open a frame of every inbox where the last is used up; whether all have items."""
@@ -124,3 +131,6 @@ class AsTheyCome:
 
     def awaited(self) -> list[Inbox]:
         return [inbox for inbox in self._inboxes if not inbox.has_something()]
+
+    def turns(self) -> list[int]:
+        return [inbox.worker for inbox in self._inboxes]

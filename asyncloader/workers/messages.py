@@ -2,8 +2,8 @@
 
 This file is about what may be said, in either direction:
 
-    loader ──▶ worker       Setup, then per epoch StartEpoch, Grant …, Hurry …, EndEpoch;
-                            Pause, Resume
+    loader ──▶ worker       Setup, then per epoch StartEpoch, BeginStream for each stream,
+                            Grant …, Hurry …, EndEpoch; Pause, Resume
     worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed
     dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
     worker ──▶ dispatcher   Grant
@@ -23,11 +23,13 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.errors import TransportError
 from asyncloader.runtime import WorkerInfo
 from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.random_states import States
 
 
 class Kind(IntEnum):
@@ -49,18 +51,58 @@ class Setup:
 
 @dataclass(frozen=True)
 class StartEpoch:
-    """Begin to send items, at first as many frames of each stream as there are credits.
+    """Get the graph ready for an epoch.
 
-    With ``one_by_one`` every item has a frame of its own. Epochs are numbered from 1.
-    ``resets`` is a pickled tuple: the composed reset, and the worker's reset function.
+    Epochs are numbered from 1. ``resets`` is a pickled tuple: the composed reset, and the
+    worker's reset function. ``deal`` says how the dispatching process goes on.
     """
 
     epoch: int
-    credits: int
-    one_by_one: bool
     shared_seeds: tuple[int, ...]
     seed_generator: SeedGenerator
     resets: bytes
+    deal: DealStart | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a stream stood after so many of its items.
+
+    ``states`` are those of the process's random generators, or None if nobody had drawn
+    from them since the epoch began.
+    """
+
+    position: int
+    cursors: Cursors
+    states: States | None = None
+
+
+#: The beginning of every stream.
+FIRST = Mark(0, {})
+
+
+@dataclass(frozen=True)
+class BeginStream:
+    """Begin to send a stream, at first as many frames as there are credits.
+
+    With ``one_by_one`` every item has a frame of its own. The stream goes on from ``mark``;
+    the next so many items from there are made, but not wanted.
+    """
+
+    epoch: int
+    stream: int
+    credits: int
+    one_by_one: bool
+    mark: Mark = FIRST
+    unwanted: int = 0
+
+
+@dataclass(frozen=True)
+class DealStart:
+    """How dealing goes on: from where, and how many items each worker has had already."""
+
+    mark: Mark
+    dealt: tuple[int, ...]
 
 
 #: How many items a credit is good for. Tiny ones may travel many more to a frame.
@@ -139,18 +181,26 @@ class StreamFailed:
     error: bytes
 
 
+@dataclass(frozen=True)
+class DealtMark:
+    """Where the dispatching process stood after so many items."""
+
+    epoch: int
+    mark: bytes
+
+
 #: What the dispatching process may say to a worker, besides items.
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
-Command = Setup | StartEpoch | Grant | Hurry | EndEpoch | Pause | Resume
-Report = Ready | StartFailed | StreamEnded | StreamFailed
+Command = Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Pause | Resume
+Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark
 
-_COMMANDS = (Setup, StartEpoch, Grant, Hurry, EndEpoch, Pause, Resume)
-_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed)
+_COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Pause, Resume)
+_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark)
 NO_EPOCH = 0
 
 _DEALT = (StreamEnded, StreamFailed, EndEpoch)
-_ITEMS_HEAD = struct.Struct("<QI")
+_ITEMS_HEAD = struct.Struct("<QII")
 
 
 def dump_message(message: Command | Report | Dealt) -> bytes:
@@ -176,17 +226,48 @@ def load_dealt(payload: bytes | memoryview) -> Dealt:
     return message
 
 
-def items_head(epoch: int, stream: int) -> bytes:
-    """Return what stands before the items of a frame."""
-    return _ITEMS_HEAD.pack(epoch, stream)
+def items_head(epoch: int, stream: int, mark: bytes = b"") -> bytes:
+    """Return what stands before the items of a frame; ``mark`` is a pickled ``Mark``, or empty.
+
+    It is where the stream stood before the first of them.
+    """
+    return _ITEMS_HEAD.pack(epoch, stream, len(mark)) + mark
 
 
-def split_items(payload: bytes | memoryview) -> tuple[int, int, memoryview]:
-    """Return the epoch, the stream and the encoded items of a frame."""
-    if len(payload) < _ITEMS_HEAD.size:
+class ItemsFrame(NamedTuple):
+    """The parts of a frame of items."""
+
+    epoch: int
+    stream: int
+    mark: bytes
+    items: memoryview
+
+
+def split_items(payload: bytes | memoryview) -> ItemsFrame:
+    """Return the parts of a frame of items; the items are still encoded."""
+    size = _ITEMS_HEAD.size
+    if len(payload) < size:
         raise TransportError(f"a frame of items has only {len(payload)} bytes")
-    epoch, stream = _ITEMS_HEAD.unpack_from(payload)
-    return epoch, stream, memoryview(payload)[_ITEMS_HEAD.size :]
+    epoch, stream, mark_bytes = _ITEMS_HEAD.unpack_from(payload)
+    view = memoryview(payload)
+    if mark_bytes > len(view) - size:
+        raise TransportError(f"a frame of {len(payload)} bytes has a mark of {mark_bytes}")
+    mark = bytes(view[size : size + mark_bytes])
+    return ItemsFrame(epoch, stream, mark, view[size + mark_bytes :])
+
+
+def dump_mark(mark: Mark) -> bytes:
+    """Return a mark as it stands in a frame."""
+    return pickle.dumps((mark.position, mark.cursors, mark.states), protocol=5)
+
+
+def load_mark(data: bytes) -> Mark:
+    """Return the mark in a frame; TransportError if it holds none."""
+    try:
+        position, cursors, states = pickle.loads(data)
+    except Exception as error:
+        raise TransportError(f"a mark could not be read: {error!r}") from error
+    return Mark(position, cursors, states)
 
 
 def dump_slots(slots: Iterable[int]) -> bytes:

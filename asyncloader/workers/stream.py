@@ -16,6 +16,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.codec import NUMBERS, Packing
+from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import CREDIT_ITEMS, StreamEnded, StreamFailed, credits_for
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
@@ -38,6 +39,7 @@ class Stream:
         number: int,
         credits: int,
         one_by_one: bool,
+        marker: Marker,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -49,7 +51,9 @@ class Stream:
         self._pipe = pipe
         self._items: Iterator[Any] = iter(())
         self._has_begun = False
-        self._made = 0
+        self._marker = marker
+        self._mark = b""
+        self._made = marker.first
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
@@ -116,6 +120,7 @@ class Stream:
 
     def _fill(self) -> None:
         try:
+            self._mark = self._marker.mark(self._made)
             packing = self._packing
             tiny = packing.unchanging
             for item in self._begun():
@@ -144,7 +149,7 @@ class Stream:
     def _begun(self) -> Iterator[Any]:
         if not self._has_begun:
             self._has_begun = True
-            self._items = iter(self._pipe)
+            self._items = self._marker.begin()
         return self._items
 
     def send(self) -> None:
@@ -154,7 +159,8 @@ class Stream:
                 self._credits -= credits_for(self._packing.count)
                 self._sent = monotonic()
                 self._made += self._packing.count
-                self._talk.send_items(self.epoch, self.number, self._packing.finish())
+                mark, self._mark = self._mark, b""
+                self._talk.send_items(self.epoch, self.number, self._packing.finish(), mark)
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""

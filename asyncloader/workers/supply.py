@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.cursors import Cursors, cursor_of, dropped, put_cursor
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.arena_view import ArenaView
@@ -77,9 +78,9 @@ class Supply:
             self._channel.send(Kind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
 
     def _dealt(self, frame: Frame, epoch: int) -> list[Any]:
-        of_epoch, _, payload = split_items(frame.payload)
-        admitted = self._decoder.admit(payload, frame.fds)
-        if of_epoch == epoch:
+        part = split_items(frame.payload)
+        admitted = self._decoder.admit(part.items, frame.fds)
+        if part.epoch == epoch:
             return self._decoder.items(admitted)
         self._decoder.give_back(admitted)
         return []
@@ -104,6 +105,9 @@ class FromDispatcher(IterDataPipe[Any]):
 
     edges = ()
 
+    #: How many items were dealt to the worker, from the beginning of the epoch.
+    taken = 0
+
     def __init__(self) -> None:
         self.epoch = 0
         self.length: int | None = None
@@ -115,6 +119,20 @@ class FromDispatcher(IterDataPipe[Any]):
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
+        return self._items(0)
+
+    def put_cursors(self, into: Cursors) -> None:
+        put_cursor(self, {"taken": self.taken}, into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
+        # What the worker had by the time of the cursor is not dealt again.
+        cursor = cursor_of(self, cursors) or {"taken": 0}
+        return dropped(self._items(cursor["taken"]), position - cursor["taken"])
+
+    def _items(self, taken: int) -> Iterator[Any]:
         if self.supply is None:
             raise LoaderError("what a dispatching process deals can be iterated only in a worker")
-        return self.supply.items(self.epoch)
+        self.taken = taken
+        for item in self.supply.items(self.epoch):
+            self.taken += 1
+            yield item

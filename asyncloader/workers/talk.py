@@ -105,10 +105,10 @@ class Talk:
             self._hurried.discard((report.epoch, report.stream))
         self._say(Kind.MESSAGE, dump_message(report))
 
-    def send_items(self, epoch: int, stream: int, items: Encoded) -> None:
+    def send_items(self, epoch: int, stream: int, items: Encoded, mark: bytes = b"") -> None:
         """Send a frame of items, waiting while the socket is full."""
         self._hurried.discard((epoch, stream))
-        self._say(Kind.ITEMS, [items_head(epoch, stream), *items.parts], items.fds)
+        self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds)
 
     def _hear(self, frame: Frame) -> None:
         match frame.kind:

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from asyncloader.errors import WorkerTimeout
+from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, in_thread
+from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
-from asyncloader.workers.messages import Grant, Hurry
+from asyncloader.workers.messages import DealStart, Grant, Hurry
+from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
 
 logger = logging.getLogger("asyncloader")
 
@@ -34,39 +36,79 @@ class PoolSettings:
     in_order: bool
     timeout: float | None
     prefetch_bytes: int
+    #: How often in a row workers that deliver nothing are replaced; None for never.
+    max_restarts: int | None = None
+
+
+class Crew(Protocol):
+    """The workers, as a stream of theirs sees them."""
+
+    links: list[Link]
+
+    def all_links(self) -> list[Link]:
+        """Return the links to all processes, the dispatching one among them."""
+        ...
+
+    def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
+        """Have every worker begin a stream; return where its items arrive."""
+        ...
+
+    def deal_start(self, number: int) -> DealStart | None:
+        """Return how dealing goes on after what was taken, where there is any."""
+        ...
+
+    async def recover(self) -> bool:
+        """Replace the workers that died; whether there were any and that may be done."""
+        ...
 
 
 class WorkerStream:
     """The items of one branch in one epoch, from all workers."""
 
     def __init__(
-        self,
-        links: list[Link],
-        watched: list[Link],
-        number: int,
-        epoch: int,
-        waiter: LoopWaiter,
-        settings: PoolSettings,
+        self, crew: Crew, number: int, epoch: int, waiter: LoopWaiter, settings: PoolSettings
     ) -> None:
-        self._links = links
-        self._watched = watched
+        self._crew = crew
         self._number = number
         self._epoch = epoch
         self._waiter = waiter
         self._settings = settings
-        self._inboxes = [link.inboxes[number] for link in links]
-        order = InOrder if settings.in_order else AsTheyCome
-        self._merge: Merge = order(self._inboxes)
+        self._place = first_place(settings.num_workers)
+        self._inboxes: list[Inbox] = []
+        self._merge: Merge = InOrder(())
+
+    def go_on(self, place: StreamPlace) -> None:
+        """Begin there; to be called before the first ``take``."""
+        self._place = place
+
+    def place(self) -> StreamPlace:
+        """Return where the stream goes on after what was taken."""
+        if not self._inboxes:
+            return self._place
+        deal = self._crew.deal_start(self._number)
+        return place_after_taken(self._inboxes, self._merge.turns(), deal)
 
     async def take(self) -> list[Any]:
         """Wait for the next items; [] at the end, and an error in the place of its item."""
+        if not self._inboxes:
+            self._begin()
         items: list[Any] = []
         while not items and not self._merge.is_over():
-            await self._until_ready()
-            await self._open_heavy()
-            items = self._merge.take()
+            try:
+                await self._until_ready()
+                await self._open_heavy()
+                items = self._merge.take()
+            except WorkerDied:
+                # Whoever died may have been replaced meanwhile for another stream.
+                if not await self._crew.recover() and self._failure() is not None:
+                    raise
             self._grant()
         return items
+
+    def _begin(self) -> None:
+        self._inboxes = self._crew.begin_stream(self._number, self._place)
+        order = InOrder if self._settings.in_order else AsTheyCome
+        self._merge = order(self._inboxes[worker] for worker in self._place.turns)
 
     async def _until_ready(self) -> None:
         begun = time.monotonic()
@@ -88,27 +130,28 @@ class WorkerStream:
         return self._merge.is_ready() or self._failure() is not None
 
     def _failure(self) -> BaseException | None:
-        failures = (link.failure or link.epoch_failure for link in self._watched)
+        links = self._crew.all_links()
+        failures = (link.failure or link.epoch_failure for link in links)
         return next((failure for failure in failures if failure is not None), None)
 
     def _ask(self) -> None:
         """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
         if self._settings.credits:
             return
-        for link, inbox in zip(self._links, self._inboxes, strict=True):
+        for link, inbox in zip(self._crew.links, self._inboxes, strict=True):
             if not inbox.is_asked and not inbox.has_something():
                 inbox.is_asked = True
                 link.send(Grant(self._epoch, self._number, 1))
 
     def _hurry(self) -> None:
         for inbox in self._merge.awaited():
-            self._links[inbox.worker].send(Hurry(self._epoch, self._number))
+            self._crew.links[inbox.worker].send(Hurry(self._epoch, self._number))
 
     def _grant(self) -> None:
         if not self._settings.credits:
             return
         # A grant wakes the worker, so several go together; it has credits left meanwhile.
-        for link, inbox in zip(self._links, self._inboxes, strict=True):
+        for link, inbox in zip(self._crew.links, self._inboxes, strict=True):
             if inbox.credits_done > self._settings.credits // 2:
                 link.send(Grant(self._epoch, self._number, inbox.credits_done))
                 inbox.credits_done = 0
@@ -127,7 +170,7 @@ class WorkerStream:
         return time.monotonic() - max(self._most_silent().last_heard, begun)
 
     def _most_silent(self) -> Link:
-        owing = (self._links[inbox.worker] for inbox in self._merge.awaited())
+        owing = (self._crew.links[inbox.worker] for inbox in self._merge.awaited())
         return min(owing, key=lambda link: link.last_heard)
 
     def _complain(self, begun: float) -> None:

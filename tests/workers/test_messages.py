@@ -12,9 +12,13 @@ from asyncloader.errors import TransportError
 from asyncloader.runtime import WorkerInfo
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.messages import (
+    BeginStream,
+    DealStart,
+    DealtMark,
     EndEpoch,
     Grant,
     Hurry,
+    Mark,
     Pause,
     Ready,
     Resume,
@@ -23,25 +27,37 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
+    dump_mark,
     dump_message,
     dump_slots,
     items_head,
     load_command,
+    load_mark,
     load_report,
     load_slots,
     split_items,
 )
 
+MARK = Mark(7, {2: {"taken": 7}}, {"random": [1, [2], None]})
 COMMANDS = [
     Setup(WorkerInfo(2, 1), b"plan", 1 << 20),
-    StartEpoch(1, 10, False, (1, 2), SeedGenerator(3), b"resets"),
+    StartEpoch(1, (1, 2), SeedGenerator(3), b"resets"),
+    StartEpoch(1, (1, 2), SeedGenerator(3), b"resets", DealStart(MARK, (1, 2))),
+    BeginStream(1, 0, 10, False),
+    BeginStream(1, 0, 0, True, MARK, 3),
     Grant(1, 0, 5),
     Hurry(1, 0),
     EndEpoch(1),
     Pause(),
     Resume(),
 ]
-REPORTS = [Ready(), StartFailed(0, b"error"), StreamEnded(1, 0), StreamFailed(1, 0, b"error")]
+REPORTS = [
+    Ready(),
+    StartFailed(0, b"error"),
+    StreamEnded(1, 0),
+    StreamFailed(1, 0, b"error"),
+    DealtMark(1, b"mark"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -74,9 +90,21 @@ def test_noise_is_no_message(noise):
         load_command(pickle.dumps(noise))
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary())
-def test_items_know_their_epoch_and_stream(epoch, stream, items):
-    assert split_items(items_head(epoch, stream) + items) == (epoch, stream, items)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary(), st.binary())
+def test_items_know_their_epoch_and_stream_and_where_it_stood(epoch, stream, mark, items):
+    frame = items_head(epoch, stream, mark) + items
+    assert split_items(frame) == (epoch, stream, mark, items)
+
+
+def test_a_mark_that_is_longer_than_its_frame_is_refused():
+    with pytest.raises(TransportError, match="has a mark of 9"):
+        split_items(items_head(1, 0, b"123456789")[:-1])
+
+
+def test_marks_come_back_as_they_were():
+    assert load_mark(dump_mark(MARK)) == MARK
+    with pytest.raises(TransportError, match="a mark could not be read"):
+        load_mark(b"noise")
 
 
 def test_items_without_a_head_are_refused():

@@ -14,7 +14,9 @@ from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Decoder
 from asyncloader.workers import stream as streams
 from asyncloader.workers.failure import pack_error, unpack_error
+from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import Kind, StreamEnded, StreamFailed, load_report, split_items
+from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.talk import Talk
 
@@ -60,6 +62,7 @@ class Bench:
             number=0,
             credits=credits,
             one_by_one=one_by_one,
+            marker=Marker(pipe, RandomStates()),
         )
 
     def sent(self) -> list[Any]:
@@ -69,7 +72,7 @@ class Bench:
     def _read(self, frame: Any) -> Any:
         if frame.kind == Kind.MESSAGE:
             return load_report(frame.payload)
-        return self._decoder.decode(split_items(frame.payload)[2], frame.fds)
+        return self._decoder.decode(split_items(frame.payload).items, frame.fds)
 
     def close(self) -> None:
         self._loader.close()

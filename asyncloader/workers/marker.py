@@ -1,0 +1,54 @@
+"""Where a stream stands, noted as it goes.
+
+This file is about ``Marker``: it begins a stream's pipes where an earlier worker's stood,
+and says between two frames where they stand now, so that another worker can go on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import thread_time
+from typing import Any
+
+from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
+from asyncloader.datapipes.reading import begin
+from asyncloader.workers.messages import FIRST, Mark, dump_mark
+from asyncloader.workers.random_states import RandomStates, set_states
+
+
+class Marker:
+    """Notes the places of one stream of an epoch.
+
+    ``states`` are those that the random generators had when the graph was ready for it.
+    """
+
+    def __init__(
+        self, pipe: Any, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
+    ) -> None:
+        self._pipe = pipe
+        self._states = states
+        self._from = mark
+        self._unwanted = unwanted
+        self._pace = Pace()
+        #: How many items the epoch's stream had before the first that is sent.
+        self.first = mark.position + unwanted
+
+    def begin(self) -> Iterator[Any]:
+        """Return the stream's items, without those that were sent before."""
+        if self._from.states is not None:
+            set_states(self._from.states)
+        if self._from.position:
+            resume(self._pipe, self._from.position, self._from.cursors)
+        return dropped(begin(self._pipe), self._unwanted)
+
+    def mark(self, position: int) -> bytes:
+        """Return a mark after ``position`` items, or nothing if none is due."""
+        # Before the first item there is nothing to note beside where it begins.
+        if position == self.first or not self._pace.is_due():
+            return b""
+        begun = thread_time()
+        cursors: Cursors = {}
+        put_cursors(self._pipe, cursors)
+        data = dump_mark(Mark(position, cursors, self._states.changed()))
+        self._pace.made(begun)
+        return data

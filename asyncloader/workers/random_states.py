@@ -1,0 +1,88 @@
+"""The states of a process's global random generators.
+
+This file is about ``RandomStates``: telling whether a user's functions have drawn from
+random, numpy or torch, and setting the generators back to where they were.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: The states as plain data, by module.
+States = dict[str, Any]
+
+
+class RandomStates:
+    """Remembers the states that an epoch began with."""
+
+    def __init__(self) -> None:
+        self._first = _states()
+
+    def changed(self) -> States | None:
+        """Return the states, or None while nobody has drawn anything."""
+        states = _states()
+        # A module that was imported since was seeded then, as it will be again.
+        if states == self._first:
+            return None
+        return {name: _WRITERS[name](state) for name, state in states.items()}
+
+
+def set_states(states: States) -> None:
+    """Set the generators of the modules that are imported."""
+    for name, state in states.items():
+        if name in sys.modules:
+            _SETTERS[name](state)
+
+
+def _states() -> dict[str, Any]:
+    states: dict[str, Any] = {"random": random.getstate()}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        kind, keys, *others = numpy.random.get_state()
+        states["numpy"] = (kind, keys.tobytes(), *others)
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def _write_random(state: Any) -> Any:
+    version, numbers, gauss = state
+    return [version, list(numbers), gauss]
+
+
+def _write_numpy(state: Any) -> Any:
+    kind, keys, position, has_gauss, gauss = state
+    return [kind, keys, int(position), int(has_gauss), float(gauss)]
+
+
+def _set_random(state: Any) -> None:
+    version, numbers, gauss = state
+    random.setstate((version, tuple(numbers), gauss))
+
+
+def _set_numpy(state: Any) -> None:
+    import numpy
+
+    kind, keys, *others = state
+    numpy.random.set_state((kind, numpy.frombuffer(keys, dtype="uint32"), *others))
+
+
+def _set_torch(state: Any) -> None:
+    import torch
+
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+_WRITERS: dict[str, Callable[[Any], Any]] = {
+    "random": _write_random,
+    "numpy": _write_numpy,
+    "torch": bytes,
+}
+_SETTERS: dict[str, Callable[[Any], None]] = {
+    "random": _set_random,
+    "numpy": _set_numpy,
+    "torch": _set_torch,
+}

@@ -1,0 +1,300 @@
+"""States of loaders with workers, and workers that die and are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import asyncloader.datapipes.iter as it
+import asyncloader.datapipes.map as mp
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES
+from asyncloader.errors import WorkerDied
+from tests.samples import is_odd, twice
+from tests.test_contracts import on_a_thread
+
+SEED = 4
+
+
+def noisy(number: Any) -> tuple[Any, float]:
+    """A function that draws from the global generator of its process."""
+    return number, random.random()
+
+
+def noisy_everywhere(number: Any) -> Any:
+    return number, random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+
+def slow(number: int) -> int:
+    time.sleep(0.002)
+    return number
+
+
+def as_it_is(item: Any, device: Any) -> Any:
+    return item
+
+
+async def double_soon(number: int) -> int:
+    return 2 * number
+
+
+def numbers(count: int = 48) -> Any:
+    return it.IterableWrapper(range(count))
+
+
+def dispatched(pipe: Any) -> Any:
+    return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+
+
+def branches() -> Any:
+    left = numbers().shuffle(buffer_size=9).sharding_filter().batch(2)
+    right = mp.SequenceWrapper(range(24)).shuffle().sharding_filter()
+    pinned = left.pin_memory(pin_memory_fn=as_it_is)
+    return pinned.zip(right.pin_memory(pin_memory_fn=as_it_is))
+
+
+ZOO: dict[str, Callable[[], Any]] = {
+    "batches": lambda: numbers().shuffle(buffer_size=30).sharding_filter().map(str).batch(3),
+    "random numbers": lambda: numbers().sharding_filter().map(noisy).filter(not_a_fifth),
+    "all generators": lambda: numbers(24).sharding_filter().map(noisy_everywhere).map(str),
+    "shuffled in each": lambda: numbers().sharding_filter().flatmap(twice).shuffle(buffer_size=7),
+    "async": lambda: numbers().sharding_filter().async_map(double_soon).filter(not_a_third),
+    "prefetch": lambda: numbers().filter(is_odd).sharding_filter().prefetch(3).batch(2),
+    "dispatched": lambda: (
+        dispatched(numbers(60).shuffle(buffer_size=9).filter(is_odd)).map(noisy).batch(2)
+    ),
+    "random numbers dealt": lambda: dispatched(numbers(30).map(noisy)).map(noisy),
+    "in the loader": lambda: (
+        numbers().sharding_filter().batch(2).pin_memory(pin_memory_fn=as_it_is).unbatch()
+    ),
+    "two branches": branches,
+    "cycle": lambda: numbers(9).shuffle().cycle(4).sharding_filter().batch(2),
+}
+
+
+def not_a_fifth(pair: Any) -> bool:
+    return pair[0] % 5 > 0
+
+
+def not_a_third(number: int) -> bool:
+    return number % 3 > 0
+
+
+def loader_of(make: Any, workers: int, state: Any = None, **settings: Any) -> DataLoader2[Any]:
+    service = MultiProcessingReadingService(workers, **settings)
+    loader = DataLoader2(make(), reading_service=service)
+    if state is None:
+        loader.seed(SEED)
+    else:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+def epochs_of(make: Any, workers: int, count: int = 3) -> list[list[Any]]:
+    with loader_of(make, workers) as loader:
+        return [list(loader) for _ in range(count)]
+
+
+def states_of(loader: DataLoader2[Any]) -> list[Any]:
+    with loader:
+        states = [loader.state_dict(include_datapipe=False)]
+        for _ in loader:
+            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
+        states.append(loader.state_dict(include_datapipe=False))
+    return states
+
+
+async def async_states_of(loader: DataLoader2[Any]) -> list[Any]:
+    async with loader:
+        states = [loader.state_dict(include_datapipe=False)]
+        async for _ in loader:
+            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
+        states.append(loader.state_dict(include_datapipe=False))
+    return states
+
+
+def some_steps(count: int) -> list[int]:
+    """Return the first and last steps and some in between; a process is started for each."""
+    return sorted({0, 1, *range(5, count, 11), count - 2, count - 1})
+
+
+def check_rest(epochs: list[list[Any]], step: int, rest: list[list[Any]]) -> None:
+    first, second, third = epochs
+    if step <= len(first):
+        assert rest == [first[step:], second], f"at step {step}"
+    else:
+        assert rest == [second, third], "after the end"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ZOO)
+def test_a_loader_with_workers_goes_on_where_it_stood(name, workers):
+    make = ZOO[name]
+    epochs = epochs_of(make, workers)
+    states = states_of(loader_of(make, workers))
+    assert len(states) == len(epochs[0]) + 2
+    for step in some_steps(len(states)):
+        with loader_of(make, workers, states[step]) as loader:
+            check_rest(epochs, step, [list(loader), list(loader)])
+
+
+@pytest.mark.parametrize("name", ["batches", "random numbers", "dispatched"])
+async def test_states_of_an_async_iterator_are_as_exact(name):
+    make = ZOO[name]
+    epochs = await on_a_thread(lambda: epochs_of(make, 2))
+    states = await async_states_of(loader_of(make, 2))
+    for step in some_steps(len(states))[1::2]:
+        async with loader_of(make, 2, states[step]) as loader:
+            rest = [[item async for item in loader] for _ in range(2)]
+        check_rest(epochs, step, rest)
+
+
+def test_a_chain_of_loaders_with_workers_hands_out_every_item_once():
+    make = ZOO["random numbers"]
+    expected = epochs_of(make, 2, 1)[0]
+    state, items = None, []
+    for _ in range(6):
+        with loader_of(make, 2, state) as loader:
+            iterator = iter(loader)
+            items += [next(iterator) for _ in range(5)]
+            state = loader.state_dict(include_datapipe=False)
+    assert items == expected[:30]
+
+
+def test_without_order_the_rest_is_the_same_set():
+    def make() -> Any:
+        return numbers(200).sharding_filter().map(slow)
+
+    with loader_of(make, 2, in_order=False) as loader:
+        iterator = iter(loader)
+        items = [next(iterator) for _ in range(90)]
+        state = loader.state_dict(include_datapipe=False)
+    with loader_of(make, 2, state, in_order=False) as loader:
+        items += list(loader)
+    assert sorted(items) == list(range(200))
+
+
+# Workers that die -----------------------------------------------------------------------------
+
+
+def processes_of(loader: DataLoader2[Any]) -> list[int]:
+    """Return the pids of a loader's workers, and of its dispatching process."""
+    pool = loader.reading_service._pool
+    return [link.process.pid for link in pool.all_links()]
+
+
+def kill_one(loader: DataLoader2[Any], luck: random.Random) -> None:
+    # One that was killed before may be gone, if nothing of it was missed yet.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(luck.choice(processes_of(loader)), luck.choice([signal.SIGKILL, signal.SIGSEGV]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "all generators"])
+def test_workers_that_are_killed_at_random_are_not_missed(name, workers, caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+    make, luck = ZOO[name], random.Random(f"{name}{workers}")
+    expected = epochs_of(make, workers, 2)
+    with loader_of(make, workers, on_worker_death="restart") as loader:
+        for epoch in expected:
+            items = []
+            for item in loader:
+                items.append(item)
+                if luck.random() < 0.1:
+                    kill_one(loader, luck)
+            assert items == epoch
+
+
+@pytest.mark.parametrize("name", ["slow", "dealt"])
+def test_every_death_in_the_middle_of_an_epoch_is_made_good(name, caplog):
+    caplog.set_level(logging.WARNING, "asyncloader")
+
+    def make() -> Any:
+        source = numbers(150).shuffle(buffer_size=20)
+        shared = source.sharding_filter() if name == "slow" else dispatched(source)
+        return shared.map(slow).map(noisy)
+
+    expected = epochs_of(make, 2, 1)[0]
+    deaths = 0
+    with loader_of(make, 2, on_worker_death="restart", worker_prefetch_cnt=2) as loader:
+        items = []
+        for item in loader:
+            items.append(item)
+            if len(items) % 30 == 10:
+                kill_one(loader, random.Random(len(items)))
+                deaths += 1
+        assert loader.stats().restarts >= deaths - 1
+    assert items == expected
+    assert "it is replaced" in caplog.text
+
+
+def test_a_state_taken_after_a_death_is_exact(caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+
+    def make() -> Any:
+        return numbers(120).shuffle(buffer_size=20).sharding_filter().map(slow).map(noisy)
+
+    expected = epochs_of(make, 2, 1)[0]
+    with loader_of(make, 2, on_worker_death="restart", worker_prefetch_cnt=1) as loader:
+        iterator = iter(loader)
+        items = [next(iterator) for _ in range(20)]
+        os.kill(processes_of(loader)[0], signal.SIGKILL)
+        items += [next(iterator) for _ in range(40)]
+        state = loader.state_dict(include_datapipe=False)
+        assert loader.stats().restarts == 1
+    with loader_of(make, 2, state) as loader:
+        assert items + list(loader) == expected
+
+
+def die_at_30(number: int) -> int:
+    if number == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_worker_that_always_dies_at_the_same_item_is_given_up(caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+
+    def make() -> Any:
+        return numbers().sharding_filter().map(die_at_30)
+
+    settings: dict[str, Any] = {"on_worker_death": "restart", "max_restarts": 2}
+    with loader_of(make, 1, worker_prefetch_cnt=0, **settings) as loader:
+        iterator = iter(loader)
+        assert [next(iterator) for _ in range(30)] == list(range(30))
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            next(iterator)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            next(iterator)
+
+
+def test_without_the_policy_a_death_is_an_error():
+    with loader_of(lambda: numbers(3000).sharding_filter().map(slow), 2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(processes_of(loader)[1], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            list(iterator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"on_worker_death": "ignore"}, 'must be "raise" or "restart", got .ignore.'),
+        ({"max_restarts": -1}, "max_restarts must be at least 0, got -1"),
+    ],
+)
+def test_what_is_to_happen_at_a_death_is_checked(settings, words):
+    with pytest.raises(ValueError, match=words):
+        MultiProcessingReadingService(2, **settings)
