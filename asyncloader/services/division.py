@@ -6,6 +6,7 @@ graph, and a ``FromWorkers`` takes its place there.
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
     take_place_of,
 )
+from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.reading import abegin
 from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
@@ -27,9 +30,11 @@ from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
-from asyncloader.runtime import WorkerInfo
+from asyncloader.runtime import WorkerInfo, begin_task
 from asyncloader.transport.codec import dumps_code
 from asyncloader.workers.dispatch import DispatchPlan
+from asyncloader.workers.fed_stream import FedStream
+from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.place import cursor_of_place, place_of_cursor
 from asyncloader.workers.pool import DealPlan
@@ -40,13 +45,13 @@ from asyncloader.workers.worker_stream import WorkerStream
 class FromWorkers(IterDataPipe[Any]):
     """Yield the items of a branch that runs in workers; stands in the branch's place."""
 
-    edges = ()
+    edges: Any = ()
 
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
         self.length: int | None = None
-        self.stream: WorkerStream | None = None
-        self._running: WorkerStream | None = None
+        self.stream: WorkerStream | FedStream | None = None
+        self._running: WorkerStream | FedStream | None = None
         self._taken = 0
         self._unwanted = 0
         take_place_of(self, end)
@@ -68,7 +73,7 @@ class FromWorkers(IterDataPipe[Any]):
             # What was yielded is not kept alive here while more is waited for.
             del items
 
-    def begin_epoch(self, stream: WorkerStream) -> None:
+    def begin_epoch(self, stream: WorkerStream | FedStream) -> None:
         """Yield the items of this stream when iterated next."""
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
@@ -84,11 +89,11 @@ class FromWorkers(IterDataPipe[Any]):
         cursor = cursor_of(self, cursors)
         self._taken = 0 if cursor is None else cursor["taken"]
         self._unwanted = position - self._taken
-        if cursor is not None:
+        if cursor is not None and isinstance(self.stream, WorkerStream):
             self.stream.go_on(place_of_cursor(cursor))
         return self
 
-    def _taken_stream(self) -> WorkerStream:
+    def _taken_stream(self) -> WorkerStream | FedStream:
         stream, self.stream = self.stream, None
         if stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
@@ -102,6 +107,34 @@ class FromWorkers(IterDataPipe[Any]):
 
     def __repr__(self) -> str:
         return f"FromWorkers({self.branch})"
+
+
+class FedFromWorkers(FromWorkers):
+    """Deal a source's items to workers, and yield what comes back of them, as it comes."""
+
+    # Its source is the loader's, and part of the loader's graph.
+    edges = None
+
+    def __init__(self, end: Any, feed: Any) -> None:
+        super().__init__(end)
+        self.source = feed
+
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        stream = self._taken_stream()
+        assert isinstance(stream, FedStream)
+        stream.begin()
+        loop = asyncio.get_running_loop()
+        dealer = begin_task(loop, stream.deal(abegin(self.source)), f"asyncloader {self!r}")
+        try:
+            while items := await stream.take():
+                yield items
+                del items
+        finally:
+            await cancelled([dealer])
+            await stream.aclose()
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add nothing: what was dealt never comes again."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +167,13 @@ class Division:
         """Return what each worker is told to run."""
         return WorkerPlan(self.ends, self.seed_places, init_fn)
 
-    def connect(self, streams: Sequence[WorkerStream]) -> None:
+    @property
+    def fed(self) -> int | None:
+        """The number of the branch whose source lives with the loader, if there is one."""
+        fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
+        return next(fed, None)
+
+    def connect(self, streams: Sequence[WorkerStream | FedStream]) -> None:
         """Let the outlets yield an epoch's items."""
         for outlet, stream in zip(self.outlets, streams, strict=True):
             outlet.begin_epoch(stream)
@@ -144,16 +183,19 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     """Take the branches for workers out of the graph, which is changed."""
     shared = SharedPipes(datapipe)
     cut = cut_graph(datapipe)
-    if cut.feed is not None:
-        raise LoaderError(f"{stage_name(cut.feed)} cannot be read by worker processes yet")
-    dispatch = cut.dispatch if any(branch.inlets for branch in cut.branches) else None
+    is_read = any(cut.dispatch in branch.inlets for branch in cut.branches)
+    dispatch = cut.dispatch if is_read else None
     root, outlets, ends = datapipe, [], []
     droppers: tuple[str, ...] = ()
     for branch in cut.branches:
         droppers += tuple(stage_name(pipe) for pipe in branch.pipes if _may_drop(pipe))
-        outlet = FromWorkers(branch.end)
+        is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in branch.inlets)
+        outlet = FedFromWorkers(branch.end, cut.feed) if is_fed else FromWorkers(branch.end)
         root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
-        end = branch.end if not branch.inlets else _with_inlet(branch.end, dispatch)
+        end = branch.end
+        for inlet in branch.inlets:
+            stand_in = FromLoader() if inlet is cut.feed else FromDispatcher()
+            end = _with_inlet(end, inlet, stand_in)
         outlet.length = _length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)
@@ -169,11 +211,10 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     )
 
 
-def _with_inlet(end: Any, dispatch: Any) -> Any:
-    """Let what read the dispatching part read what is dealt instead; return the branch's end."""
-    inlet = FromDispatcher()
-    take_place_of(inlet, dispatch)
-    return _end_of(replace_dp(traverse_dps(end), dispatch, inlet))
+def _with_inlet(end: Any, pipe: Any, inlet: FromDispatcher) -> Any:
+    """Let what read a pipe that runs elsewhere read what is dealt; return the branch's end."""
+    take_place_of(inlet, pipe)
+    return _end_of(replace_dp(traverse_dps(end), pipe, inlet))
 
 
 def _end_of(graph: DataPipeGraph) -> Any:

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeVar
 
+import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
 from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
@@ -205,8 +206,9 @@ class Feed(IterDataPipe[Any]):
     def _abandon(self, reason: BaseException) -> None:
         """Let nobody wait for answers that will not come."""
         if not isinstance(reason, Exception):
-            # Whoever ended the iteration may begin another: new requests wait for that.
-            self.fail_all(LoaderClosed("the feed was being read, and its loader was closed"))
+            # Whoever ended the iteration may begin another, which what waits can wait for.
+            closed = LoaderClosed("the request was being worked on when its loader was closed")
+            self._ledger.fail_under_way(closed)
             return
         self._refusal = LoaderClosed(f"the feed is no longer read, after {reason!r}")
         self._refusal.__cause__ = reason

@@ -141,15 +141,22 @@ class Ledger:
                 self._refuse(self._settled(key), error)
         self._on_news()
 
-    def fail_all(self, error: BaseException) -> None:
-        """Settle all requests with an error."""
-        requests = [*self._under_way.values(), *self._waiting.values()]
+    def fail_under_way(self, error: BaseException) -> None:
+        """Settle the requests that are being worked on with an error, as all of them are lost."""
+        requests = [*self._under_way.values()]
         self._under_way.clear()
-        self._waiting.clear()
         self._unwanted.clear()
         for request in requests:
             self._refuse(request, error)
         self._on_news()
+
+    def fail_all(self, error: BaseException) -> None:
+        """Settle all requests with an error."""
+        requests = [*self._waiting.values()]
+        self._waiting.clear()
+        for request in requests:
+            self._refuse(request, error)
+        self.fail_under_way(error)
 
     def _retry(self, key: int) -> bool:
         request = self._under_way.get(key)

@@ -35,6 +35,8 @@ class ThreadStage(AsyncMapper[Envelope]):
         count = pipe.concurrency or os.cpu_count() or 1
         self.crew = Threads(carried(apply, pipe, wants))
         super().__init__(pipe.source, self.crew, concurrency=count, ordered=pipe.ordered)
+        # The pipe stands nowhere any more, but is named where its function fails.
+        pipe.source = ()
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
         self.crew.start(self.concurrency)

@@ -26,6 +26,7 @@ from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import loads_code
 from asyncloader.workers.failure import pack_error
+from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     NO_EPOCH,
@@ -148,11 +149,15 @@ class Worker:
         pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
         self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
         fds, self._talk.fds = self._talk.fds, []
-        for fd in fds:
-            supply = Supply(Channel(socket.socket(fileno=fd)))
+        # The channel to the dispatching process comes first, then that to the loader.
+        kinds = {type(inlet): inlet for inlet in self._inlets}
+        wanted = [kind for kind in (FromDispatcher, FromLoader) if kind in kinds]
+        for kind, fd in zip(wanted, fds, strict=True):
+            supply = kinds[kind].new_supply(Channel(socket.socket(fileno=fd)))
             self._supplies.append(supply)
             for inlet in self._inlets:
-                inlet.supply = supply
+                if type(inlet) is kind:
+                    inlet.supply = supply
 
     def _prepared(self, end: Any, plan: WorkerPlan) -> Any:
         info = self._info

@@ -19,6 +19,7 @@ from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.dealing import Dealing
+from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import (
@@ -46,6 +47,9 @@ logger = logging.getLogger("asyncloader")
 START_SECONDS = 60.0
 #: How long the channel of a dead worker may stay open.
 DRAIN_SECONDS = 1.0
+
+#: More frames than a stream will ever have.
+UNBOUNDED = 1 << 62
 
 _MAIN = "asyncloader.workers.main"
 _DISPATCH = "asyncloader.workers.dispatch"
@@ -90,13 +94,20 @@ class WorkerPool:
     """The workers of one loader, from ``start`` to ``aclose``."""
 
     def __init__(
-        self, plan: bytes, streams: int, settings: PoolSettings, deal: DealPlan | None = None
+        self,
+        plan: bytes,
+        streams: int,
+        settings: PoolSettings,
+        deal: DealPlan | None = None,
+        fed: int | None = None,
     ) -> None:
         self.settings = settings
         self.links: list[Link] = []
         self.restarts = 0
         self._plan = plan
         self._deal = deal
+        #: The stream whose source lives with the loader, if there is one.
+        self._fed = fed
         self._streams = streams
         self._dispatcher: Link | None = None
         #: Those that died in this epoch, whose frames may still wait to be opened.
@@ -128,7 +139,7 @@ class WorkerPool:
 
     def begin_epoch(
         self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
-    ) -> list[WorkerStream]:
+    ) -> list[WorkerStream | FedStream]:
         """Begin an epoch on the running loop; return its streams."""
         loop = asyncio.get_running_loop()
         self._epoch += 1
@@ -139,10 +150,7 @@ class WorkerPool:
         for link in self.all_links():
             link.begin_epoch(self._epoch)
             link.attach(loop, self._wake)
-        return [
-            WorkerStream(self, number, self._epoch, waiter, self.settings)
-            for number, waiter in enumerate(self._waiters)
-        ]
+        return [self._stream(number, waiter) for number, waiter in enumerate(self._waiters)]
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
@@ -278,7 +286,16 @@ class WorkerPool:
         link.send(self._order(number, start))
         return inbox
 
+    def _stream(self, number: int, waiter: LoopWaiter) -> WorkerStream | FedStream:
+        if number == self._fed:
+            return FedStream(self, number, waiter, self.settings)
+        return WorkerStream(self, number, self._epoch, waiter, self.settings)
+
     def _order(self, number: int, start: WorkerStart) -> BeginStream:
+        if number == self._fed:
+            # What a worker may send is bounded by what it is dealt. What it is dealt never
+            # comes again, so there is nothing to go on from.
+            return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=False)
         credits = self.settings.credits
         return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
 
@@ -286,18 +303,24 @@ class WorkerPool:
         """Start these workers, and with all of them the dispatching process, if there is one."""
         loop = asyncio.get_running_loop()
         waiter = LoopWaiter(loop)
+        all_links: list[Link] = []
         try:
             async with asyncio.timeout(START_SECONDS):
                 links, dispatcher = await self._start_processes(workers)
-                all_links = [*links, *filter(None, [dispatcher])]
+                all_links += [*links, *filter(None, [dispatcher])]
                 for link in all_links:
                     link.attach(loop, waiter.wake)
                 self._set_up(links, dispatcher)
                 await waiter.until(lambda: _are_started(all_links))
         except TimeoutError:
+            _close_all(all_links)
             raise WorkerStartupError(f"the workers did not start in {START_SECONDS:g} s") from None
+        except BaseException:
+            _close_all(all_links)
+            raise
         failures = [link.failure for link in all_links if link.failure is not None]
         if failures:
+            _close_all(all_links)
             raise _as_startup_error(failures[0])
         return links, dispatcher
 
@@ -344,6 +367,10 @@ class WorkerPool:
                 from_dispatcher, to_worker = socket.socketpair()
                 fds.append(from_dispatcher.detach())
                 dealt.append(to_worker.detach())
+            if self._fed is not None:
+                from_loader, to_loader = socket.socketpair()
+                fds.append(from_loader.detach())
+                link.add_line(to_loader, self._share())
             link.send(self._setup(link.worker or 0, self._plan), fds)
         if dispatcher is not None and self._deal is not None:
             dispatcher.send(self._setup(0, self._deal.plan), dealt)
@@ -362,6 +389,11 @@ class WorkerPool:
     def _wake(self) -> None:
         for waiter in self._waiters:
             waiter.wake()
+
+
+def _close_all(links: list[Link]) -> None:
+    for link in links:
+        link.close()
 
 
 def _are_started(links: list[Link]) -> bool:

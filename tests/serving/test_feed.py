@@ -435,7 +435,7 @@ async def test_a_drain_has_an_end():
     await closing
 
 
-async def test_requests_of_an_iteration_that_was_ended_fail():
+async def test_requests_under_way_fail_when_the_iteration_is_ended_and_the_others_wait():
     feed = Feed()
     async with DataLoader2(feed.batch(2, max_wait=LONG)) as loader:
         items = aiter(loader)
@@ -445,7 +445,7 @@ async def test_requests_of_an_iteration_that_was_ended_fail():
         waiting.cancel()
         await asyncio.wait([waiting])
         await items.aclose()
-        with pytest.raises(LoaderClosed, match="its loader was closed"):
+        with pytest.raises(LoaderClosed, match="when its loader was closed"):
             await asked
         # A new iteration goes on with what was asked since.
         asked = [asyncio.create_task(feed.ask(number)) for number in (3, 4)]
