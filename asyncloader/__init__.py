@@ -10,6 +10,8 @@ from asyncloader.errors import (
     LoopMismatchError,
     Overloaded,
     PipelineError,
+    RankError,
+    RankTimeout,
     ResourceExhausted,
     SnapshotError,
     TransportError,
@@ -25,6 +27,7 @@ from asyncloader.services.base import (
     CheckpointableReadingServiceInterface,
     ReadingServiceInterface,
 )
+from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
@@ -35,6 +38,7 @@ __all__ = [
     "ConcurrentIterationError",
     "DataLoader2",
     "DataLoader2Iterator",
+    "DistributedReadingService",
     "Feed",
     "ForkedError",
     "InProcessReadingService",
@@ -47,6 +51,8 @@ __all__ = [
     "MultiProcessingReadingService",
     "Overloaded",
     "PipelineError",
+    "RankError",
+    "RankTimeout",
     "ReadingServiceInterface",
     "ResourceExhausted",
     "SeedGenerator",

@@ -54,6 +54,38 @@ class PipelineError(LoaderError):
     """An item, or the error it raised, could not be brought across to the loader."""
 
 
+class TooManyErrors(LoaderError):
+    """A pipe's function failed on more items than ``max_errors``; the last is the cause."""
+
+    def __init__(self, message: str, *, errors: int) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
+class HttpError(LoaderError, OSError):
+    """A URL could not be read; ``status`` is what the server answered, or None."""
+
+    def __init__(self, message: str, *, url: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.url = url
+        self.status = status
+
+
+class HttpUnavailable(HttpError):
+    """A URL could not be read now: its server is busy or failed, or the connection was lost."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str,
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, url=url, status=status)
+        self.retry_after = retry_after
+
+
 class TransportError(LoaderError):
     """What came over a channel was not what may come over it."""
 
@@ -103,3 +135,15 @@ class ResourceExhausted(LoaderError):
 
 class Overloaded(LoaderError):
     """More requests are pending than the feed accepts; try again later."""
+
+
+class RankError(LoaderError):
+    """Another rank failed, ended, or does something else; ``ranks`` are those it is known of."""
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class RankTimeout(RankError, TimeoutError):
+    """A rank did not come to where the others wait within ``timeout``."""

@@ -1,8 +1,9 @@
 """Shared memory without a name.
 
-This file is about one thing, a ``Segment``: memory that lives as long as somebody
-maps it, travels to another process as a file descriptor, and leaves nothing
-behind in the file system when its users are killed.
+This file is about memory that lives as long as somebody maps it, travels to another
+process as a file descriptor, and leaves nothing behind in the file system when its
+users are killed: a ``Segment`` to write to again and again, and ``SharedBytes`` that
+are written once.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ import functools
 import importlib
 import mmap
 import os
+import pickle
 import secrets
 import sys
 import tempfile
+from collections.abc import Iterable
+from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
 
-__all__ = ["Segment"]
+__all__ = ["Segment", "SharedBytes"]
 
 _HUGE_PAGE = 2 << 20
 _POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
 _MAP_FIXED = 0x10  # the same number on Linux, macOS and the BSDs
 _MADV_POPULATE_WRITE = 23
 _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_SEAL_WRITE = 0x0008
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+_WRITE_BUFFER = 1 << 20
 
 
 class Segment:
@@ -63,8 +70,8 @@ class Segment:
             _seal(fd)
         except OSError as error:
             os.close(fd)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
-                raise _exhausted(size) from error
+            if error.errno in _NO_ROOM:
+                raise _exhausted(size, _WORKERS_ADVICE) from error
             raise
         return segment
 
@@ -114,13 +121,81 @@ class Segment:
         self._map = None
 
 
-def _map(fd: int, size: int) -> mmap.mmap:
+class SharedBytes:
+    """Bytes that are written once, and that several processes read and none can change.
+
+    They hold a descriptor, so that they can be sent on. A pickle of them has the bytes
+    themselves, and gives a copy; a deep copy is the same object.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        mapped = _map(fd, max(size, 1), mmap.PROT_READ)
+        self.view = memoryview(mapped)[:size].toreadonly()
+        self._fd = fd
+
+    @classmethod
+    def of(cls, chunks: Iterable[Any]) -> SharedBytes:
+        """Return the chunks, one after the other; ``ResourceExhausted`` if there is no room."""
+        fd = _writable_file()
+        try:
+            with open(fd, "wb", _WRITE_BUFFER, closefd=False) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                size = file.tell()
+                # Nothing can be mapped of a file of no bytes.
+                file.truncate(max(size, 1))
+            _seal(fd, _SEALS | _SEAL_WRITE)
+            return cls(fd, size)
+        except BaseException as error:
+            written = os.fstat(fd).st_size
+            os.close(fd)
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise _exhausted(written + _WRITE_BUFFER, "share less data") from error
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> SharedBytes:
+        """Map bytes that a peer sent; the descriptor becomes theirs, or is closed."""
+        try:
+            if os.fstat(fd).st_size != max(size, 1):
+                raise TransportError(f"{os.fstat(fd).st_size} bytes came where {size} were meant")
+            if _can_seal() and not _is_sealed(fd, _SEALS | _SEAL_WRITE):
+                raise TransportError("shared bytes must be sealed against change")
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def duplicate_fd(self) -> int:
+        """Return a new descriptor, for ``attach`` in another process; the caller closes it."""
+        return os.dup(self._fd)
+
+    def __copy__(self) -> SharedBytes:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> SharedBytes:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The pickle's memory is not twice that of the bytes where buffers stay outside it.
+        whole = pickle.PickleBuffer(self.view) if protocol >= 5 else bytes(self.view)
+        return _copied, (whole,)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+
+def _copied(whole: Any) -> SharedBytes:
+    return SharedBytes.of([whole])
+
+
+def _map(fd: int, size: int, access: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
     # mmap.mmap(fd) would keep a duplicate of the descriptor for as long as it is mapped.
     # Mapping the file over an anonymous mmap keeps that object's care for exported
     # views without one.
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    access = mmap.PROT_READ | mmap.PROT_WRITE
     if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size} bytes: {os.strerror(number)}")
@@ -156,6 +231,14 @@ def _unnamed_file() -> int:
         return os.dup(file.fileno())
 
 
+def _writable_file() -> int:
+    # POSIX shared memory is not written to as a file everywhere.
+    with contextlib.suppress(OSError, AttributeError):
+        return _memfd()
+    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
+        return os.dup(file.fileno())
+
+
 def _memfd() -> int:
     return os.memfd_create("asyncloader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
@@ -174,18 +257,18 @@ def _reserve(fd: int, size: int) -> None:
         os.posix_fallocate(fd, 0, size)
 
 
-def _seal(fd: int) -> None:
+def _seal(fd: int, seals: int = _SEALS) -> None:
     if _can_seal():
         import fcntl
 
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, _F_ADD_SEALS, seals)
 
 
-def _is_sealed(fd: int) -> bool:
+def _is_sealed(fd: int, seals: int = _SEALS) -> bool:
     import fcntl
 
     try:
-        return fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS == _SEALS
+        return fcntl.fcntl(fd, _F_GET_SEALS) & seals == seals
     except OSError:
         return False
 
@@ -200,11 +283,13 @@ def _can_seal() -> bool:
     return True
 
 
-def _exhausted(need: int) -> ResourceExhausted:
+_WORKERS_ADVICE = "use fewer workers, a smaller worker_prefetch_cnt, prefetch_bytes or batches"
+
+
+def _exhausted(need: int, advice: str) -> ResourceExhausted:
     return ResourceExhausted(
         f"a shared memory segment needs {need} bytes, but about {_available()} are available: "
-        "use fewer workers, a smaller worker_prefetch_cnt, prefetch_bytes or batches, "
-        "or raise the container's memory limit"
+        f"{advice}, or raise the container's memory limit"
     )
 
 

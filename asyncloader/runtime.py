@@ -14,6 +14,7 @@ import contextvars
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -42,17 +43,25 @@ class ThreadWaiter:
         self._waiting = False
         self.stopped = False
 
-    def until(self, ready: Callable[[], bool]) -> None:
-        """Block until ``ready()``; raise Stopped once ``stop()`` was called."""
+    def until(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Block until ``ready()``; raise Stopped once ``stop()`` was called.
+
+        Returns whether it is ready: False if it was not within ``timeout`` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
         while not ready():
             if self.stopped:
                 raise Stopped
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
             # Announce the wait before the last look, so that no wake falls between.
             self._event.clear()
             self._waiting = True
             if not ready() and not self.stopped:
-                self._event.wait()
+                self._event.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
             self._waiting = False
+        return True
 
     def wake(self) -> None:
         """Make a waiting thread look again."""

@@ -71,10 +71,22 @@ class SeedGenerator:
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed(entropy() if seed is None else seed)
+        #: Whether it was given its seed, and did not draw one.
+        self.is_chosen = seed is not None
+
+    @property
+    def key(self) -> int:
+        """The seed from which all processes draw the shared seeds."""
+        return self._shared.key
 
     def seed(self, seed: int) -> None:
         """Start both streams again from ``seed``, a number of 64 bits."""
         self._shared = self._worker = Stream(checked_seed(seed))
+
+    def adopt(self, key: int) -> None:
+        """Go on as a generator with the seed ``key`` would that has drawn as much as this."""
+        self._shared = replace(self._shared, key=checked_seed(key))
+        self._worker = replace(self._worker, key=checked_seed(key))
 
     def generate_shared_seed(self) -> int:
         """Draw a 64-bit seed that is the same in every process."""
@@ -102,6 +114,7 @@ class SeedGenerator:
         """Return a generator that draws what this one would, independently."""
         clone = SeedGenerator.__new__(SeedGenerator)
         clone._shared, clone._worker = self._shared, self._worker
+        clone.is_chosen = self.is_chosen
         return clone
 
     def __eq__(self, other: object) -> bool:

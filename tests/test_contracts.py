@@ -15,11 +15,12 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import torch.distributed as dist
 
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
+from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.graph import breadth_first, copy_graph
 from asyncloader.graph.kinds import is_sharding
 from tests.leaks import leaves_nothing
@@ -42,6 +43,14 @@ every_pipe = pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__
 every_service = pytest.mark.parametrize("service_class", SERVICES, ids=lambda cls: cls.__name__)
 every_adapter = pytest.mark.parametrize("adapter_class", ADAPTERS, ids=lambda cls: cls.__name__)
 either_form = pytest.mark.parametrize("form", ["sync", "async"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_a_run_of_one_rank() -> Iterator[None]:
+    """Be the only rank of a distributed run, which a DistributedReadingService asks for."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 async def epochs_of(loader: DataLoader2[Any], form: str, count: int = 2) -> list[list[Any]]:
@@ -291,17 +300,11 @@ def test_a_services_name_is_short(service_class):
 # Adapters -------------------------------------------------------------------------------
 
 
-def adapter_of(adapter_class: type) -> Any:
-    if adapter_class.__name__ == "FullSync" and not hasattr(IterDataPipe, "fullsync"):
-        pytest.skip("the pipe it adds is still to come")
-    return ADAPTERS[adapter_class]()
-
-
 @every_adapter
 @either_form
 @pytest.mark.filterwarnings("ignore:pin_memory. no accelerator")
 async def test_an_adapter_keeps_the_items(adapter_class, form):
-    adapter = adapter_of(adapter_class)
+    adapter = ADAPTERS[adapter_class]()
     loader = DataLoader2(Numbers().shuffle().map(str), adapter)
     expected = sorted(map(str, Numbers()))
     assert [sorted(items) for items in await epochs_of(loader, form)] == [expected] * 2
@@ -309,7 +312,7 @@ async def test_an_adapter_keeps_the_items(adapter_class, form):
 
 @every_adapter
 def test_an_adapter_leaves_the_loaders_argument_as_it_was(adapter_class):
-    adapter = adapter_of(adapter_class)
+    adapter = ADAPTERS[adapter_class]()
     graph = Numbers().shuffle().map(str)
     before = [repr(pipe) for pipe in breadth_first(graph)]
     DataLoader2(graph, adapter)
@@ -318,7 +321,7 @@ def test_an_adapter_leaves_the_loaders_argument_as_it_was(adapter_class):
 
 @every_adapter
 def test_an_adapter_applied_twice_is_applied_once(adapter_class):
-    adapter = adapter_of(adapter_class)
+    adapter = ADAPTERS[adapter_class]()
     once = DataLoader2(Numbers().shuffle().map(str), adapter).datapipe
     twice = DataLoader2(Numbers().shuffle().map(str), [adapter, adapter]).datapipe
     assert [repr(pipe) for pipe in breadth_first(twice)] == [

@@ -6,18 +6,34 @@ import pickle
 import pytest
 
 import asyncloader.errors
-from asyncloader.errors import LoaderError, TransportError, WorkerDied, WorkerTimeout
+from asyncloader.errors import (
+    HttpError,
+    HttpUnavailable,
+    LoaderError,
+    RankError,
+    RankTimeout,
+    TooManyErrors,
+    TransportError,
+    WorkerDied,
+    WorkerTimeout,
+)
 
+WITH_MORE = (HttpError, HttpUnavailable, TooManyErrors, TransportError, WorkerDied, WorkerTimeout)
 PLAIN = [
     kind
     for _, kind in inspect.getmembers(asyncloader.errors, inspect.isclass)
-    if issubclass(kind, LoaderError) and kind not in (TransportError, WorkerDied, WorkerTimeout)
+    if issubclass(kind, LoaderError) and kind not in WITH_MORE
 ]
 EXAMPLES = [
     *(kind("what was wrong") for kind in PLAIN),
+    HttpError("404", url="http://127.0.0.1/", status=404),
+    HttpUnavailable("503", url="http://127.0.0.1/", status=503, retry_after=2.0),
+    TooManyErrors("4 of them", errors=4),
     TransportError("garbage", worker=2),
     WorkerDied("gone", worker=1, pid=77, exitcode=-9),
     WorkerTimeout("silent", worker=0, stack="File …"),
+    RankError("lost", ranks=(1, 2)),
+    RankTimeout("late", ranks=(1,)),
 ]
 
 

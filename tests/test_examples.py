@@ -24,10 +24,17 @@ PRINTS = {
         r"epoch 2: a to sea wave ocean\n"
         r"epoch 3: a to sea wave ocean harbor lantern\n$"
     ),
+    "distributed_training.py": (r"(steps on each rank: \[20, 20\]\n){3}learnt y = 2\.0x -1\.0\n$"),
     "notebook.py": r"first: (.*)\nrest: \[(.*)\]\nepoch: \[\1, \2\]\nepoch: \[\1, \2\]\n"
     r"by for: \[\1, \2\]\nwarned: RuntimeWarning\n$",
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
     "train.py": r"final loss 0\.0\d+ after \d+ epochs at [\d,]+ items/s\n$",
+}
+
+
+#: How an example is started that is no plain script, as modules and their arguments.
+LAUNCHERS = {
+    "distributed_training.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 }
 
 
@@ -49,8 +56,9 @@ _outputs: dict[str, str] = {}
 def output_of(name: str) -> str:
     """Return what an example prints; it is run once."""
     if name not in _outputs:
+        python = [sys.executable, "-W", "error", "-X", "faulthandler"]
         _outputs[name] = subprocess.run(
-            [sys.executable, "-W", "error", "-X", "faulthandler", f"examples/{name}"],
+            [*python, *LAUNCHERS.get(name, []), f"examples/{name}"],
             cwd=ROOT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             timeout=LIMIT_SECONDS,

@@ -113,3 +113,19 @@ def test_without_a_seed_torch_governs():
 def test_importing_the_package_imports_no_torch():
     code = "import asyncloader, sys; sys.exit(sum(m in sys.modules for m in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_generator_that_adopts_a_key_goes_on_as_one_with_that_seed():
+    adopting, seeded = SeedGenerator(1), SeedGenerator(2)
+    for generator in (adopting, seeded):
+        generator.generate_shared_seed()
+    adopting.adopt(seeded.key)
+    assert adopting == seeded
+    assert adopting.generate_shared_seed() == seeded.generate_shared_seed()
+    with pytest.raises(ValueError, match="seed must be"):
+        adopting.adopt(-1)
+
+
+def test_a_generator_knows_whether_it_was_given_its_seed():
+    assert SeedGenerator(1).clone().is_chosen
+    assert not SeedGenerator().spawn(3).is_chosen

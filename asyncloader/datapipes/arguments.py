@@ -6,6 +6,7 @@ made, where the traceback still shows the line to change, and not when it runs.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
@@ -22,6 +23,15 @@ def checked_count(name: str, value: Any, *, at_least: int) -> int:
     if count < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {count}")
     return count
+
+
+def checked_seconds(name: str, value: Any) -> float:
+    """Return a number of seconds above 0; raise TypeError or ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
+    return value
 
 
 def checked_function(name: str, value: Any) -> Any:
@@ -47,6 +57,11 @@ def iterable_source(value: Any) -> Any:
             f"an async iterable ({type(value).__name__}) is read through IterableWrapper(...)"
         )
     raise TypeError(f"a pipe reads from pipes and iterables, got {type(value).__name__}")
+
+
+def checked_length(value: Any) -> int:
+    """Return the number of items that a pipe is said to have, -1 for one that nobody knows."""
+    return checked_count("length", value, at_least=-1)
 
 
 def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:

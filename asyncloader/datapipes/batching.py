@@ -36,6 +36,10 @@ class Batcher(IterDataPipe[list[T]]):
     ``wrapper_class`` other than list is called with each list, and what it
     returns is yielded.
 
+    A batch in a worker is made of that worker's items. With ``across_workers`` batches
+    are made in the loader's process, of the items of all workers, and are the same for
+    any number of them.
+
     With ``max_wait`` a batch is closed by the clock as well, when its first item has
     waited so many seconds for company. Such batches differ from run to run: there is
     no length, and no snapshot.
@@ -52,12 +56,14 @@ class Batcher(IterDataPipe[list[T]]):
         drop_last: bool = False,
         wrapper_class: Callable[[list[T]], Any] = list,
         *,
+        across_workers: bool = False,
         max_wait: float | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.drop_last = drop_last
         self.wrapper_class = checked_function("wrapper_class", wrapper_class)
+        self.across_workers = across_workers
         self.max_wait = None if max_wait is None else checked_wait(max_wait)
 
     def goes_by_clock(self) -> bool:
@@ -68,6 +74,9 @@ class Batcher(IterDataPipe[list[T]]):
 
     def waits(self) -> bool:
         return self.goes_by_clock()
+
+    def is_replicable(self) -> bool:
+        return not self.across_workers
 
     def __len__(self) -> int:
         if self.goes_by_clock():

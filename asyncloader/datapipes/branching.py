@@ -40,8 +40,13 @@ class Branch(IterDataPipe[T]):
     def __len__(self) -> int:
         return self.source.branch_length(self.index)
 
+    @property
+    def copied(self) -> Callable[[Any], Any]:
+        """What the branch does to an item that it hands out."""
+        return self.source.copied
+
     def __iter__(self) -> Iterator[T]:
-        return BranchIterator(self.source.join(self.index), self.index, self.source.copied)
+        return BranchIterator(self.source.join(self.index), self.index, self.copied)
 
     def put_cursors(self, into: Cursors) -> None:
         if self.source.current_pass is not None:
@@ -50,7 +55,7 @@ class Branch(IterDataPipe[T]):
     def iter_from(self, position: int, cursors: Cursors) -> Iterator[T]:
         split = self.source.join(self.index)
         behind = split.expect(self.index, position, cursor_of(self, cursors))
-        return dropped(BranchIterator(split, self.index, self.source.copied), behind)
+        return dropped(BranchIterator(split, self.index, self.copied), behind)
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.index}]"

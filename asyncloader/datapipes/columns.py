@@ -106,15 +106,21 @@ async def _read_async(function: Callable[..., Any], columns: Columns, item: Any)
     return await function(*columns.pick(item))
 
 
-def checked_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Columns:
-    """Return the columns, or raise ValueError for those that cannot go together."""
+def checked_columns(
+    function: Callable[..., Any], input_col: Any, output_col: Any, *, more: int = 0
+) -> Columns:
+    """Return the columns, or raise ValueError for those that cannot go together.
+
+    The function takes ``more`` arguments after those that come from columns.
+    """
     if input_col is None and output_col is not None:
         raise ValueError("output_col needs an input_col: say what the function is given")
     if isinstance(output_col, list | tuple):
         if len(output_col) != 1:
             raise ValueError(f"output_col must be a single column, got {output_col!r}")
         output_col = output_col[0]
-    _check_takes(function, len(input_col) if isinstance(input_col, list | tuple) else 1)
+    count = len(input_col) if isinstance(input_col, list | tuple) else 1
+    _check_takes(function, count + more)
     return Columns(input_col, output_col)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.reading import begin
 
@@ -167,7 +167,9 @@ class MuxPass(Pass[T]):
     above: Marks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_all, self.sources), lambda: self.rounds - 1)
+        first = {key: value for each in self.sources for key, value in first_cursors(each).items()}
+        put = functools.partial(put_all, self.sources)
+        self.above = Marks(put, lambda: self.rounds - 1, first)
 
     def put_above(self, into: Cursors) -> None:
         # The items of a round under way were all taken already.

@@ -283,7 +283,7 @@ class Marks:
         self._put = put
         self._oldest = oldest
         self._pace = Pace()
-        self.restart(0, first or {})
+        self.restart(0, {} if first is None else first)
 
     def restart(self, count: int, first: Cursors) -> None:
         """Begin after ``count`` items, where the source went on from ``first``."""

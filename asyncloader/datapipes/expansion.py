@@ -9,10 +9,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.base import Pass
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, dropped, put_cursors, resume
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    Marks,
+    dropped,
+    first_cursors,
+    put_cursors,
+    resume,
+)
 from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")
@@ -27,7 +35,7 @@ class Expansion(Pass[T]):
     once more.
     """
 
-    marks = ("taken", "inside", "offset", "before")
+    marks: ClassVar[tuple[str, ...]] = ("taken", "inside", "offset", "before")
 
     pipe: Any
     taken: int = field(default=0, kw_only=True)
@@ -39,7 +47,8 @@ class Expansion(Pass[T]):
     _known: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken - 1)
+        put = functools.partial(put_cursors, self.source)
+        self.above = Marks(put, lambda: self.taken - 1, first_cursors(self.source))
 
     @property
     def source(self) -> Any:

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
+from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.expansion import Expansion
 from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
 T = TypeVar("T")
 
@@ -81,6 +83,10 @@ class FlatMapper(IterDataPipe[T]):
     asked for, or an async generator function, whose items are collected for each
     item first. ``input_col`` picks what is handed to it out of a tuple, list or dict.
 
+    Where ``fn`` fails, maybe after some of its items, ``on_error="skip"`` leaves out the
+    rest, and a function ``on_error(error, item)`` returns the rest in its place. More than
+    ``max_errors`` of them in one pass (and one worker) raise ``TooManyErrors``.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n] * n))
     [1, 2, 2]
@@ -91,11 +97,17 @@ class FlatMapper(IterDataPipe[T]):
         datapipe: Iterable[Any],
         fn: Callable[..., Any] | None = None,
         input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.fn = itself if fn is None else checked_function("fn", fn)
         self.input_col = input_col
-        self._expand = reading(_collecting(self.fn), input_col)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
+        self._expand = reading(collecting(self.fn), input_col)
 
     def waits(self) -> bool:
         return is_async(self._expand)
@@ -104,7 +116,8 @@ class FlatMapper(IterDataPipe[T]):
         return FlatMapPass(self, self._expand)
 
 
-def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+def collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results can be iterated: an async generator's as a list."""
     if inspect.isasyncgenfunction(function):
         return functools.partial(_collected, function)
     return function
@@ -118,8 +131,17 @@ async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) ->
 class FlatMapPass(Expansion[T]):
     """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
 
+    marks = (*Expansion.marks, "errors_before")
+
     pipe: FlatMapper[T]
     expand: Callable[..., Any]
+    errors: int = 0
+    #: How many of the errors were those of items before the last.
+    errors_before: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_strict = self.pipe.tolerance.is_strict
 
     def __iter__(self) -> Iterator[T]:
         with calling(self.expand) as expand:
@@ -130,21 +152,12 @@ class FlatMapPass(Expansion[T]):
                     self.offset += 1
                     yield part
                 self.finish()
+                self.errors_before = self.errors
 
-    def _parts(self, expand: Callable[..., Any], item: Any) -> Iterator[T]:
-        try:
-            result = expand(item)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
-        if result.__class__ is CoroutineType:
-            raise unawaited(self.pipe)
-        if not isinstance(result, Iterable):
-            raise TypeError(
-                f"fn must return something to iterate, got {type(result).__name__}"
-                f" from the function of {self.pipe!r}"
-            )
-        return iter(result)
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self.errors = self.errors_before = cursor["errors_before"]
+        return super().go_on(position, cursor, cursors)
 
     def _next(self, parts: Iterator[T]) -> Any:
         try:
@@ -152,6 +165,39 @@ class FlatMapPass(Expansion[T]):
         except BaseException as error:
             blame(error, self.pipe)
             raise
+
+    def _parts(self, expand: Callable[..., Any], item: Any) -> Iterator[T]:
+        try:
+            result = expand(item)
+        except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+            return self._instead(error, item)
+        parts = iter(result) if isinstance(result, Iterable) else self._refused(result)
+        return parts if self._is_strict else self._tolerated(parts, item)
+
+    def _tolerated(self, parts: Iterator[T], item: Any) -> Iterator[T]:
+        while True:
+            try:
+                part = next(parts, _END)
+            except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                yield from self._instead(error, item)
+                return
+            if part is _END:
+                return
+            yield part
+
+    def _instead(self, error: BaseException, item: Any) -> Iterator[T]:
+        answer = stand_in(error, item, self)
+        if answer is SKIPPED:
+            return iter(())
+        return iter(answer) if isinstance(answer, Iterable) else self._refused(answer)
+
+    def _refused(self, result: Any) -> Iterator[T]:
+        if result.__class__ is CoroutineType:
+            raise unawaited(self.pipe)
+        raise TypeError(
+            f"fn must return something to iterate, got {type(result).__name__}"
+            f" from the function of {self.pipe!r}"
+        )
 
 
 _END: Any = object()

@@ -12,20 +12,44 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import (
+        AsyncIterable,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Hashable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from typing import Literal
 
+    from asyncloader.datapipes.attempts import ErrorTypes
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
     from asyncloader.datapipes.branching import Branch
     from asyncloader.datapipes.combining import ZipperLongest
     from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
+    from asyncloader.datapipes.decompressing import CompressionType
+    from asyncloader.datapipes.limits import (
+        MAX_BYTES,
+        MAX_GROUP_BYTES,
+        MAX_MEMBER_BYTES,
+        MAX_MEMBERS,
+        MAX_RATIO,
+    )
     from asyncloader.datapipes.mapping import LengthSetter
+    from asyncloader.datapipes.random_splitting import Share
     from asyncloader.datapipes.sharding import (
         SHARDING_PRIORITIES,
         ShardingFilter,
         ShardingRoundRobinDispatcher,
     )
+    from asyncloader.datapipes.shared_resource import Resource
+    from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
     from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
+    from asyncloader.datapipes.text import joined_lines
+    from asyncloader.datapipes.tolerance import OnError
+    from asyncloader.datapipes.unzipping import MapColumn
 
     A = TypeVar("A")
     B = TypeVar("B")
@@ -40,26 +64,73 @@ class IterFluent(Generic[T_co]):
         # One to one
 
         @overload
-        def map(self, fn: Callable[[T_co], Coroutine[Any, Any, U]]) -> IterDataPipe[U]: ...
-        @overload
-        def map(self, fn: Callable[[T_co], U]) -> IterDataPipe[U]: ...
+        def map(
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
         @overload
         def map(
-            self, fn: Callable[..., Any], input_col: Any, output_col: Any = None
+            self,
+            fn: Callable[[T_co], U],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[..., Any],
+            input_col: Any,
+            output_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
         def map(
-            self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
+            self,
+            fn: Callable[..., Any],
+            input_col: Any = None,
+            output_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def collate(
             self,
             conversion: Callable[[T_co], Any] | None = None,
             collate_fn: Callable[[T_co], Any] | None = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def enumerate(self, starting_index: int = 0) -> IterDataPipe[tuple[int, T_co]]: ...
 
         def set_length(self, length: int) -> LengthSetter[T_co]: ...
+
+        def add_index(
+            self: IterFluent[dict[Any, Any]], index_name: str = "index"
+        ) -> IterDataPipe[dict[Any, Any]]: ...
+
+        def in_memory_cache(self, size: int | None = None) -> IterDataPipe[T_co]: ...
+
+        def slice(
+            self, index: Any, stop: int | None = None, step: int | None = None
+        ) -> IterDataPipe[Any]: ...
+
+        def drop(self, indices: Hashable | list[Hashable]) -> IterDataPipe[Any]: ...
+
+        def flatten(
+            self, indices: Hashable | list[Hashable] | None = None
+        ) -> IterDataPipe[Any]: ...
+
+        def rows2columnar(
+            self: IterFluent[Iterable[Any]], column_names: Sequence[str] | None = None
+        ) -> IterDataPipe[dict[Any, list[Any]]]: ...
 
         # Many at once, and ahead
 
@@ -71,7 +142,44 @@ class IterFluent(Generic[T_co]):
             *,
             concurrency: int = 64,
             ordered: bool = True,
+            timeout: float | None = None,
+            retries: int = 0,
+            retry_on: ErrorTypes = OSError,
+            backoff: float = 0.1,
+            resource: Resource | None = None,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
+
+        @overload
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[U]],
+            batch_size: int,
+            input_col: None = None,
+            output_col: None = None,
+            max_concurrency: int = 32,
+            flatten: Literal[True] = True,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[Any]],
+            batch_size: int,
+            input_col: Any = None,
+            output_col: Any = None,
+            max_concurrency: int = 32,
+            flatten: bool = True,
+        ) -> IterDataPipe[Any]: ...
+        def async_map_batches(
+            self,
+            async_fn: Callable[..., Awaitable[Any]],
+            batch_size: int,
+            input_col: Any = None,
+            output_col: Any = None,
+            max_concurrency: int = 32,
+            flatten: bool = True,
+        ) -> IterDataPipe[Any]: ...
 
         def thread_map(
             self,
@@ -81,7 +189,60 @@ class IterFluent(Generic[T_co]):
             *,
             concurrency: int | None = None,
             ordered: bool = True,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
+
+        def threadpool_map(
+            self,
+            fn: Callable[..., U],
+            input_col: Any = None,
+            output_col: Any = None,
+            scheduled_tasks: int = 128,
+            max_workers: int | None = None,
+            **threadpool_kwargs: Any,
+        ) -> IterDataPipe[U]: ...
+
+        def map_batches(
+            self,
+            fn: Callable[[list[Any]], Iterable[U]],
+            batch_size: int,
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+
+        def read_from_http(
+            self,
+            timeout: float | None = None,
+            skip_on_error: bool = False,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            retries: int = 3,
+            backoff: float = 0.1,
+            max_redirects: int = 10,
+            max_bytes: int = 1 << 30,
+            as_bytes: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **request_settings: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def read_from_object_store(
+            self,
+            store: Any,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            timeout: float | None = None,
+            max_bytes: int = 1 << 30,
+            as_bytes: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **store_settings: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]: ...
 
@@ -89,11 +250,39 @@ class IterFluent(Generic[T_co]):
             self, device: Any = None, pin_memory_fn: Callable[[T_co, Any], T_co] | None = None
         ) -> IterDataPipe[T_co]: ...
 
+        def fullsync(self, timeout: float = 1800) -> IterDataPipe[T_co]: ...
+
+        # Made once
+
+        def on_disk_cache(
+            self,
+            filepath_fn: Callable[[T_co], Any] | None = None,
+            hash_dict: dict[str, str] | None = None,
+            hash_type: str = "sha256",
+            extra_check_fn: Callable[[str], bool] | None = None,
+        ) -> IterDataPipe[T_co]: ...
+
+        def end_caching(
+            self,
+            mode: str = "wb",
+            filepath_fn: Callable[[Any], Any] | None = None,
+            *,
+            same_filepath_fn: bool = False,
+            skip_read: bool = False,
+            timeout: float = 300,
+            concurrency: int | None = None,
+        ) -> IterDataPipe[str]: ...
+
         # Many to one, one to many
 
         @overload
         def batch(
-            self, batch_size: int, drop_last: bool = False, *, max_wait: float | None = None
+            self,
+            batch_size: int,
+            drop_last: bool = False,
+            *,
+            across_workers: bool = False,
+            max_wait: float | None = None,
         ) -> IterDataPipe[list[T_co]]: ...
         @overload
         def batch(
@@ -102,6 +291,7 @@ class IterFluent(Generic[T_co]):
             drop_last: bool = False,
             wrapper_class: Callable[[list[T_co]], U] = ...,
             *,
+            across_workers: bool = False,
             max_wait: float | None = None,
         ) -> IterDataPipe[U]: ...
         def batch(
@@ -110,6 +300,7 @@ class IterFluent(Generic[T_co]):
             drop_last: bool = False,
             wrapper_class: Any = list,
             *,
+            across_workers: bool = False,
             max_wait: float | None = None,
         ) -> IterDataPipe[Any]: ...
 
@@ -120,23 +311,56 @@ class IterFluent(Generic[T_co]):
         def unbatch(self, unbatch_level: int = 1) -> IterDataPipe[Any]: ...
 
         @overload
-        def flatmap(self, fn: Callable[[T_co], AsyncIterable[U]]) -> IterDataPipe[U]: ...
-        @overload
         def flatmap(
-            self, fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]]
+            self,
+            fn: Callable[[T_co], AsyncIterable[U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
         @overload
-        def flatmap(self, fn: Callable[[T_co], Iterable[U]]) -> IterDataPipe[U]: ...
+        def flatmap(
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def flatmap(
+            self,
+            fn: Callable[[T_co], Iterable[U]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
         @overload
         def flatmap(self: IterFluent[Iterable[U]]) -> IterDataPipe[U]: ...
         @overload
-        def flatmap(self, fn: Callable[..., Any] | None, input_col: Any) -> IterDataPipe[Any]: ...
         def flatmap(
-            self, fn: Callable[..., Any] | None = None, input_col: Any = None
+            self,
+            fn: Callable[..., Any] | None,
+            input_col: Any,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def flatmap(
+            self,
+            fn: Callable[..., Any] | None = None,
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def filter(
-            self, filter_fn: Callable[..., Any], input_col: Any = None
+            self,
+            filter_fn: Callable[..., Any],
+            input_col: Any = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[T_co]: ...
 
         def header(self, limit: int | None = 10) -> IterDataPipe[T_co]: ...
@@ -152,7 +376,65 @@ class IterFluent(Generic[T_co]):
             drop_remaining: bool = False,
         ) -> IterDataPipe[Any]: ...
 
+        def bucketbatch(
+            self,
+            batch_size: int,
+            drop_last: bool = False,
+            batch_num: int = 100,
+            bucket_num: int = 1,
+            sort_key: Callable[[list[T_co]], Any] | None = None,
+            use_in_batch_shuffle: bool = True,
+        ) -> IterDataPipe[list[T_co]]: ...
+
+        def max_token_bucketize(
+            self,
+            max_token_count: int,
+            len_fn: Callable[[T_co], Any] = len,  # type: ignore[assignment]
+            min_len: int = 0,
+            max_len: int | None = None,
+            buffer_size: int = 1000,
+            include_padding: bool = False,
+        ) -> IterDataPipe[list[T_co]]: ...
+
+        def pack_sequences(
+            self,
+            budget: int,
+            *,
+            len_fn: Callable[[T_co], Any] = len,  # type: ignore[assignment]
+            split: Literal["never", "long", "always"] = "never",
+            cut_fn: Callable[[T_co, int, int], Any] | None = None,
+            open_packs: int = 16,
+            drop_last: bool = False,
+        ) -> IterDataPipe[list[T_co]]: ...
+
         # Order
+
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[[T_co], AsyncIterable[U]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[[T_co], Iterable[U]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self: IterFluent[Iterable[U]], *, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[U]: ...
+        @overload
+        def shuffled_flatmap(
+            self, fn: Callable[..., Any] | None, input_col: Any, buffer_size: int = 100
+        ) -> ShuffledFlatMapper[Any]: ...
+        def shuffled_flatmap(
+            self,
+            fn: Callable[..., Any] | None = None,
+            input_col: Any = None,
+            buffer_size: int = 100,
+        ) -> ShuffledFlatMapper[Any]: ...
 
         def shuffle(
             self, *, buffer_size: int = 10000, unbatch_level: int = 0
@@ -204,6 +486,252 @@ class IterFluent(Generic[T_co]):
         def round_robin_demux(
             self, num_instances: int, buffer_size: int = 1000
         ) -> list[Branch[T_co]]: ...
+
+        def unzip(
+            self: IterFluent[Sequence[U]],
+            sequence_length: int,
+            buffer_size: int = 1000,
+            columns_to_skip: Sequence[int] | None = None,
+        ) -> list[Branch[U]]: ...
+
+        @overload
+        def random_split(
+            self, weights: Mapping[Any, float], seed: int, total_length: int | None = None
+        ) -> list[Share[T_co]]: ...
+        @overload
+        def random_split(
+            self,
+            weights: Mapping[Any, float],
+            seed: int,
+            total_length: int | None = None,
+            *,
+            target: Hashable,
+        ) -> Share[T_co]: ...
+        @overload
+        def random_split(
+            self,
+            weights: Mapping[Any, float],
+            seed: int,
+            total_length: int | None,
+            target: Hashable,
+        ) -> Share[T_co]: ...
+        def random_split(
+            self,
+            weights: Mapping[Any, float],
+            seed: int,
+            total_length: int | None = None,
+            target: Hashable | None = None,
+        ) -> Any: ...
+
+        @overload
+        def zip_with_iter(
+            self,
+            ref_datapipe: Iterable[U],
+            key_fn: Callable[..., Any],
+            ref_key_fn: Callable[[U], Any] | None = None,
+            *,
+            buffer_size: int | None = 10000,
+        ) -> IterDataPipe[tuple[T_co, U]]: ...
+        @overload
+        def zip_with_iter(
+            self,
+            ref_datapipe: Iterable[Any],
+            key_fn: Callable[..., Any],
+            ref_key_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+            buffer_size: int | None = 10000,
+            merge_fn: Callable[..., Any] | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def zip_with_iter(
+            self,
+            ref_datapipe: Iterable[Any],
+            key_fn: Callable[..., Any],
+            ref_key_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+            buffer_size: int | None = 10000,
+            merge_fn: Callable[..., Any] | None = None,
+        ) -> IterDataPipe[Any]: ...
+
+        @overload
+        def zip_with_map(
+            self, map_datapipe: MapDataPipe[U], key_fn: Callable[[T_co], Any]
+        ) -> IterDataPipe[tuple[T_co, U]]: ...
+        @overload
+        def zip_with_map(
+            self,
+            map_datapipe: MapDataPipe[Any],
+            key_fn: Callable[..., Any],
+            merge_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+        ) -> IterDataPipe[Any]: ...
+        def zip_with_map(
+            self,
+            map_datapipe: MapDataPipe[Any],
+            key_fn: Callable[..., Any],
+            merge_fn: Callable[..., Any] | None = None,
+            keep_key: bool = False,
+        ) -> IterDataPipe[Any]: ...
+
+        # Files, archives and text
+
+        def list_files(
+            self: IterFluent[str],
+            masks: str | list[str] = "",
+            *,
+            recursive: bool = False,
+            abspath: bool = False,
+            non_deterministic: bool = False,
+            length: int = -1,
+        ) -> IterDataPipe[str]: ...
+
+        def open_files(
+            self: IterFluent[str],
+            mode: str = "r",
+            encoding: str | None = None,
+            length: int = -1,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def read_from_stream(
+            self: IterFluent[tuple[str, Any]], chunk: int | None = None
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def list_files_by_fsspec(
+            self: IterFluent[str], masks: str | list[str] = "", **kwargs: Any
+        ) -> IterDataPipe[str]: ...
+
+        def open_files_by_fsspec(
+            self: IterFluent[str],
+            mode: str = "r",
+            *,
+            kwargs_for_open: dict[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def save_by_fsspec(
+            self: IterFluent[tuple[U, Any]],
+            mode: str = "w",
+            filepath_fn: Callable[[U], Any] | None = None,
+            *,
+            kwargs_for_open: dict[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> IterDataPipe[str]: ...
+
+        def save_to_disk(
+            self: IterFluent[tuple[U, Any]],
+            mode: str = "w",
+            filepath_fn: Callable[[U], Any] | None = None,
+        ) -> IterDataPipe[str]: ...
+
+        def check_hash(
+            self: IterFluent[tuple[str, U]],
+            hash_dict: dict[str, str],
+            hash_type: str = "sha256",
+            rewind: bool = True,
+        ) -> IterDataPipe[tuple[str, U]]: ...
+
+        def decompress(
+            self: IterFluent[tuple[str, Any]],
+            file_type: str | CompressionType | None = None,
+            *,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_xz(
+            self: IterFluent[tuple[str, Any]],
+            length: int = -1,
+            *,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_bz2(
+            self: IterFluent[tuple[str, Any]],
+            length: int = -1,
+            *,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_tar(
+            self: IterFluent[tuple[str, Any]],
+            mode: str = "r:*",
+            length: int = -1,
+            *,
+            max_members: float = MAX_MEMBERS,
+            max_member_bytes: float = MAX_MEMBER_BYTES,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def load_from_zip(
+            self: IterFluent[tuple[str, Any]],
+            length: int = -1,
+            *,
+            max_members: float = MAX_MEMBERS,
+            max_member_bytes: float = MAX_MEMBER_BYTES,
+            max_bytes: float = MAX_BYTES,
+            max_ratio: float = MAX_RATIO,
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def webdataset(self: IterFluent[tuple[str, Any]]) -> IterDataPipe[dict[str, Any]]: ...
+
+        def shard_expand(self: IterFluent[str]) -> IterDataPipe[str]: ...
+
+        def readlines(
+            self: IterFluent[tuple[str, Any]],
+            *,
+            skip_lines: int = 0,
+            strip_newline: bool = True,
+            decode: bool = False,
+            encoding: str = "utf-8",
+            errors: str = "ignore",
+            return_path: bool = True,
+        ) -> IterDataPipe[Any]: ...
+
+        def lines_to_paragraphs(
+            self: IterFluent[tuple[str, U]], joiner: Callable[[list[Any]], Any] = joined_lines
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def parse_csv(
+            self: IterFluent[tuple[str, Any]],
+            *,
+            skip_lines: int = 0,
+            decode: bool = True,
+            encoding: str = "utf-8",
+            errors: str = "ignore",
+            return_path: bool = False,
+            as_tuple: bool = False,
+            **fmtparams: Any,
+        ) -> IterDataPipe[Any]: ...
+
+        def parse_csv_as_dict(
+            self: IterFluent[tuple[str, Any]],
+            *,
+            skip_lines: int = 0,
+            decode: bool = True,
+            encoding: str = "utf-8",
+            errors: str = "ignore",
+            return_path: bool = False,
+            **fmtparams: Any,
+        ) -> IterDataPipe[Any]: ...
+
+        def parse_json_files(
+            self: IterFluent[tuple[str, Any]], **kwargs: Any
+        ) -> IterDataPipe[tuple[str, Any]]: ...
+
+        def parse_json_lines(
+            self: IterFluent[tuple[str, Any]], *, return_path: bool = False, **kwargs: Any
+        ) -> IterDataPipe[Any]: ...
+
+        def load_parquet(
+            self,
+            columns: Sequence[str] | None = None,
+            *,
+            as_rows: bool = False,
+            return_path: bool = False,
+            max_group_bytes: float = MAX_GROUP_BYTES,
+        ) -> IterDataPipe[Any]: ...
 
         # Sharding
 
@@ -263,6 +791,14 @@ class MapFluent(Generic[T_co]):
         def zip(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]: ...
 
         def concat(self, *datapipes: MapDataPipe[U]) -> MapDataPipe[T_co | U]: ...
+
+        def unzip(
+            self: MapFluent[Sequence[U]],
+            sequence_length: int,
+            columns_to_skip: Sequence[int] | None = None,
+        ) -> list[MapColumn[U]]: ...
+
+        def in_memory_cache(self) -> MapDataPipe[T_co]: ...
 
         def shuffle(self, *, indices: Sequence[Any] | None = None) -> MapShuffler[T_co]: ...
 

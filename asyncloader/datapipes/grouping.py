@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
 from asyncloader.datapipes.reading import begin_with
 
@@ -89,7 +89,8 @@ class GroupPass(Pass[Any]):
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.pipe.source), self._oldest_held)
+        put = functools.partial(put_cursors, self.pipe.source)
+        self.above = Marks(put, self._oldest_held, first_cursors(self.pipe.source))
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe

@@ -5,19 +5,25 @@ from asyncloader.datapipes.batching import MapBatcher as Batcher
 from asyncloader.datapipes.combining import MapZipper as Zipper
 from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.mapping import MapMapper as Mapper
+from asyncloader.datapipes.memory_caching import MapInMemoryCacheHolder as InMemoryCacheHolder
 from asyncloader.datapipes.repeating import MapConcater as Concater
+from asyncloader.datapipes.shared_sequence import SharedSequence
 from asyncloader.datapipes.shuffling import MapShuffler as Shuffler
 from asyncloader.datapipes.sources import SequenceWrapper
+from asyncloader.datapipes.unzipping import MapUnZipper as UnZipper
 
 __all__ = [
     "Batcher",
     "Concater",
+    "InMemoryCacheHolder",
     "IterToMapConverter",
     "MapDataPipe",
     "MapToIterConverter",
     "Mapper",
     "SequenceWrapper",
+    "SharedSequence",
     "Shuffler",
+    "UnZipper",
     "Zipper",
     "functional_datapipe",
 ]

@@ -28,6 +28,7 @@ from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
 T = TypeVar("T")
 
@@ -39,9 +40,15 @@ class Mapper(OneToOne, IterDataPipe[T]):
     ``input_col`` picks what is handed to ``fn`` out of a tuple, list or dict, and
     ``output_col`` says where the result goes (default: where the input was).
 
+    ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
+    ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
+    one pass (and one worker) raise ``TooManyErrors``.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2]).map(str))
     ['1', '2']
+    >>> list(IterableWrapper(["1", "two", "3"]).map(int, on_error="skip"))
+    [1, 3]
     """
 
     def __init__(
@@ -50,25 +57,49 @@ class Mapper(OneToOne, IterDataPipe[T]):
         fn: Callable[..., Any],
         input_col: Any = None,
         output_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
-        self._apply = ColumnFunction.of(fn, input_col, output_col)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.apply = ColumnFunction.of(fn, input_col, output_col)
+        self.tolerance = Tolerance(on_error, max_errors)
+        # One result for each item needs no pass. Where items may be left out one counts.
+        self._way: Any = OneToOne if self.tolerance.is_strict else IterDataPipe
 
     def waits(self) -> bool:
         return is_async(self.fn)
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-        self._apply = wrap(self._apply)
-        return True
+        self.apply = wrap(self.apply)
+        return self.tolerance.is_strict
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self.tolerance.length(self, self.source)
 
     def __iter__(self) -> Iterator[T]:
-        with calling(self._apply) as apply:
+        return self._mapped() if self.tolerance.is_strict else super().__iter__()
+
+    def new_pass(self) -> MapPass[T]:
+        return MapPass(self)
+
+    def put_cursors(self, into: Cursors) -> None:
+        self._way.put_cursors(self, into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T]:
+        items: Iterator[T] = self._way.iter_from(self, position, cursors)
+        return items
+
+    def picks(self) -> bool:
+        return self.tolerance.is_strict and super().picks()
+
+    def _mapped(self) -> Iterator[T]:
+        with calling(self.apply) as apply:
             for item in begin(self.source):
                 try:
                     result = apply(item)
@@ -78,6 +109,36 @@ class Mapper(OneToOne, IterDataPipe[T]):
                 if result.__class__ is CoroutineType:
                     raise unawaited(self)
                 yield result
+
+
+@dataclass
+class MapPass(Pass[T]):
+    """One pass over a Mapper that goes on after errors, which knows how many there were."""
+
+    marks = ("taken", "yielded", "errors")
+
+    pipe: Mapper[T]
+    taken: int = 0
+    yielded: int = 0
+    errors: int = 0
+
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
+    def __iter__(self) -> Iterator[T]:
+        with calling(self.pipe.apply) as apply:
+            for item in begin(self.source):
+                try:
+                    result = apply(item)
+                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                    result = stand_in(error, item, self)
+                if result.__class__ is CoroutineType:
+                    raise unawaited(self.pipe)
+                self.taken += 1
+                if result is not SKIPPED:
+                    self.yielded += 1
+                    yield result
 
 
 @functional_datapipe("map")
@@ -123,7 +184,8 @@ class Collator(Mapper[T]):
 
     The default is torch's ``default_collate``, with which torch is imported when
     the first batch is there. ``conversion`` is another name for ``collate_fn``,
-    which wins where both are given.
+    which wins where both are given. ``on_error`` and ``max_errors`` are those of
+    ``map``, for batches that cannot be collated.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1, 2, 3, 4]).batch(2).collate(sum))
@@ -135,12 +197,16 @@ class Collator(Mapper[T]):
         datapipe: Iterable[Any],
         conversion: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         self.conversion = conversion
         self.collate_fn = collate_fn
         if conversion is not None:
             checked_function("conversion", conversion)
-        super().__init__(datapipe, collate_fn or conversion or default_collate)
+        function = collate_fn or conversion or default_collate
+        super().__init__(datapipe, function, on_error=on_error, max_errors=max_errors)
 
 
 def default_collate(batch: Any) -> Any:

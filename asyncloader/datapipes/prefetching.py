@@ -6,7 +6,6 @@ consumer is busy with what it has: prefetch and pin_memory.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import warnings
 from collections import deque
@@ -17,10 +16,9 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, Pass, functional_datapipe
 from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.function import blame
-from asyncloader.datapipes.home import cancelled
-from asyncloader.datapipes.iterating import aclose_items, close_items
-from asyncloader.datapipes.reading import abegin, begin
-from asyncloader.runtime import LoopWaiter, begin_task
+from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.running_ahead import RunningAhead
 
 T = TypeVar("T")
 
@@ -46,25 +44,23 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
 
     async def __aiter__(self) -> AsyncIterator[T]:
         self.current_pass = ahead = ReadAhead(self.source, self.buffer_size)
-        loop = asyncio.get_running_loop()
-        task = begin_task(loop, ahead.fill(), f"asyncloader {self!r}")
+        ahead.start(repr(self))
         try:
             while await ahead.has_next():
                 yield ahead.next()
         finally:
-            await cancelled([task])
+            await ahead.aclose()
 
     def put_cursors(self, into: Cursors) -> None:
         if self.current_pass is not None:
             self.current_pass.put_above(into)
 
 
-class ReadAhead(Pass[T], Iterator[T]):
+class ReadAhead(RunningAhead[T], Pass[T]):
     """The items read ahead of a consumer on the same loop."""
 
     def __init__(self, source: Iterable[T], buffer_size: int) -> None:
-        loop = asyncio.get_running_loop()
-        self.source = source
+        super().__init__(source)
         self.buffer_size = buffer_size
         self.taken = 0
         self.yielded = 0
@@ -72,49 +68,27 @@ class ReadAhead(Pass[T], Iterator[T]):
             functools.partial(put_cursors, source), lambda: self.yielded, first_cursors(source)
         )
         self.buffer: deque[T] = deque()
-        self.ended = False
-        self.error: BaseException | None = None
-        self._reader = LoopWaiter(loop)
-        self._consumer = LoopWaiter(loop)
 
-    async def fill(self) -> None:
-        """Read the source to its end, never more than a buffer ahead."""
-        items = aiter(abegin(self.source))
-        try:
-            async for item in items:
-                self.buffer.append(item)
-                del item
-                self._consumer.wake()
-                self.taken += 1
-                self.above.passed(self.taken)
-                await self._reader.until(self._has_room)
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self.error = error
-        finally:
-            await aclose_items(items)
-            self.ended = True
-            self._consumer.wake()
+    def hold(self, item: T) -> None:
+        self.buffer.append(item)
+        self.taken += 1
+        self.above.passed(self.taken)
+        self.wake_consumer()
 
-    async def has_next(self) -> bool:
-        """Wait for an item; False at the end, and the source's error in its place."""
-        await self._consumer.until(lambda: bool(self.buffer) or self.ended)
-        if not self.buffer and self.error is not None:
-            raise self.error
+    def has_room(self) -> bool:
+        return len(self.buffer) < self.buffer_size
+
+    def has_something(self) -> bool:
         return bool(self.buffer)
 
-    def __next__(self) -> T:
+    def next(self) -> T:
         item = self.buffer.popleft()
         self.yielded += 1
-        self._reader.wake()
+        self.wake_reader()
         return item
-
-    next = __next__
 
     def put_above(self, into: Cursors) -> None:
         into.update(self.above.at(self.yielded))
-
-    def _has_room(self) -> bool:
-        return len(self.buffer) < self.buffer_size
 
 
 @functional_datapipe("pin_memory")

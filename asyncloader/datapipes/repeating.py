@@ -19,7 +19,15 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, place_of, put_cursors, resume
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    Marks,
+    first_cursors,
+    place_of,
+    put_cursors,
+    resume,
+)
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.upstream import pipes_from
@@ -196,7 +204,8 @@ class RepeatPass(Pass[T]):
     above: Marks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken - 1)
+        put = functools.partial(put_cursors, self.source)
+        self.above = Marks(put, lambda: self.taken - 1, first_cursors(self.source))
 
     def put_above(self, into: Cursors) -> None:
         # An item that is still to be repeated has to be taken again.

@@ -17,9 +17,10 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import calling, is_async, unawaited
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
 T = TypeVar("T")
 
@@ -32,17 +33,30 @@ class Filter(IterDataPipe[T]):
     unseen; numpy's and torch's scalars count as what they say. ``input_col``
     picks what is handed to it out of a tuple, list or dict.
 
+    ``on_error="skip"`` leaves out the items that ``filter_fn`` fails on, and a function
+    ``on_error(error, item)`` says True or False in its place. More than ``max_errors`` of them in
+    one pass (and one worker) raise ``TooManyErrors``.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(6)).filter(lambda n: n % 2 == 0))
     [0, 2, 4]
     """
 
     def __init__(
-        self, datapipe: Iterable[T], filter_fn: Callable[..., Any], input_col: Any = None
+        self,
+        datapipe: Iterable[T],
+        filter_fn: Callable[..., Any],
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.filter_fn = checked_function("filter_fn", filter_fn)
         self.input_col = input_col
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
         self._keeps = reading(filter_fn, input_col)
 
     def waits(self) -> bool:
@@ -67,12 +81,13 @@ class Filter(IterDataPipe[T]):
 class FilterPass(Pass[T]):
     """One pass over a Filter, which knows what it has taken and what it let pass."""
 
-    marks = ("taken", "yielded")
+    marks = ("taken", "yielded", "errors")
 
     pipe: Filter[T]
     keeps: Callable[..., Any]
     taken: int = 0
     yielded: int = 0
+    errors: int = 0
 
     @property
     def source(self) -> Any:
@@ -84,9 +99,9 @@ class FilterPass(Pass[T]):
             for item in begin(self.source):
                 try:
                     kept = keeps(item)
-                except BaseException as error:
-                    blame(error, self.pipe)
-                    raise
+                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                    answer = stand_in(error, item, self)
+                    kept = answer is not SKIPPED and answer
                 self.taken += 1
                 if kept is not False and (kept is True or verdict(kept)):
                     self.yielded += 1

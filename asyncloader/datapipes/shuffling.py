@@ -21,7 +21,15 @@ from asyncloader.datapipes.arguments import (
     keyed_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, picks, put_cursors, resume
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    Marks,
+    first_cursors,
+    picks,
+    put_cursors,
+    resume,
+)
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.permutation import permutation
@@ -82,7 +90,9 @@ class ShufflePass(Pass[T]):
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.source), self._oldest_held)
+        put = functools.partial(put_cursors, self.source)
+        self._cursors = first_cursors(self.source)
+        self.above = Marks(put, self._oldest_held, self._cursors)
         self._order = BufferOrder(self.seed, self.buffer_size)
         # Then the buffer holds every item with its position.
         self._looks_back = self.buffer_size > 0 and not picks(self.source)

@@ -18,7 +18,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_pipe
 from asyncloader.graph.kinds import is_shuffler, is_splitter
-from asyncloader.graph.walk import Wiring
+from asyncloader.graph.walk import Wiring, vars_of
 
 #: One entry for each pipe, breadth-first from the last:
 #: ``{"class": name, "reads": [places of other entries], "settings": {name: value}}``.
@@ -126,7 +126,9 @@ class _Settings:
 def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parameters a pipe was made with that it still holds, and if it shuffles."""
     for name in inspect.signature(type(pipe)).parameters:
-        held = [attribute for attribute in (name, f"_{name}") if hasattr(pipe, attribute)]
+        # A pipe has fluent methods too, which a parameter may share its name with.
+        held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
+        held = held or [name] * hasattr(pipe, name)
         if held:
             yield name, getattr(pipe, held[0])
     if is_shuffler(pipe):

@@ -24,7 +24,7 @@ from asyncloader.loader.engine import Engine
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
-from asyncloader.loader.snapshots import Snapshots, unpickled_graph
+from asyncloader.loader.snapshots import Share, Snapshots, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
 
@@ -151,6 +151,7 @@ class DataLoader2(Generic[T_co]):
         return self._snapshots.take(
             *self._engine.place(self._gate),
             self._engine.lifecycle.checkpoint(),
+            share=Share.of(self.reading_service),
             include_datapipe=include_datapipe,
         )
 
@@ -171,7 +172,7 @@ class DataLoader2(Generic[T_co]):
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         snapshots = self._snapshots if own is not None else Snapshots(graph)
-        seeds, start, service_state = snapshots.read(state_dict)
+        seeds, start, service_state = snapshots.read(state_dict, Share.of(self.reading_service))
         self._engine.lifecycle.restore_from(service_state)
         if own is None:
             self._use_graph(graph)

@@ -14,6 +14,7 @@ import os
 import threading
 import warnings
 import weakref
+from dataclasses import replace
 
 from asyncloader.datapipes.base import waits
 from asyncloader.datapipes.cursors import Cursors
@@ -83,7 +84,7 @@ class Engine:
             return self._seeds, start
         cursors = self._left if self._items is None else self._items.cursors(passed)
         position = start.position + passed
-        return self._seeds, EpochStart(start.seed, position, cursors)
+        return self._seeds, replace(start, position=position, cursors=cursors)
 
     def begin_async(self, gate: Gate) -> AsyncItems:
         """Begin an epoch on the running loop; the one before has ended."""
@@ -167,7 +168,7 @@ class Engine:
     def _next_start(self, gate: Gate) -> EpochStart:
         # An epoch nobody saw anything of is not skipped: it is begun again.
         if self._start is None or self._gate.was_read():
-            self._start = EpochStart(self._seeds.epoch_seed())
+            self._start = self._seeds.start()
             self._seeds = self._seeds.advanced()
         if not self.epochs or self._gate.was_read():
             self.epochs += 1

@@ -12,12 +12,14 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
+from asyncloader.datapipes.handing_out import note_orders
 from asyncloader.errors import LoaderClosed, SnapshotError
+from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import set_graph_random_seed
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task
-from asyncloader.services.base import ReadingServiceInterface, unchanged
+from asyncloader.services.base import Facts, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
 
 CLOSE_SECONDS = 3.0
@@ -121,8 +123,11 @@ class Lifecycle:
         return repr(self._service)
 
     async def _initialize(self) -> None:
+        graph = fingerprint(self._datapipe)
         try:
-            self.adapted = await self._adapted()
+            adapted = await self._adapted()
+            await self._calls.verify(Facts(graph, self._service.worker_count()))
+            self.adapted = adapted
         except BaseException as failure:
             # What was begun is undone, so that the start may be tried again.
             try:
@@ -154,7 +159,9 @@ class Lifecycle:
                 f" {type(prepared).__name__}"
             )
         if is_pipe(prepared):
-            forget_passes(breadth_first(prepared))
+            pipes = breadth_first(prepared)
+            forget_passes(pipes)
+            note_orders(pipes, start.cursors)
         if start.position:
             resume(prepared, start.position, start.cursors)
         return prepared

@@ -32,6 +32,10 @@ class EpochSeeds:
         """Return the place of the next epoch."""
         return replace(self, epoch=self.epoch + 1)
 
+    def start(self) -> EpochStart:
+        """Return the beginning of this epoch."""
+        return EpochStart(self.epoch_seed(), is_chosen=self.seed is not None)
+
     def epoch_seed(self) -> int:
         """Return the seed of this epoch; an unseeded one draws another each time."""
         if self.seed is None:
@@ -51,7 +55,11 @@ class EpochStart:
     seed: int
     position: int = 0
     cursors: Cursors = field(default_factory=dict)
+    #: Whether the seed comes of one that the user gave.
+    is_chosen: bool = False
 
     def generator(self) -> SeedGenerator:
         """Return the generator of the epoch, for its services and pipes."""
-        return SeedGenerator(self.seed)
+        generator = SeedGenerator(self.seed)
+        generator.is_chosen = self.is_chosen
+        return generator

@@ -8,16 +8,35 @@ from __future__ import annotations
 
 import functools
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.kinds import goes_by_clock, lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
+from asyncloader.services.base import ReadingServiceInterface
+from asyncloader.services.elastic import refit
 from asyncloader.snapshot.snapshot import Snapshot, decode, encode, encode_graph
 from asyncloader.transport.codec import dumps_code
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of all items a loader hands out, and in how many workers its graph runs."""
+
+    workers: int
+    rank: int
+    ranks: int
+
+    @classmethod
+    def of(cls, service: ReadingServiceInterface) -> Share:
+        """Return what a service's loader hands out."""
+        rank, ranks = service.rank()
+        return cls(service.worker_count(), rank, ranks)
 
 
 class Snapshots:
@@ -32,6 +51,7 @@ class Snapshots:
         start: EpochStart | None,
         service_state: bytes | None,
         *,
+        share: Share,
         include_datapipe: bool,
     ) -> dict[str, Any]:
         """Return the state of a loader that goes on with ``start`` and then with ``seeds``."""
@@ -41,13 +61,20 @@ class Snapshots:
             epoch=seeds.epoch,
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
+            workers=share.workers,
+            rank=share.rank,
+            ranks=share.ranks,
             cursors={} if start is None else start.cursors,
             service_state=service_state,
         )
         return encode(snapshot, self._with_graph if include_datapipe else self._without_graph)
 
-    def read(self, state: Any) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
-        """Return what a state says; SnapshotError for one that is wrong or of another graph."""
+    def read(self, state: Any, share: Share) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
+        """Return what a state says.
+
+        SnapshotError for one that is wrong, of another graph, or that a loader with this
+        share of the items cannot go on from.
+        """
         snapshot = decode(state)
         self._check_possible()
         different = differences(snapshot.fingerprint, self._fingerprint)
@@ -62,8 +89,21 @@ class Snapshots:
         seeds = EpochSeeds(snapshot.seed, snapshot.epoch)
         start = None
         if snapshot.epoch_seed is not None:
-            start = EpochStart(snapshot.epoch_seed, snapshot.items, snapshot.cursors)
+            start = EpochStart(snapshot.epoch_seed, snapshot.items, self._refitted(snapshot, share))
         return seeds, start, snapshot.service_state
+
+    def _refitted(self, snapshot: Snapshot, share: Share) -> Cursors:
+        if not snapshot.items:
+            return {}
+        if (snapshot.rank, snapshot.ranks) != (share.rank, share.ranks):
+            raise SnapshotError(
+                f"the state was taken in the middle of an epoch on rank {snapshot.rank} of"
+                f" {snapshot.ranks}, and this is rank {share.rank} of {share.ranks}; load each"
+                " rank's own state, with as many ranks as before, or a state between epochs"
+            )
+        return refit(
+            self._datapipe, snapshot.cursors, taken_with=snapshot.workers, run_with=share.workers
+        )
 
     def _check_possible(self) -> None:
         if self._refusal is not None:

@@ -3,7 +3,7 @@
 This file is about the moments of a service's life, which a loader calls in this
 order:
 
-    initialize ── (initialize_iteration ── finalize_iteration) per epoch ── finalize
+    initialize ── verify ── (initialize_iteration ── finalize_iteration) per epoch ── finalize
 
 and about resets, which services hand on to the graph at the start of an epoch.
 """
@@ -11,8 +11,10 @@ and about resets, which services hand on to the graph at the start of an epoch.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
 
 #: A coroutine function that prepares a graph for an epoch and returns it. It acts
@@ -26,6 +28,15 @@ async def unchanged(datapipe: Any) -> Any:
     return datapipe
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a loader once its services are initialized, and must agree among ranks."""
+
+    #: Of the graph before any service adapted it.
+    graph: Fingerprint
+    num_workers: int
+
+
 class ReadingServiceInterface:
     """Says how a graph is run; one method for each moment of a loader's life.
 
@@ -36,6 +47,12 @@ class ReadingServiceInterface:
     async def initialize(self, datapipe: Any) -> Any:
         """Adapt the graph, once, before the first epoch; return what is to be iterated."""
         return datapipe
+
+    async def verify(self, facts: Facts) -> None:
+        """Compare what must be the same elsewhere, once all services are initialized.
+
+        What it raises keeps the loader from starting, as if ``initialize`` had raised it.
+        """
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
@@ -63,7 +80,19 @@ class ReadingServiceInterface:
 
     def length(self, datapipe: Any) -> int:
         """Return how many items an epoch of the graph has; TypeError where nobody can tell."""
-        return len(datapipe)
+        return len(self.share(datapipe))
+
+    def share(self, datapipe: Any) -> Any:
+        """Return a graph with as many items as are left to this loader where others have theirs."""
+        return datapipe
+
+    def worker_count(self) -> int:
+        """Return in how many worker processes the graph runs."""
+        return 0
+
+    def rank(self) -> tuple[int, int]:
+        """Return which rank this is, and of how many the items are divided among."""
+        return 0, 1
 
     def restarts(self) -> int:
         """Return how many processes of the service died and were replaced."""

@@ -15,7 +15,7 @@ from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import IterResetFn, unchanged
+from asyncloader.services.base import Facts, IterResetFn, unchanged
 
 
 async def result_of(result: Any) -> Any:
@@ -43,6 +43,10 @@ class ServiceCalls:
             "restore",
             await result_of(self.service.restore(datapipe, serialized_state)),
         )
+
+    async def verify(self, facts: Facts) -> None:
+        """Let the service compare what must be the same elsewhere."""
+        await result_of(self.service.verify(facts))
 
     def checkpoint(self) -> bytes | None:
         """Return the service's own state, or None where it has none."""

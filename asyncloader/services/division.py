@@ -6,7 +6,6 @@ graph, and a ``FromWorkers`` takes its place there.
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,7 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
     take_place_of,
 )
-from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.reading import abegin
 from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
@@ -30,13 +27,14 @@ from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
-from asyncloader.runtime import WorkerInfo, begin_task
-from asyncloader.transport.codec import dumps_code
+from asyncloader.runtime import WorkerInfo
+from asyncloader.services.elastic import SPREAD, spread_place
+from asyncloader.services.fed import FedFromWorkers
+from asyncloader.transport.codec import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
-from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.place import cursor_of_place, place_of_cursor
+from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
 from asyncloader.workers.pool import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
@@ -45,13 +43,13 @@ from asyncloader.workers.worker_stream import WorkerStream
 class FromWorkers(IterDataPipe[Any]):
     """Yield the items of a branch that runs in workers; stands in the branch's place."""
 
-    edges: Any = ()
+    edges = ()
 
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
         self.length: int | None = None
-        self.stream: WorkerStream | FedStream | None = None
-        self._running: WorkerStream | FedStream | None = None
+        self.stream: WorkerStream | None = None
+        self._running: WorkerStream | None = None
         self._taken = 0
         self._unwanted = 0
         take_place_of(self, end)
@@ -68,32 +66,56 @@ class FromWorkers(IterDataPipe[Any]):
             unwanted = min(self._unwanted, len(items))
             self._unwanted -= unwanted
             self._taken += len(items)
+            self._note_runs(stream)
             if unwanted < len(items):
                 yield items[unwanted:] if unwanted else items
             # What was yielded is not kept alive here while more is waited for.
             del items
 
-    def begin_epoch(self, stream: WorkerStream | FedStream) -> None:
+    def begin_epoch(self, stream: WorkerStream) -> None:
         """Yield the items of this stream when iterated next."""
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
+        self._runs: list[list[int]] = []
+        self._seen: list[int] = [0] * stream.workers
 
     def put_cursors(self, into: Cursors) -> None:
         if self._running is not None:
             place = cursor_of_place(self._running.place())
-            put_cursor(self, {"taken": self._taken, **place}, into)
+            # What is taken after this is noted in the same list, as it is taken: without
+            # order nothing else says which worker it was of.
+            self._runs = []
+            self._seen = self._running.positions()
+            put_cursor(self, {"taken": self._taken, "runs": self._runs, **place}, into)
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
         if self.stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
         cursor = cursor_of(self, cursors)
-        self._taken = 0 if cursor is None else cursor["taken"]
+        if cursor is None:
+            self._unwanted = position
+            return self
+        if SPREAD in cursor:
+            self._taken = position
+            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
+            return self
+        self._taken = cursor["taken"]
+        place = place_of_cursor(cursor)
+        more = _taken_since(cursor["runs"], position - self._taken, len(place.starts))
+        self._taken += sum(more)
         self._unwanted = position - self._taken
-        if cursor is not None and isinstance(self.stream, WorkerStream):
-            self.stream.go_on(place_of_cursor(cursor))
+        self.stream.go_on(later_place(place, more))
         return self
 
-    def _taken_stream(self) -> WorkerStream | FedStream:
+    def _note_runs(self, stream: WorkerStream) -> None:
+        if stream.is_in_order:
+            return
+        seen, self._seen = self._seen, stream.positions()
+        for worker, (before, now) in enumerate(zip(seen, self._seen, strict=True)):
+            if now > before:
+                self._runs.append([worker, now - before])
+
+    def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
         if stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
@@ -109,32 +131,14 @@ class FromWorkers(IterDataPipe[Any]):
         return f"FromWorkers({self.branch})"
 
 
-class FedFromWorkers(FromWorkers):
-    """Deal a source's items to workers, and yield what comes back of them, as it comes."""
-
-    # Its source is the loader's, and part of the loader's graph.
-    edges = None
-
-    def __init__(self, end: Any, feed: Any) -> None:
-        super().__init__(end)
-        self.source = feed
-
-    async def groups(self) -> AsyncGenerator[list[Any], None]:
-        stream = self._taken_stream()
-        assert isinstance(stream, FedStream)
-        stream.begin()
-        loop = asyncio.get_running_loop()
-        dealer = begin_task(loop, stream.deal(abegin(self.source)), f"asyncloader {self!r}")
-        try:
-            while items := await stream.take():
-                yield items
-                del items
-        finally:
-            await cancelled([dealer])
-            await stream.aclose()
-
-    def put_cursors(self, into: Cursors) -> None:
-        """Add nothing: what was dealt never comes again."""
+def _taken_since(runs: Sequence[Sequence[int]], count: int, workers: int) -> list[int]:
+    """Return how many of the first ``count`` items of these runs each worker had."""
+    taken = [0] * workers
+    for worker, items in runs:
+        mine = min(items, count)
+        taken[worker] += mine
+        count -= mine
+    return taken
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class Division:
     #: The last pipes of what workers run, one for each branch.
     ends: tuple[Any, ...]
     #: Where the workers' items enter the loader's part, one for each branch.
-    outlets: tuple[FromWorkers, ...]
+    outlets: tuple[FromWorkers | FedFromWorkers, ...]
     seed_places: tuple[SeedPlaces, ...]
     shared: SharedPipes
     #: The last pipe of what the dispatching process runs, if there is one.
@@ -161,7 +165,7 @@ class Division:
             return None
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
-        return DealPlan(dumps_code(plan), place_of(self.dispatch) or 0)
+        return DealPlan(pack_code(plan), place_of(self.dispatch) or 0)
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""
@@ -173,7 +177,7 @@ class Division:
         fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
         return next(fed, None)
 
-    def connect(self, streams: Sequence[WorkerStream | FedStream]) -> None:
+    def connect(self, streams: Sequence[Any]) -> None:
         """Let the outlets yield an epoch's items."""
         for outlet, stream in zip(self.outlets, streams, strict=True):
             outlet.begin_epoch(stream)
@@ -190,13 +194,14 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     for branch in cut.branches:
         droppers += tuple(stage_name(pipe) for pipe in branch.pipes if _may_drop(pipe))
         is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in branch.inlets)
-        outlet = FedFromWorkers(branch.end, cut.feed) if is_fed else FromWorkers(branch.end)
+        outlet: Any = FedFromWorkers(branch.end, cut.feed) if is_fed else FromWorkers(branch.end)
         root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
         end = branch.end
         for inlet in branch.inlets:
             stand_in = FromLoader() if inlet is cut.feed else FromDispatcher()
             end = _with_inlet(end, inlet, stand_in)
-        outlet.length = _length(end, dispatch, num_workers)
+        if not is_fed:
+            outlet.length = _length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)
     return Division(

@@ -23,7 +23,7 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
-from asyncloader.transport.codec import dumps_code
+from asyncloader.transport.codec import Parcel, dumps_code, pack_code
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool
@@ -160,6 +160,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return len(datapipe)
         return len(divide(copy_graph(datapipe), self.num_workers).root)
 
+    def worker_count(self) -> int:
+        return self.num_workers
+
     def __repr__(self) -> str:
         return f"MultiProcessingReadingService(num_workers={self.num_workers})"
 
@@ -201,9 +204,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
-def _pickled_plan(plan: WorkerPlan) -> bytes:
+def _pickled_plan(plan: WorkerPlan) -> Parcel:
     try:
-        return dumps_code(plan)
+        return pack_code(plan)
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(f"the graph cannot be sent to the workers: {error!r}") from error
 

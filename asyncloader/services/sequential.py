@@ -10,12 +10,14 @@ import base64
 import json
 import warnings
 from collections.abc import Awaitable, Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     CheckpointableReadingServiceInterface,
+    Facts,
     IterResetFn,
     ReadingServiceInterface,
     unchanged,
@@ -44,6 +46,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             self._initialized.append(service)
             datapipe = await service.initialize(datapipe)
         return datapipe
+
+    async def verify(self, facts: Facts) -> None:
+        for service in self._calls:
+            await service.verify(facts)
 
     def checkpoint(self) -> bytes | None:  # type: ignore[override]  # None where no member has one
         states = [service.checkpoint() for service in self._calls]
@@ -102,11 +108,25 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return any(service.needs_finalize() for service in self.reading_services)
 
     def length(self, datapipe: Any) -> int:
-        # The one that divides the graph knows; the others count it as it is.
+        share = self.share(datapipe)
+        # The one that divides the graph among workers knows; the others count it as it is.
         for service in reversed(self.reading_services):
             if type(service).length is not ReadingServiceInterface.length:
-                return int(service.length(datapipe))
-        return super().length(datapipe)
+                return int(service.length(share))
+        return len(share)
+
+    def share(self, datapipe: Any) -> Any:
+        for service in self.reading_services:
+            datapipe = service.share(datapipe)
+        return datapipe
+
+    def worker_count(self) -> int:
+        return sum(service.worker_count() for service in self.reading_services)
+
+    def rank(self) -> tuple[int, int]:
+        # The one that divides the items among ranks knows.
+        ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]
+        return max(ranks, key=itemgetter(1))
 
     def restarts(self) -> int:
         return sum(service.restarts() for service in self.reading_services)

@@ -16,8 +16,8 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, is_async_pipe
 from asyncloader.datapipes.batching import Batcher
-from asyncloader.datapipes.concurrent import ThreadMapper
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.kinds import can, is_splitter

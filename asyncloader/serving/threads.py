@@ -17,10 +17,11 @@ from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any
 
+from asyncloader.datapipes.async_mapping import AsyncMapper
 from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.concurrent import AsyncMapper, ThreadMapper
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.home import ended_threads
+from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.runtime import in_thread
 from asyncloader.serving.carrying import Wants, carried
 

@@ -41,6 +41,11 @@ class Snapshot:
     epoch_seed: int | None
     #: How many items of that epoch were handed out, and where the pipes stood then or before.
     items: int = 0
+    #: With how many workers the cursors were taken.
+    workers: int = 0
+    #: On which rank of how many.
+    rank: int = 0
+    ranks: int = 1
     cursors: Cursors = field(default_factory=dict)
     fingerprint: list[dict[str, Any]] = field(default_factory=list)
     service_state: bytes | None = None
@@ -63,6 +68,9 @@ def encode(snapshot: Snapshot, unchanging: dict[str, Any]) -> dict[str, Any]:
         },
         "position": {
             "items": snapshot.items,
+            "workers": snapshot.workers,
+            "rank": snapshot.rank,
+            "ranks": snapshot.ranks,
             "cursors": to_text(cursors, "the state of a pipe"),
         },
     }
@@ -109,13 +117,16 @@ def decode(state: Any) -> Snapshot:
         )
     graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
     randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
-    position = _fields(state["position"], "position", "items cursors")
+    position = _fields(state["position"], "position", "items workers rank ranks cursors")
     _check_sums(state)
     return Snapshot(
         seed=_seed(randomness["seed"], "randomness_state.seed"),
         epoch=_count(randomness["epoch"], "randomness_state.epoch"),
         epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
         items=_count(position["items"], "position.items"),
+        workers=_count(position["workers"], "position.workers"),
+        rank=_count(position["rank"], "position.rank"),
+        ranks=_count(position["ranks"], "position.ranks"),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
         fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
         service_state=_bytes(state["reading_service_state"], "reading_service_state"),

@@ -11,11 +11,13 @@ import functools
 import pickle
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
+from asyncloader.memory import SharedBytes
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.frame import Buffer
@@ -31,9 +33,11 @@ __all__ = [
     "Encoded",
     "Encoder",
     "Packing",
+    "Parcel",
     "Substitute",
     "dumps_code",
     "loads_code",
+    "pack_code",
 ]
 
 Substitute = Callable[[Any, Exception], Any]
@@ -343,9 +347,57 @@ def dumps_code(code: Any) -> bytes:
     return dump.data
 
 
-def loads_code(data: bytes | memoryview) -> Any:
-    """Return what ``dumps_code`` was given."""
-    return load(data)
+class Parcel(NamedTuple):
+    """A pickle of code, and the shared memory that goes beside it."""
+
+    data: bytes
+    shared: tuple[SharedBytes, ...]
+
+    def fds(self) -> list[int]:
+        """Return descriptors to be sent along, anew for every receiver."""
+        return [each.duplicate_fd() for each in self.shared]
+
+
+def pack_code(code: Any) -> Parcel:
+    """Pickle a graph for a process of ours, which is to map what is in shared memory."""
+    dump = Dump()
+    pickler = _parcel_pickler()(dump)
+    pickler.dump(code)
+    return Parcel(dump.data, tuple(pickler.shared))
+
+
+def loads_code(data: bytes | memoryview, fds: Sequence[int] = ()) -> Any:
+    """Return what ``dumps_code`` or ``pack_code`` was given; ``fds`` came with a parcel."""
+    left = deque(fds)
+    try:
+        return load(data, iter(left.popleft, None))
+    finally:
+        close_all(left)
+
+
+@functools.cache
+def _parcel_pickler() -> Any:
+    import cloudpickle
+
+    class ParcelPickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Leaves shared memory out of the pickle: on arrival its descriptor takes its place."""
+
+        def __init__(self, dump: Dump) -> None:
+            super().__init__(dump, protocol=5, buffer_callback=self._stays_inside)
+            self.shared: list[SharedBytes] = []
+            self._descriptor: Any = None
+
+        def reducer_override(self, item: Any) -> Any:
+            if type(item) is not SharedBytes:
+                return super().reducer_override(item)
+            self.shared.append(item)
+            self._descriptor = pickle.PickleBuffer(bytearray())
+            return SharedBytes.attach, (self._descriptor, len(item.view))
+
+        def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
+            return buffer is not self._descriptor
+
+    return ParcelPickler
 
 
 @functools.cache

@@ -42,6 +42,7 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
+    dump_mark,
 )
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
@@ -183,11 +184,11 @@ class Dispatcher:
                 pass  # the loader takes no items from here
 
     def _set_up(self, command: Setup) -> None:
-        fds, self._talk.fds = self._talk.fds, []
+        plan_fds, fds = self._talk.take_fds(command.plan_fds)
         channels = [Channel(socket.socket(fileno=fd)) for fd in fds]
         self._outlets = [Outlet(channel, command.arena_bytes) for channel in channels]
         try:
-            self._plan = plan = loads_code(command.plan)
+            self._plan = plan = loads_code(command.plan, plan_fds)
             self._seeds = plan.seed_places.bind(plan.end)
         except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._talk.report(StartFailed(NO_EPOCH, _packed(error)))
@@ -306,8 +307,8 @@ class Dispatcher:
 
     def _note_mark(self) -> None:
         mark = self._marker.mark(self._dealt)
-        if mark:
-            self._talk.report(DealtMark(self._epoch, mark))
+        if mark is not None:
+            self._talk.report(DealtMark(self._epoch, dump_mark(mark)))
 
     def _check_backlog(self, stream: Stream) -> None:
         assert self._plan is not None

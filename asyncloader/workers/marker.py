@@ -11,8 +11,10 @@ from time import thread_time
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
+from asyncloader.datapipes.handing_out import is_without_order, note_orders
 from asyncloader.datapipes.reading import begin
-from asyncloader.workers.messages import FIRST, Mark, dump_mark
+from asyncloader.graph.walk import breadth_first
+from asyncloader.workers.messages import FIRST, Mark
 from asyncloader.workers.random_states import RandomStates, set_states
 
 
@@ -35,20 +37,30 @@ class Marker:
 
     def begin(self) -> Iterator[Any]:
         """Return the stream's items, without those that were sent before."""
-        if self._from.states is not None:
-            set_states(self._from.states)
-        if self._from.position:
-            resume(self._pipe, self._from.position, self._from.cursors)
+        mark, pipes = self._from, breadth_first(self._pipe)
+        if mark.states is not None:
+            set_states(mark.states)
+        cursors = dict(mark.cursors)
+        note_orders(pipes, cursors)
+        if any(is_without_order(pipe) for pipe in pipes):
+            # Made again, the unwanted would be others.
+            resume(self._pipe, self.first, cursors)
+            return begin(self._pipe)
+        if mark.position:
+            resume(self._pipe, mark.position, cursors)
         return dropped(begin(self._pipe), self._unwanted)
 
-    def mark(self, position: int) -> bytes:
-        """Return a mark after ``position`` items, or nothing if none is due."""
+    def mark(self, position: int) -> Mark | None:
+        """Return a mark after ``position`` items, or None if none is due.
+
+        What it says may grow until its frame is sent.
+        """
         # Before the first item there is nothing to note beside where it begins.
         if position == self.first or not self._pace.is_due():
-            return b""
+            return None
         begun = thread_time()
         cursors: Cursors = {}
         put_cursors(self._pipe, cursors)
-        data = dump_mark(Mark(position, cursors, self._states.changed()))
+        mark = Mark(position, cursors, self._states.changed())
         self._pace.made(begun)
-        return data
+        return mark

@@ -42,11 +42,16 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Setup:
-    """Which worker this is and what it runs: a pickled ``WorkerPlan``."""
+    """Which worker this is and what it runs: a pickled ``WorkerPlan``.
+
+    Of the descriptors that come with it the first ``plan_fds`` belong to the plan; the
+    others are channels, between the dispatching process and the workers.
+    """
 
     info: WorkerInfo
     plan: bytes
     arena_bytes: int
+    plan_fds: int = 0
 
 
 @dataclass(frozen=True)
@@ -292,7 +297,7 @@ def _load(payload: bytes | memoryview, kinds: tuple[type, ...]) -> Any:
         raise TransportError(f"a message could not be read: {error!r}") from error
     if not isinstance(message, kinds):
         raise TransportError(f"a message of type {type(message).__name__} is not for this side")
-    for name in ("epoch", "stream"):
+    for name in ("epoch", "stream", "plan_fds"):
         number = getattr(message, name, 0)
         if type(number) is not int or number < 0:
             raise TransportError(f"a {type(message).__name__} of {name} {number!r}")

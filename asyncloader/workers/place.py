@@ -7,7 +7,7 @@ and its form as a cursor, which is part of a snapshot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.cursors import Cursor
@@ -56,6 +56,13 @@ def start_after_arrived(inbox: Inbox) -> WorkerStart:
     """Return where another worker goes on after all that has arrived of a stream."""
     mark = inbox.latest_mark.read()
     return WorkerStart(mark, inbox.arrived - mark.position)
+
+
+def later_place(place: StreamPlace, taken: Sequence[int]) -> StreamPlace:
+    """Return the place where so many more items of each worker were taken."""
+    pairs = zip(place.starts, taken, strict=True)
+    starts = tuple(WorkerStart(start.mark, start.unwanted + more) for start, more in pairs)
+    return replace(place, starts=starts)
 
 
 def cursor_of_place(place: StreamPlace) -> Cursor:

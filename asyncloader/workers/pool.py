@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.runtime import LoopWaiter, WorkerInfo, call_soon
 from asyncloader.seeds import SeedGenerator
+from asyncloader.transport.codec import Parcel
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.inbox import Inbox
@@ -59,7 +60,7 @@ _DISPATCH = "asyncloader.workers.dispatch"
 class DealPlan:
     """What the dispatching process is told to run, and the place of its last pipe."""
 
-    plan: bytes
+    plan: Parcel
     place: int
 
 
@@ -95,7 +96,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        plan: bytes,
+        plan: Parcel,
         streams: int,
         settings: PoolSettings,
         deal: DealPlan | None = None,
@@ -362,7 +363,7 @@ class WorkerPool:
         """Tell each process what it is, and give the dispatching one a channel to each worker."""
         dealt = []
         for link in links:
-            fds = []
+            fds = self._plan.fds()
             if dispatcher is not None:
                 from_dispatcher, to_worker = socket.socketpair()
                 fds.append(from_dispatcher.detach())
@@ -373,11 +374,12 @@ class WorkerPool:
                 link.add_line(to_loader, self._share())
             link.send(self._setup(link.worker or 0, self._plan), fds)
         if dispatcher is not None and self._deal is not None:
-            dispatcher.send(self._setup(0, self._deal.plan), dealt)
+            fds = self._deal.plan.fds() + dealt
+            dispatcher.send(self._setup(0, self._deal.plan), fds)
 
-    def _setup(self, worker: int, plan: bytes) -> Setup:
+    def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self.settings.num_workers, worker_id=worker)
-        return Setup(info=info, plan=plan, arena_bytes=self._share())
+        return Setup(info, plan.data, self._share(), plan_fds=len(plan.shared))
 
     def _share(self) -> int:
         return self.settings.prefetch_bytes // self.settings.num_workers

@@ -18,7 +18,14 @@ from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.workers.marker import Marker
-from asyncloader.workers.messages import CREDIT_ITEMS, StreamEnded, StreamFailed, credits_for
+from asyncloader.workers.messages import (
+    CREDIT_ITEMS,
+    Mark,
+    StreamEnded,
+    StreamFailed,
+    credits_for,
+    dump_mark,
+)
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
 
@@ -53,7 +60,7 @@ class Stream:
         self._items: Iterator[Any] = iter(())
         self._has_begun = False
         self._marker = marker
-        self._mark = b""
+        self._mark: Mark | None = None
         self._made = marker.first
         self._credits = credits
         self._one_by_one = one_by_one
@@ -160,8 +167,9 @@ class Stream:
                 self._credits -= credits_for(self._packing.count)
                 self._sent = monotonic()
                 self._made += self._packing.count
-                mark, self._mark = self._mark, b""
-                self._talk.send_items(self.epoch, self.number, self._packing.finish(), mark)
+                mark, self._mark = self._mark, None
+                noted = b"" if mark is None else dump_mark(mark)
+                self._talk.send_items(self.epoch, self.number, self._packing.finish(), noted)
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""

@@ -110,6 +110,11 @@ class Talk:
         self._hurried.discard((epoch, stream))
         self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds)
 
+    def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
+        """Hand over the descriptors that came with a Setup: the plan's, and the channels."""
+        fds, self.fds = self.fds, []
+        return fds[:plan_fds], fds[plan_fds:]
+
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.MESSAGE:

@@ -77,9 +77,23 @@ class WorkerStream:
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether items come strictly in turn."""
+        return self._settings.in_order
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._settings.num_workers
+
     def go_on(self, place: StreamPlace) -> None:
         """Begin there; to be called before the first ``take``."""
         self._place = place
+
+    def positions(self) -> list[int]:
+        """Return how many items of each worker were taken."""
+        return [inbox.position for inbox in self._inboxes]
 
     def place(self) -> StreamPlace:
         """Return where the stream goes on after what was taken."""

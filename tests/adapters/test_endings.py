@@ -10,8 +10,8 @@ import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.adapters import FullSync, PinMemory, PrefetchPolicy
 from asyncloader.adapters.base import appended
-from asyncloader.datapipes import prefetching
-from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes import full_sync, prefetching
+from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import edges_of, to_text
 
@@ -28,22 +28,15 @@ def test_the_graph_ends_in_pinned_memory_once(wrap: Any) -> None:
     assert PinMemory()(end) is end
 
 
-class Synced(IterDataPipe[Any]):
-    functional_name = "fullsync"
-
-    def __init__(self, source: Any, timeout: float = 1800) -> None:
-        self.source = source
-        self.timeout = timeout
-
-
-def test_the_graph_ends_in_a_full_sync_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        IterDataPipe, "fullsync", lambda pipe, *args: Synced(pipe, *args), raising=False
-    )
-    end = FullSync(30)(IterableWrapper([1]))
-    assert (type(end), end.timeout) == (Synced, 30)
+@wrappers
+def test_the_graph_ends_in_a_full_sync_once(wrap: Any) -> None:
+    source = wrap([1])
+    end = FullSync(30)(source)
+    assert isinstance(end, full_sync.FullSync)
+    assert end.timeout == 30
+    assert edges_of(end) == [source]
     assert FullSync()(end) is end
-    with pytest.raises(ValueError, match="more than 0 seconds, got 0"):
+    with pytest.raises(ValueError, match="more than 0 seconds"):
         FullSync(0)
 
 

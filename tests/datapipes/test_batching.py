@@ -98,3 +98,13 @@ def test_looked_up_batches_end_where_the_items_do() -> None:
     for index in (3, -4):
         with pytest.raises(IndexError, match="3 items"):
             pipe[index]
+
+
+def test_batches_across_workers_are_batches_that_stay_with_the_loader() -> None:
+    pipe = IterableWrapper(range(5)).batch(2, across_workers=True)
+
+    assert list(pipe) == list(IterableWrapper(range(5)).batch(2))
+    assert not pipe.is_replicable()
+    assert IterableWrapper(range(5)).batch(2).is_replicable()
+    with pytest.raises(TypeError):
+        IterableWrapper(range(5)).batch(2, False, list, True)  # type: ignore[call-overload]

@@ -14,31 +14,47 @@ from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import (
     SHARDING_PRIORITIES,
     Batcher,
+    BucketBatcher,
     Collator,
     Concater,
     Cycler,
     Demultiplexer,
+    Dropper,
     Enumerator,
     Filter,
     FlatMapper,
+    Flattener,
     Forker,
     Grouper,
     Header,
     InBatchShuffler,
+    IndexAdder,
+    InMemoryCacheHolder,
     IterableWrapper,
+    IterKeyZipper,
     LengthSetter,
+    MapKeyZipper,
     Mapper,
+    MaxTokenBucketizer,
     Multiplexer,
     MultiplexerLongest,
+    RandomSplitter,
     Repeater,
     RoundRobinDemultiplexer,
+    Rows2Columnar,
+    SampleMultiplexer,
+    SequencePacker,
     ShardingFilter,
     ShardingRoundRobinDispatcher,
+    ShuffledFlatMapper,
     Shuffler,
+    Slicer,
     UnBatcher,
+    UnZipper,
     Zipper,
     ZipperLongest,
 )
+from asyncloader.datapipes.map import SequenceWrapper
 from tests.datapipes.watched import Watched, WatchedAsync
 
 Source = Iterable[Any]
@@ -58,6 +74,14 @@ def parity(number: int) -> int:
 
 def listed(number: int) -> list[int]:
     return [number, number + 100]
+
+
+def numbered(number: int) -> dict[str, int]:
+    return {"number": number}
+
+
+def itself(number: int) -> int:
+    return number
 
 
 def by_parity(source: Source) -> IterDataPipe[Any]:
@@ -91,12 +115,37 @@ SAMPLES: dict[str, Callable[[Any], IterDataPipe[Any]]] = {
     "demux": by_parity,
     "round_robin_demux": lambda source: Zipper(*RoundRobinDemultiplexer(source, 3)),
     "sharding_filter": lambda source: ShardingFilter(source),
+    "slice": lambda source: Slicer(Mapper(source, listed), 1),
+    "drop": lambda source: Dropper(Mapper(source, listed), 0),
+    "flatten": lambda source: Flattener(Mapper(source, listed)),
+    "rows2columnar": lambda source: Rows2Columnar(Batcher(Mapper(source, numbered), 3)),
+    "add_index": lambda source: IndexAdder(Mapper(source, numbered)),
+    "bucketbatch": lambda source: BucketBatcher(source, 3, False, 2, 1, sorted),
+    "max_token_bucketize": lambda source: MaxTokenBucketizer(source, 30, itself, buffer_size=4),
+    "pack_sequences": lambda source: SequencePacker(source, 30, len_fn=itself, open_packs=3),
+    "zip_with_iter": lambda source: IterKeyZipper(source, range(20), itself),
+    "zip_with_iter_ref": lambda source: IterKeyZipper(range(20), source, itself),
+    "zip_with_map": lambda source: MapKeyZipper(source, SequenceWrapper(range(20)), itself),
+    "unzip": lambda source: Zipper(*UnZipper(Mapper(source, listed), 2)),
+    "random_split": lambda source: RandomSplitter(source, {0: 8, 1: 12}, 1, 20, target=1),
+    "in_memory_cache": lambda source: InMemoryCacheHolder(source),
+    "sample_multiplexer": lambda source: SampleMultiplexer({source: 2, range(9): 1}).set_seed(1),
+    "shuffled_flatmap": lambda source: ShuffledFlatMapper(source, twice, None, 3).set_seed(1),
     "dispatch": lambda source: ShardingRoundRobinDispatcher(
         source, SHARDING_PRIORITIES.MULTIPROCESSING
     ),
 }
 
-RANDOM = {"shuffle", "in_batch_shuffle"}
+#: The iterators of these share what they hold, or a split.
+SHARED = {"fork", "demux", "round_robin_demux", "unzip", "random_split"}
+
+UNCOUNTED = {"unbatch", "flatmap", "filter", "groupby", "demux"}
+UNCOUNTED |= {"bucketbatch", "max_token_bucketize", "pack_sequences", "shuffled_flatmap"}
+
+#: The length of these is that of something else than the source.
+COUNTED_OTHERWISE = {"set_length", "header", "zip_with_iter_ref", "random_split"}
+
+RANDOM = {"shuffle", "in_batch_shuffle", "sample_multiplexer", "shuffled_flatmap"}
 
 every_pipe = pytest.mark.parametrize("name", SAMPLES)
 every_ordered_pipe = pytest.mark.parametrize("name", [n for n in SAMPLES if n not in RANDOM])
@@ -210,9 +259,7 @@ async def test_an_async_iterator_that_is_closed_closes_the_source(name: str) -> 
     assert source.open == 0
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in SAMPLES if n not in RANDOM | {"fork", "demux", "round_robin_demux"}]
-)
+@pytest.mark.parametrize("name", [n for n in SAMPLES if n not in RANDOM | SHARED])
 def test_two_iterators_of_one_pipe_do_not_disturb_each_other(name: str) -> None:
     pipe = made(name)
     expected = list(pipe)
@@ -237,14 +284,14 @@ def test_a_pipe_is_copied_and_pickled_as_if_never_iterated(name: str) -> None:
 @every_pipe
 def test_the_length_is_the_number_of_items_where_it_is_known(name: str) -> None:
     pipe = made(name)
-    if name in ("unbatch", "flatmap", "filter", "groupby", "demux"):
+    if name in UNCOUNTED:
         with pytest.raises(TypeError):
             len(pipe)
     else:
         assert len(pipe) == (7 if name == "set_length" else len(list(pipe)))
 
 
-@pytest.mark.parametrize("name", [n for n in SAMPLES if n not in ("set_length", "header")])
+@pytest.mark.parametrize("name", [n for n in SAMPLES if n not in COUNTED_OTHERWISE])
 def test_the_length_is_unknown_where_that_of_the_source_is(name: str) -> None:
     with pytest.raises(TypeError):
         len(made(name, IterableWrapper(n for n in range(20))))

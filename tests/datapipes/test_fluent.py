@@ -57,6 +57,7 @@ def test_declarations_have_the_parameters_of_the_constructors(name: str) -> None
 def test_a_bound_method_shows_what_it_takes() -> None:
     pipe = asyncloader.datapipes.iter.IterableWrapper([1])
 
-    assert list(inspect.signature(pipe.map).parameters) == ["fn", "input_col", "output_col"]
+    positional = ["fn", "input_col", "output_col"]
+    assert list(inspect.signature(pipe.map).parameters)[:3] == positional
     assert list(inspect.signature(pipe.zip).parameters) == ["datapipes"]
     assert list(inspect.signature(pipe.fork).parameters) == ["num_instances", "buffer_size", "copy"]

@@ -82,6 +82,40 @@ async def test_an_abandoned_epoch_is_finalized_once(form):
     ]
 
 
+class Comparing(Recorder):
+    """Notes what it may compare, as a plain method, and may refuse it."""
+
+    refuses = False
+
+    def verify(self, facts):
+        self.log.append((f"{self.name} verify", facts.num_workers, len(facts.graph)))
+        if self.refuses:
+            raise LookupError("it differs")
+
+
+class Refusing(Comparing):
+    refuses = True
+
+
+async def test_services_verify_what_is_known_once_all_are_initialized():
+    log = []
+    service = SequentialReadingService(Comparing(log, "a"), Comparing(log, "b"))
+    async with DataLoader2(IterableWrapper([1]).batch(1), reading_service=service):
+        pass
+    assert log[:2] == ["a initialize", "b initialize"]
+    assert log[2:4] == [("a verify", 0, 2), ("b verify", 0, 2)]
+
+
+async def test_a_loader_does_not_start_on_what_a_service_refuses():
+    log = []
+    loader = DataLoader2(IterableWrapper([1]), reading_service=Refusing(log, "a"))
+    for _ in range(2):
+        with pytest.raises(LookupError, match="it differs"):
+            await loader.start()
+    await loader.aclose()
+    assert log == ["a initialize", ("a verify", 0, 1), "a finalize"] * 2
+
+
 async def test_services_in_sequence_go_forwards_and_are_finalized_backwards():
     log = []
     service = SequentialReadingService(Recorder(log, "a"), Recorder(log, "b"))

@@ -607,3 +607,26 @@ def test_map_style_items_are_gone_on_with_at_once():
         loader.load_state_dict(state)
         next(iter(loader))
     assert looked_up.count == 1
+
+
+class OnRank(ReadingServiceInterface):
+    """A service of a loader on one of several ranks."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.place = rank, ranks
+
+    def rank(self) -> tuple[int, int]:
+        return self.place
+
+
+@pytest.mark.parametrize("other", [(0, 1), (1, 2), (0, 3)])
+def test_a_state_of_another_rank_is_refused_in_the_middle_of_an_epoch(other):
+    with loader_at(3, service=OnRank(0, 2)) as loader:
+        state = loader.state_dict()
+        list(loader.latest)
+        between = loader.state_dict()
+    with DataLoader2(graph(), reading_service=OnRank(*other)) as loader:
+        with pytest.raises(SnapshotError, match="on rank 0 of 2, and this is rank"):
+            loader.load_state_dict(state)
+        loader.load_state_dict(between)
+        assert len(list(loader)) == 13

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -298,3 +299,23 @@ def test_without_the_policy_a_death_is_an_error():
 def test_what_is_to_happen_at_a_death_is_checked(settings, words):
     with pytest.raises(ValueError, match=words):
         MultiProcessingReadingService(2, **settings)
+
+
+async def soon_or_later(number: int) -> int:
+    await asyncio.sleep(0.003 if number % 7 == 0 else 0)
+    return number
+
+
+def test_a_worker_whose_calls_have_no_order_goes_on_with_the_rest_of_the_set():
+    def make() -> Any:
+        calls = numbers(120).sharding_filter().async_map(soon_or_later, ordered=False)
+        return calls.filter(not_a_third)
+
+    expected = [number for number in range(120) if number % 3]
+    for step in (1, 7, 30, 60):
+        with loader_of(make, 2) as loader:
+            iterator = iter(loader)
+            items = [next(iterator) for _ in range(step)]
+            state = loader.state_dict(include_datapipe=False)
+        with loader_of(make, 2, state) as loader:
+            assert sorted(items + list(loader)) == expected

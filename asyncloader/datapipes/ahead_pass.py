@@ -1,0 +1,69 @@
+"""A pass that begins calls ahead of its reader.
+
+This file is about ``AheadPass``: which items were read, what was handed out for them,
+how many the function failed on, and how a later pass goes on from there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.base import Pass
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
+from asyncloader.datapipes.handing_out import positions_for
+from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
+
+T = TypeVar("T")
+
+
+class AheadPass(Pass[T]):
+    """One pass over a pipe that makes one result of each item, many at a time."""
+
+    marks = ()
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.source = pipe.source
+        self.yielded = 0
+        self.errors = 0
+        self.positions = positions_for(pipe.ordered)
+        # The position alone says where such a pass stands.
+        self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
+        put = functools.partial(put_cursors, self.source)
+        self.above = Marks(put, self.positions.oldest, first_cursors(self.source))
+
+    def begin(self) -> int:
+        """Note that an item was read; return its position, or BEFORE if it is done already."""
+        position = self.positions.begin()
+        self.above.passed(self.positions.read)
+        return position
+
+    def finish(self, position: int, result: Any) -> Any:
+        """Return what is handed out for a result, or SKIPPED; raise if it is an error."""
+        if result.__class__ is Failure:
+            result = answered(result, self)
+        if result is not SKIPPED:
+            self.yielded += 1
+        self.positions.finish(position, self.yielded, self.errors)
+        return result
+
+    def cursor(self) -> Cursor:
+        if self.is_one_to_one:
+            return {}
+        counts = {"yielded": self.yielded, "errors": self.errors}
+        return counts | self.positions.cursor()
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.positions.oldest()))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if self.is_one_to_one:
+            cursor = {"taken": position, "yielded": position, "errors": 0}
+        if cursor is None:
+            return position
+        self.yielded, self.errors = self.positions.go_on(cursor, position)
+        oldest = self.positions.oldest()
+        self.above.restart(oldest, cursors)
+        resume(self.source, oldest, cursors)
+        return position - self.yielded

@@ -1,0 +1,57 @@
+"""Functions of several items at once.
+
+This file is about map_batches: a function is given a list of items and may return
+as many as it likes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.flattening import FlatMapper
+from asyncloader.datapipes.tolerance import OnError
+
+T = TypeVar("T")
+
+
+@functional_datapipe("map_batches")
+class BatchMapper(FlatMapper[T]):
+    """Yield each item of ``fn(items)``, which is given ``batch_size`` items at a time.
+
+    The last list may be shorter. With ``input_col``, ``fn`` is given that column of each
+    item, or a list of the columns where there are several. ``on_error`` and ``max_errors``
+    are those of ``flatmap``, for whole lists.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(5)).map_batches(lambda batch: [sum(batch)], 2))
+    [1, 5, 4]
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[[list[Any]], Iterable[T]],
+        batch_size: int,
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        checked_function("fn", fn)
+        columns = fn if input_col is None else functools.partial(_of_columns, fn, input_col)
+        batches = Batcher(datapipe, batch_size)
+        super().__init__(batches, columns, on_error=on_error, max_errors=max_errors)
+        self.fn = fn
+        self.input_col = input_col
+
+
+def _of_columns(fn: Callable[[list[Any]], T], input_col: Any, items: list[Any]) -> T:
+    if isinstance(input_col, list | tuple):
+        return fn([[item[column] for column in input_col] for item in items])
+    return fn([item[input_col] for item in items])

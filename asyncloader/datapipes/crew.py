@@ -1,0 +1,170 @@
+"""Threads that call a function, many at once.
+
+This file is about ``Crew``: jobs are begun in one thread, run by several, and taken
+again in the first.
+
+    begin ──▶ jobs ──▶ threads ──▶ results ──next──▶ the thread that began them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from asyncloader.datapipes.arrivals import calls_in_order
+from asyncloader.datapipes.home import ended_threads, present_waiter
+from asyncloader.runtime import ThreadWaiter
+
+
+class Job:
+    """One call: its item, then its result or error."""
+
+    __slots__ = ("_is_done", "error", "item", "position", "result")
+
+    def __init__(self, position: int, item: Any) -> None:
+        self.position = position
+        self.item = item
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._is_done = False
+
+    def run(self, call: Callable[[Any], Any]) -> None:
+        """Make the call."""
+        try:
+            self.result = call(self.item)
+        except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = error
+        self.item = None
+        self._is_done = True
+
+    def done(self) -> bool:
+        """Whether the call was made."""
+        return self._is_done
+
+    def outcome(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@dataclass(frozen=True)
+class Threads:
+    """What the threads are called, and what each calls before its first job."""
+
+    thread_name_prefix: str = "asyncloader thread_map"
+    initializer: Callable[..., object] | None = None
+    initargs: tuple[Any, ...] = ()
+
+    def initialize(self) -> None:
+        """Make a thread ready."""
+        if self.initializer is not None:
+            self.initializer(*self.initargs)
+
+
+class Crew:
+    """Up to ``count`` threads, and up to ``room`` jobs that were begun and not yet taken.
+
+    A thread in which its initializer fails has that error for every job it gets.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Any], Any],
+        threads: Threads,
+        *,
+        count: int,
+        room: int,
+        ordered: bool,
+        turns: deque[int],
+    ) -> None:
+        self._call = call
+        self._count = count
+        self._room = room
+        #: How many jobs were begun and not yet taken.
+        self.held = 0
+        self._last = 0
+        self._settings = threads
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._waiter: ThreadWaiter = present_waiter()
+        self._done: deque[Job] = deque()
+        self._results = calls_in_order(ordered, turns)
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, position: int, item: Any) -> None:
+        """Hand a job to the threads."""
+        job = Job(position, item)
+        self.held += 1
+        self._last = position
+        self._results.begun(position, job)
+        self._jobs.put(job)
+        if len(self._threads) < self._count:
+            self._threads.append(self._start_thread(len(self._threads)))
+
+    def ready(self) -> Iterator[Job]:
+        """Yield the jobs that are done, and wait for some while there is no room."""
+        while self._is_full() or self._is_ready():
+            yield self._next()
+
+    def rest(self) -> Iterator[Job]:
+        """Wait for all jobs and yield them."""
+        while self.held:
+            yield self._next()
+
+    def close(self) -> None:
+        """Let the threads end after the jobs in progress."""
+        with contextlib.suppress(Exception):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        ended_threads(self._threads)
+
+    def _is_full(self) -> bool:
+        return self.held >= self._room and not self._results.wants(self._last + 1)
+
+    def _is_ready(self) -> bool:
+        while self._done:
+            job = self._done.popleft()
+            self._results.finished(job.position, job)
+        return self._results.is_ready()
+
+    def _next(self) -> Job:
+        self._waiter.until(self._is_ready)
+        self.held -= 1
+        job: Job = self._results.take()[1]
+        return job
+
+    def _start_thread(self, number: int) -> threading.Thread:
+        run = contextvars.copy_context().run
+        name = f"{self._settings.thread_name_prefix} {number}"
+        thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self) -> None:
+        call = self._prepared()
+        while (job := self._jobs.get()) is not None:
+            job.run(call)
+            self._done.append(job)
+            del job
+            self._waiter.wake()
+
+    def _prepared(self) -> Callable[[Any], Any]:
+        try:
+            self._settings.initialize()
+        except BaseException as error:  # noqa: BLE001 - user code ran; the jobs raise it
+            failure = error
+        else:
+            return self._call
+
+        def fail(item: Any) -> Any:
+            raise failure
+
+        return fail

@@ -1,0 +1,26 @@
+"""Modules that not everybody has installed.
+
+This file is about ``imported``: a module of one of the extras, imported without
+stopping the loop when a pipe first needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+from asyncloader.runtime import in_thread
+
+
+async def imported(name: str, needed_by: str, extra: str = "cloud") -> ModuleType:
+    """Return a module; raise ModuleNotFoundError with what to install if it is not there."""
+    if name not in sys.modules:
+        try:
+            await in_thread(importlib.import_module, name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{needed_by} needs {name.partition('.')[0]}: pip install 'asyncloader[{extra}]'",
+                name=error.name,
+            ) from error
+    return sys.modules[name]

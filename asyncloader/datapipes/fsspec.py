@@ -1,0 +1,289 @@
+"""Files wherever fsspec finds them.
+
+This file is about list_files_by_fsspec, open_files_by_fsspec and save_by_fsspec. File
+systems that are made of coroutines are called on the loop of the pass, and others in
+the thread that runs the pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import posixpath
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+from asyncloader.datapipes.arguments import checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.crossing import loop_calls
+from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.files import any_match, as_roots, checked_masks
+from asyncloader.datapipes.function import calling, is_async, itself
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.saving import (
+    as_bytes,
+    checked_write_mode,
+    path_for,
+    temporary_beside,
+    write,
+)
+from asyncloader.datapipes.streams import OpenedText
+from asyncloader.datapipes.text import after
+
+
+@functional_datapipe("list_files_by_fsspec")
+class FSSpecFileLister(Expander[str]):
+    """Yield the paths or URLs of the files in a folder that fsspec can reach, or in several.
+
+    They are in sorted order, and begin like the folder's own. ``masks`` is a pattern such
+    as ``"*.txt"``, or a list of them. Other keywords are for the connection.
+
+    >>> import fsspec
+    >>> fsspec.filesystem("memory").pipe({"/listed/b.txt": b"", "/listed/a.txt": b""})
+    >>> from asyncloader.datapipes.iter import FSSpecFileLister
+    >>> list(FSSpecFileLister("memory://listed"))
+    ['memory://listed/a.txt', 'memory://listed/b.txt']
+    """
+
+    def __init__(
+        self,
+        root: str | Sequence[str] | IterDataPipe[str],
+        masks: str | list[str] = "",
+        **kwargs: Any,
+    ) -> None:
+        self.source = as_roots(root)
+        self.masks = checked_masks(masks)
+        self.kwargs_for_connection = kwargs
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[str, None, None]:
+        with contextlib.closing(FileSystems(self.kwargs_for_connection)) as systems:
+            found = self._found(systems, os.fspath(item))
+        yield from after(found, skip)
+
+    def _found(self, systems: FileSystems, root: str) -> list[str]:
+        system, path = systems.at(root)
+        # What ends in a slash is a folder, also where a file could have that name.
+        if not root.endswith("/") and system.call("isfile", path):
+            return [root]
+        entries = system.call("ls", path, detail=True)
+        names = [entry["name"] for entry in entries if entry["type"] != "directory"]
+        fitting = [n for n in names if any_match(self.masks, n, posixpath.basename(n))]
+        return sorted(_like(root, path, name) for name in fitting)
+
+
+def _like(root: str, path: str, name: str) -> str:
+    """Return the name of a file in the folder ``path`` so that it begins like ``root``."""
+    inside = name.removeprefix(path.rstrip("/")).removeprefix("/")
+    if "://" in name or not name.startswith(path.rstrip("/")):
+        inside = posixpath.basename(name)
+    return f"{root.rstrip('/')}/{inside}"
+
+
+@functional_datapipe("open_files_by_fsspec")
+class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
+    """Yield ``(path, file)`` for each path or URL, with the file opened by fsspec.
+
+    ``mode`` is ``"r"`` for text or ``"rb"`` for bytes. ``kwargs_for_open`` are for the
+    file system's ``open``, other keywords for the connection. A file is closed by the
+    pipe that reads it, or when it is dropped; who wants to may hold it.
+
+    >>> import fsspec
+    >>> fsspec.filesystem("memory").pipe({"/opened/a.txt": b"hello"})
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> paths = IterableWrapper(["memory://opened/a.txt"])
+    >>> [(path, file.read()) for path, file in paths.open_files_by_fsspec()]
+    [('memory://opened/a.txt', 'hello')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        mode: str = "r",
+        *,
+        kwargs_for_open: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.mode = mode
+        self.kwargs_for_open = dict(kwargs_for_open or {})
+        self.kwargs_for_connection = kwargs
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for url in begin(self.source):
+            # In no variable here: whoever is given the file is the only one to hold it.
+            yield os.fspath(url), self._opened(os.fspath(url))
+
+    def _opened(self, url: str) -> Any:
+        # A file may be held for longer than the loop of the pass runs, so that its bytes
+        # come through fsspec's own loop.
+        fs, path = _url_to_fs(url, self.kwargs_for_connection)
+        if "b" in self.mode:
+            return fs.open(path, self.mode, **self.kwargs_for_open)
+        of_text = {key: self.kwargs_for_open[key] for key in _OF_TEXT & self.kwargs_for_open.keys()}
+        others = {key: self.kwargs_for_open[key] for key in self.kwargs_for_open.keys() - _OF_TEXT}
+        file = fs.open(path, self.mode.replace("t", "") + "b", **others)
+        return OpenedText(file, **of_text)
+
+
+#: What ``open`` takes for text, and not for the bytes below it.
+_OF_TEXT = {"encoding", "errors", "newline"}
+
+
+@functional_datapipe("save_by_fsspec")
+class FSSpecSaver(OneToOne, IterDataPipe[str]):
+    """Save the data of pairs ``(path, data)`` by fsspec, and yield each path once it is there.
+
+    ``filepath_fn`` makes the path or URL out of what stands for it in the pair. ``mode``
+    is ``"w"`` for text, ``"wb"`` for bytes or a stream of them, and ``"a"`` or ``"ab"`` to
+    append. A file that is written anew appears whole, in place of what was there.
+    ``kwargs_for_open`` are for the file system's ``open``, others for the connection.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("memory://saved/a.txt", "hello")]).save_by_fsspec())
+    ['memory://saved/a.txt']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[Any, Any]],
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        *,
+        kwargs_for_open: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.mode = checked_write_mode(mode)
+        self.filepath_fn = filepath_fn
+        self.kwargs_for_open = dict(kwargs_for_open or {})
+        self.kwargs_for_connection = kwargs
+        self._path_of = checked_function("filepath_fn", filepath_fn or itself)
+
+    def waits(self) -> bool:
+        return is_async(self._path_of)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[str]:
+        systems = FileSystems(self.kwargs_for_connection)
+        with contextlib.closing(systems), calling(self._path_of) as path_of:
+            for name, data in begin(self.source):
+                url = path_for(name, path_of, self)
+                self._save(systems, url, data)
+                del data
+                yield url
+
+    def _save(self, systems: FileSystems, url: str, data: Any) -> None:
+        system, path = systems.at(url)
+        if "a" in self.mode:
+            self._append(url, data)
+        elif system.writes_whole_files and not self.kwargs_for_open:
+            whole = data.read() if hasattr(data, "read") else data
+            system.call("pipe_file", path, as_bytes(whole, self.mode, url))
+        else:
+            self._replace(url, data)
+
+    def _append(self, url: str, data: Any) -> None:
+        fs, path = _url_to_fs(url, self.kwargs_for_connection)
+        with fs.open(path, "ab", **self.kwargs_for_open) as file:
+            write(file, data, self.mode, url)
+
+    def _replace(self, url: str, data: Any) -> None:
+        fs, path = _url_to_fs(url, self.kwargs_for_connection)
+        fs.makedirs(fs._parent(path), exist_ok=True)
+        temporary = temporary_beside(path)
+        try:
+            with fs.open(temporary, "wb", **self.kwargs_for_open) as file:
+                write(file, data, self.mode, url)
+            fs.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(temporary)
+            raise
+
+
+class FileSystems:
+    """The file systems that one pass works with; closing them ends their connections."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._opened: dict[Any, FileSystem] = {}
+        self._open = contextlib.ExitStack()
+        self._call: Callable[..., Any] | None = None
+
+    def at(self, url: str) -> tuple[FileSystem, str]:
+        """Return the file system of a URL, and what it calls the place."""
+        kind = _kind(url)
+        if not kind.async_impl:
+            fs, path = _url_to_fs(url, self._options)
+            return FileSystem(fs), path
+        # What the URL says of the connection, such as a host, makes it another one.
+        key = (kind, repr(kind._get_kwargs_from_urls(url)))
+        if key not in self._opened:
+            self._opened[key] = self._connected(url)
+        return self._opened[key], kind._strip_protocol(url)
+
+    def close(self) -> None:
+        """End the connections that were begun here."""
+        self._open.close()
+
+    def _connected(self, url: str) -> FileSystem:
+        if self._call is None:
+            self._call = self._open.enter_context(loop_calls())
+        # fsspec keeps what it makes, for any loop; this one is for the loop of the pass.
+        only_here = {"asynchronous": True, "skip_instance_cache": True}
+        fs, _ = _url_to_fs(url, {**self._options, **only_here})
+        self._open.callback(self._call, _disconnect, self._call(_connect, fs))
+        return FileSystem(fs, self._call)
+
+
+class FileSystem:
+    """A file system of fsspec, whose methods are called from this thread in either colour."""
+
+    def __init__(self, fs: Any, call_on_loop: Callable[..., Any] | None = None) -> None:
+        self._fs = fs
+        self._call_on_loop = call_on_loop
+
+    @property
+    def writes_whole_files(self) -> bool:
+        """Whether a file that is written in one call appears at once and whole."""
+        return self._call_on_loop is not None or "memory" in self._fs.protocol
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call one of its methods and return the result."""
+        if self._call_on_loop is None:
+            return getattr(self._fs, method)(*args, **kwargs)
+        coroutine = functools.partial(getattr(self._fs, f"_{method}"), **kwargs)
+        return self._call_on_loop(coroutine, *args)
+
+
+async def _connect(fs: Any) -> Any:
+    begin = getattr(fs, "set_session", None)
+    return None if begin is None else await begin()
+
+
+async def _disconnect(session: Any) -> None:
+    end = getattr(session, "close", None)
+    if end is not None:
+        await end()
+
+
+def _kind(url: str) -> Any:
+    import fsspec  # type: ignore[import-untyped,unused-ignore]
+
+    # Chained file systems are made of threads, whatever is at the end of the chain.
+    if "::" in url:
+        return fsspec.AbstractFileSystem
+    return fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
+
+
+def _url_to_fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    import fsspec
+
+    found: tuple[Any, str] = fsspec.url_to_fs(url, **options)
+    return found

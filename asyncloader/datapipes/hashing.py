@@ -1,0 +1,86 @@
+"""Files that are what they are said to be.
+
+This file is about check_hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.streams import PIECE_BYTES, is_seekable, path_and_stream
+
+#: Those without a length of their own cannot be told by their text.
+HASH_TYPES = sorted(name for name in hashlib.algorithms_guaranteed if "shake" not in name)
+
+
+@functional_datapipe("check_hash")
+class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
+    """Yield the pairs ``(path, data)`` of a source, once the data has the hash it should have.
+
+    ``hash_dict`` says which, by path and in hexadecimal. Data is bytes, text or a stream,
+    which is read through and then sought back to where it was, unless ``rewind=False``.
+    Another hash, or none in ``hash_dict``, is a RuntimeError.
+
+    >>> import hashlib
+    >>> known = {"a": hashlib.sha256(b"hello").hexdigest()}
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a", b"hello")]).check_hash(known))
+    [('a', b'hello')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        hash_dict: dict[str, str],
+        hash_type: str = "sha256",
+        rewind: bool = True,
+    ) -> None:
+        if hash_type not in HASH_TYPES:
+            raise ValueError(f"hash_type must be one of {', '.join(HASH_TYPES)}, got {hash_type!r}")
+        self.source = iterable_source(source_datapipe)
+        self.hash_dict = hash_dict
+        self.hash_type = hash_type
+        self.rewind = rewind
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for item in begin(self.source):
+            self._check(item)
+            yield item
+
+    def _check(self, item: Any) -> None:
+        path, data = item
+        path = os.fspath(path)
+        if path not in self.hash_dict:
+            raise RuntimeError(f"Unspecified hash for file {path}: hash_dict does not have it")
+        known, found = self.hash_dict[path], self._hash(item, data)
+        if found != known.lower():
+            raise RuntimeError(
+                f"the {self.hash_type} hash of {path} is {found} and does not match the expected"
+                f" {known}; remove the file and get it again"
+            )
+
+    def _hash(self, item: Any, data: Any) -> str:
+        digest = hashlib.new(self.hash_type, usedforsecurity=False)
+        if isinstance(data, str | bytes | bytearray | memoryview):
+            digest.update(data.encode() if isinstance(data, str) else data)
+            return digest.hexdigest()
+        path, stream = path_and_stream(item, self)
+        if self.rewind and not is_seekable(stream):
+            raise TypeError(f"the stream of {path} cannot seek back; pass rewind=False")
+        start = stream.tell() if self.rewind else 0
+        while piece := stream.read(PIECE_BYTES):
+            if isinstance(piece, str):
+                raise TypeError(f'{path} was opened as text; open it with mode="b"')
+            digest.update(piece)
+        if self.rewind:
+            stream.seek(start)
+        return digest.hexdigest()

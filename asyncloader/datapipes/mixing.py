@@ -1,0 +1,140 @@
+"""Several sources mixed at random.
+
+This file is about SampleMultiplexer: which source each item comes from is drawn, by
+the sources' weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.base import IterDataPipe, Pass
+from asyncloader.datapipes.combining import readers
+from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
+from asyncloader.datapipes.randomness import Seeded
+from asyncloader.datapipes.rereading import add_cursors
+from asyncloader.seeds import checked_seed
+
+T = TypeVar("T")
+
+
+class SampleMultiplexer(Seeded, IterDataPipe[T]):
+    """Yield items of several sources, drawing each time which one gives its next.
+
+    ``pipes_to_weights_dict`` says how often a source is drawn relative to the others.
+    When one has ended, the rest are drawn by their weights; apply ``cycle`` to a source
+    that is to last. A pass draws from the seed that was set for it, as shufflers do;
+    with ``seed`` every pass draws from that and mixes alike.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> rare, common = IterableWrapper("ab"), IterableWrapper(range(6))
+    >>> list(SampleMultiplexer({rare: 1, common: 3}, seed=2))
+    [0, 1, 'a', 'b', 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None
+    ) -> None:
+        if not pipes_to_weights_dict:
+            raise ValueError("pipes_to_weights_dict must have at least one source, got none")
+        self.pipes_to_weights_dict = {
+            iterable_source(source): checked_weight(weight, source)
+            for source, weight in pipes_to_weights_dict.items()
+        }
+        self.seed = None if seed is None else checked_seed(seed)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pipes_to_weights_dict))
+
+    def new_pass(self) -> MixPass[T]:
+        sources, weights = zip(*self.pipes_to_weights_dict.items(), strict=True)
+        return MixPass(sources, weights, self.next_seed() if self.seed is None else self.seed)
+
+
+def checked_weight(weight: Any, of: object) -> float:
+    """Return a finite weight above 0; raise TypeError or ValueError otherwise."""
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the weight of {of!r} must be a number, got {type(weight).__name__}"
+        ) from None
+    if not 0 < number < math.inf:
+        raise ValueError(f"the weight of {of!r} must be finite and above 0, got {weight}")
+    return number
+
+
+@dataclass
+class MixPass(Pass[T]):
+    """One pass over a SampleMultiplexer: the draws made, and what each source has given."""
+
+    marks = ("seed", "drawn", "yielded")
+
+    sources: Sequence[Iterable[T]]
+    weights: Sequence[float]
+    seed: int
+    drawn: int = 0
+    yielded: int = 0
+    taken: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.taken = [0] * len(self.sources)
+        #: Where the sources stood when this pass began, or went on.
+        self.began_at = [0] * len(self.sources)
+        self.began_with: list[Cursors] = []
+
+    def __iter__(self) -> Iterator[T]:
+        draw = Random(self.seed).random
+        for _ in range(self.drawn):
+            draw()
+        self.began_with = [first_cursors(source) for source in self.sources]
+        with readers(tuple(self.sources)) as iterators:
+            while (turn := self._draw_turn(draw())) is not None:
+                self.drawn += 1
+                item = next(iterators[turn], _END)
+                if item is _END:
+                    self.ended.append(turn)
+                    continue
+                self.taken[turn] += 1
+                self.yielded += 1
+                yield item
+
+    def _draw_turn(self, fraction: float) -> int | None:
+        open_ones = [turn for turn in range(len(self.sources)) if turn not in self.ended]
+        rest = fraction * sum(self.weights[turn] for turn in open_ones)
+        for turn in open_ones:
+            rest -= self.weights[turn]
+            if rest < 0:
+                return turn
+        # Sums of fractions may fall short by a rounding.
+        return open_ones[-1] if open_ones else None
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), "taken": [*self.taken], "ended": [*self.ended]}
+
+    def put_above(self, into: Cursors) -> None:
+        for turn, source in enumerate(self.sources):
+            if self.taken[turn] > self.began_at[turn]:
+                put_cursors(source, into)
+            else:
+                add_cursors(self.began_with[turn], into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        for name in ("seed", "drawn", "yielded"):
+            setattr(self, name, cursor[name])
+        self.taken, self.ended = [*cursor["taken"]], [*cursor["ended"]]
+        self.began_at = [*self.taken]
+        for source, taken in zip(self.sources, self.taken, strict=True):
+            resume(source, taken, cursors)
+        return position - self.yielded
+
+
+_END: Any = object()

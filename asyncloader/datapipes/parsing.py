@@ -1,0 +1,255 @@
+"""Rows and documents in files of text.
+
+This file is about parse_csv, parse_csv_as_dict, parse_json_files and parse_json_lines.
+What cannot be parsed is an error that names the file and the line, and shows nothing
+of what is there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.streams import close_stream, path_and_stream
+from asyncloader.datapipes.text import (
+    after,
+    checked_encoding,
+    checked_errors,
+    decoded,
+    lines_of,
+    undecodable,
+)
+
+
+class _CSVReader(Expander[Any]):
+    """What the two parsers of CSV share."""
+
+    source: Iterable[tuple[str, Any]]
+    skip_lines: int
+    decode: bool
+    encoding: str
+    errors: str
+    return_path: bool
+    fmtparams: dict[str, Any]
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+        path, stream = path_and_stream(item, self)
+        try:
+            lines = after(lines_of(stream, path), self.skip_lines)
+            if self.decode:
+                lines = decoded(lines, self.encoding, self.errors, path, self.skip_lines + 1)
+            reader = self.reader(lines)
+            for row in after(self._rows(reader, path), skip):
+                yield (path, row) if self.return_path else row
+        finally:
+            close_stream(stream)
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        """Return what makes rows of lines."""
+        raise NotImplementedError
+
+    def _rows(self, reader: Any, path: str) -> Iterator[Any]:
+        try:
+            yield from reader
+        except csv.Error as error:
+            line = self.skip_lines + max(reader.line_num, 1)
+            raise csv.Error(f"{path}, line {line}: {error}") from None
+
+
+@functional_datapipe("parse_csv")
+class CSVParser(_CSVReader):
+    r"""Yield the rows of CSV files, as lists of text, from pairs ``(path, stream)``.
+
+    The first ``skip_lines`` of every file are left out. With ``decode`` bytes become
+    text, as ``encoding`` and ``errors`` say. With ``as_tuple`` rows are tuples, and with
+    ``return_path`` they come as ``(path, row)``. Other keywords are those of
+    ``csv.reader``, such as ``delimiter``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("table", io.BytesIO(b"a,1\nb,2\n"))]).parse_csv())
+    [['a', '1'], ['b', '2']]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        as_tuple: bool = False,
+        **fmtparams: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
+        self.decode = decode
+        self.encoding = checked_encoding(encoding)
+        self.errors = checked_errors(errors)
+        self.return_path = return_path
+        self.as_tuple = as_tuple
+        self.fmtparams = _checked_format(fmtparams)
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        reader = csv.reader(lines, **self.fmtparams)
+        return _TupleReader(reader) if self.as_tuple else reader
+
+
+class _TupleReader:
+    """A reader whose rows are tuples."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    @property
+    def line_num(self) -> int:
+        """How many lines were read."""
+        number: int = self._reader.line_num
+        return number
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return map(tuple, self._reader)
+
+
+@functional_datapipe("parse_csv_as_dict")
+class CSVDictParser(_CSVReader):
+    r"""Yield the rows of CSV files, as dicts, from pairs ``(path, stream)``.
+
+    The first row of each file, after the ``skip_lines`` that are left out, has the keys.
+    With ``decode`` bytes become text, as ``encoding`` and ``errors`` say; with
+    ``return_path`` rows come as ``(path, row)``. Other keywords are those of
+    ``csv.DictReader``, such as ``fieldnames`` or ``delimiter``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> files = IterableWrapper([("table", io.BytesIO(b"name,size\na,1\n"))])
+    >>> list(files.parse_csv_as_dict())
+    [{'name': 'a', 'size': '1'}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        **fmtparams: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
+        self.decode = decode
+        self.encoding = checked_encoding(encoding)
+        self.errors = checked_errors(errors)
+        self.return_path = return_path
+        self.fmtparams = _checked_format(fmtparams, csv.DictReader)
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        return csv.DictReader(lines, **self.fmtparams)
+
+
+def _checked_format(fmtparams: dict[str, Any], reader: Any = csv.reader) -> dict[str, Any]:
+    reader([], **fmtparams)  # a TypeError that names the keyword, if there is none such
+    return fmtparams
+
+
+@functional_datapipe("parse_json_files")
+class JsonParser(OneToOne, IterDataPipe[tuple[str, Any]]):
+    """Yield ``(path, document)`` for each pair of a path and a stream of JSON.
+
+    Keywords are those of ``json.loads``, such as ``parse_float``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> files = IterableWrapper([("1.json", io.BytesIO(b'{"a": [1, null]}'))])
+    >>> list(files.parse_json_files())
+    [('1.json', {'a': [1, None]})]
+    """
+
+    def __init__(self, source_datapipe: Iterable[tuple[str, Any]], **kwargs: Any) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.kwargs = _checked_keywords(kwargs)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for item in begin(self.source):
+            path, stream = path_and_stream(item, self)
+            try:
+                text = stream.read()
+            finally:
+                close_stream(stream)
+            document = _parsed(text, path, 1, self.kwargs)
+            del text
+            yield path, document
+            del document
+
+
+@functional_datapipe("parse_json_lines")
+class JsonLinesParser(Expander[Any]):
+    r"""Yield the document in each line of streams of JSON lines, from pairs ``(path, stream)``.
+
+    Empty lines are left out. With ``return_path`` documents come as ``(path, document)``.
+    Other keywords are those of ``json.loads``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> files = IterableWrapper([("log", io.BytesIO(b'{"a": 1}\n\n[2]\n'))])
+    >>> list(files.parse_json_lines())
+    [{'a': 1}, [2]]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        return_path: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.return_path = return_path
+        self.kwargs = _checked_keywords(kwargs)
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+        path, stream = path_and_stream(item, self)
+        try:
+            numbered = enumerate(lines_of(stream, path), 1)
+            filled = ((number, line) for number, line in numbered if line.strip())
+            for number, line in after(filled, skip):
+                document = _parsed(line, path, number, self.kwargs)
+                yield (path, document) if self.return_path else document
+                del document
+        finally:
+            close_stream(stream)
+
+
+def _checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
+    json.loads("0", **kwargs)  # a TypeError that names the keyword, if there is none such
+    return kwargs
+
+
+def _parsed(text: str | bytes, path: str, line: int, kwargs: dict[str, Any]) -> Any:
+    # The original errors hold the text itself.
+    try:
+        return json.loads(text, **kwargs)
+    except json.JSONDecodeError as error:
+        place = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise ValueError(f"{path}, {place}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, from line {line} on: {undecodable(error)}") from None
+    except RecursionError:
+        raise ValueError(f"{path}, from line {line} on: nested too deeply") from None
+    except ValueError as error:
+        error.add_note(f"in {path}, from line {line} on")
+        raise

@@ -1,0 +1,220 @@
+"""Lines of text.
+
+This file is about readlines, and lines_to_paragraphs, which puts lines together.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from types import CoroutineType
+from typing import Any
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
+from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.streams import close_stream, path_and_stream
+
+
+@functional_datapipe("readlines")
+class LineReader(Expander[Any]):
+    r"""Yield ``(path, line)`` for each line of each stream, and close the streams.
+
+    The first ``skip_lines`` of every file are left out, and so are, unless
+    ``strip_newline=False``, the ends of lines. With ``decode`` bytes become text, as
+    ``encoding`` and ``errors`` say. Without ``return_path`` only the lines are yielded.
+
+    >>> from io import StringIO
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("poem", StringIO("one\ntwo\n"))]).readlines())
+    [('poem', 'one'), ('poem', 'two')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        strip_newline: bool = True,
+        decode: bool = False,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = True,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
+        self.strip_newline = strip_newline
+        self.decode = decode
+        self.encoding = checked_encoding(encoding)
+        self.errors = checked_errors(errors)
+        self.return_path = return_path
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+        path, stream = path_and_stream(item, self)
+        try:
+            lines = after(lines_of(stream, path), self.skip_lines + skip)
+            if self.decode:
+                first = self.skip_lines + skip + 1
+                lines = decoded(lines, self.encoding, self.errors, path, first)
+            if self.strip_newline:
+                lines = map(_stripped, lines)
+            for line in lines:
+                yield (path, line) if self.return_path else line
+        finally:
+            close_stream(stream)
+
+
+def checked_encoding(encoding: str) -> str:
+    """Return the name of an encoding that Python knows; raise LookupError otherwise."""
+    codecs.lookup(encoding)
+    return encoding
+
+
+def checked_errors(errors: str) -> str:
+    """Return the name of a way to treat undecodable bytes; raise LookupError otherwise."""
+    codecs.lookup_error(errors)
+    return errors
+
+
+def lines_of(stream: Any, path: str) -> Iterator[Any]:
+    """Yield a stream's lines; text that cannot be decoded is a ValueError that names the file."""
+    try:
+        yield from stream
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {undecodable(error)}") from None
+
+
+def after(lines: Iterable[Any], count: int) -> Iterator[Any]:
+    """Return an iterator of lines that has left out the first ``count``."""
+    rest = iter(lines)
+    next(islice(rest, count, count), None)
+    return rest
+
+
+def decoded(
+    lines: Iterable[Any], encoding: str, errors: str, path: str, first: int
+) -> Iterator[str]:
+    """Yield lines of bytes as text, and text as it is; ``first`` is the first's number.
+
+    What cannot be decoded is a ValueError that names the file and the line.
+    """
+    for number, line in enumerate(lines, first):
+        if isinstance(line, str):
+            yield line
+            continue
+        try:
+            text = line.decode(encoding, errors)
+        except UnicodeDecodeError as error:
+            # The original error holds the line itself.
+            raise ValueError(f"{path}, line {number}: {undecodable(error)}") from None
+        yield text
+
+
+def undecodable(error: UnicodeDecodeError) -> str:
+    """Say what cannot be decoded without showing any of it."""
+    return (
+        f"byte {error.start + 1} is no {error.encoding} ({error.reason}); say what it is with"
+        ' encoding=…, or errors="replace" or "ignore"'
+    )
+
+
+def _stripped(line: Any) -> Any:
+    return line.strip("\r\n" if isinstance(line, str) else b"\r\n")
+
+
+def joined_lines(lines: list[str]) -> str:
+    """Return lines of text with a line break between them."""
+    return "\n".join(lines)
+
+
+@functional_datapipe("lines_to_paragraphs")
+class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
+    """Yield ``(path, paragraph)`` from pairs ``(path, line)``.
+
+    A paragraph ends before an empty line and before a line of another file. Its lines
+    are put together by ``joiner``; the default puts a line break between them.
+
+    >>> lines = [("poem", "one"), ("poem", "two"), ("poem", ""), ("poem", "three")]
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(lines).lines_to_paragraphs(joiner=" ".join))
+    [('poem', 'one two'), ('poem', 'three')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        joiner: Callable[[list[Any]], Any] = joined_lines,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.joiner = checked_function("joiner", joiner)
+
+    def waits(self) -> bool:
+        return is_async(self.joiner)
+
+    def new_pass(self) -> ParagraphPass:
+        return ParagraphPass(self)
+
+
+@dataclass
+class ParagraphPass(Pass[tuple[str, Any]]):
+    """One pass over a ParagraphAggregator, which holds the lines of one paragraph.
+
+    ``taken`` lines are done; those after them are in the paragraph that is held.
+    """
+
+    marks = ("taken", "yielded")
+
+    pipe: ParagraphAggregator
+    taken: int = 0
+    yielded: int = 0
+    path: str = ""
+    lines: list[Any] = field(default_factory=list, repr=False)
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
+
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.taken))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().go_on(position, cursor, cursors)
+        self.above.restart(self.taken, cursors)
+        return behind
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        with calling(self.pipe.joiner) as join:
+            for path, line in begin(self.source):
+                if self.lines and (path != self.path or not line):
+                    yield self._paragraph(join)
+                self.path = path
+                if line:
+                    self.lines.append(line)
+                else:
+                    self.taken += 1
+                self.above.passed(self.taken + len(self.lines))
+            if self.lines:
+                yield self._paragraph(join)
+
+    def _paragraph(self, join: Callable[[list[Any]], Any]) -> tuple[str, Any]:
+        try:
+            paragraph = join(self.lines)
+        except BaseException as error:
+            blame(error, self.pipe)
+            raise
+        if paragraph.__class__ is CoroutineType:
+            raise unawaited(self.pipe)
+        self.taken += len(self.lines)
+        self.yielded += 1
+        self.lines = []
+        return self.path, paragraph

@@ -1,0 +1,182 @@
+"""Functions called in several threads.
+
+This file is about thread_map, for functions that compute without holding the GIL,
+and threadpool_map, as torchdata called it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.ahead_pass import AheadPass
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.columns import ColumnFunction
+from asyncloader.datapipes.crew import Crew, Job, Threads
+from asyncloader.datapipes.function import blame, is_async, unawaited
+from asyncloader.datapipes.handing_out import BEFORE
+from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
+
+T = TypeVar("T")
+
+#: Results that wait for an earlier one may be as many as this for each thread.
+HELD_PER_THREAD = 2
+
+
+@functional_datapipe("thread_map")
+class ThreadMapper(IterDataPipe[T]):
+    """Yield ``fn(item)`` for each item, with the calls spread over threads.
+
+    For functions that release the GIL (decoders, codecs, file reads). There are
+    ``concurrency`` threads, by default one for each core. Results come in the
+    source's order, or with ``ordered=False`` as they are ready.
+
+    ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
+    ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
+    one pass (and one worker) raise ``TooManyErrors``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).thread_map(str))
+    ['0', '1', '2']
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        if is_async(checked_function("fn", fn)):
+            raise TypeError(
+                f"{self.functional_name} needs a plain function, got the async"
+                f" {function_name(fn)}; use async_map"
+            )
+        if concurrency is not None:
+            checked_count("concurrency", concurrency, at_least=1)
+        self.source = iterable_source(datapipe)
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = output_col
+        self.concurrency = concurrency
+        self.ordered = ordered
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self._apply = ColumnFunction.of(fn, input_col, output_col)
+        self.tolerance = Tolerance(on_error, max_errors)
+
+    def __len__(self) -> int:
+        return self.tolerance.length(self, self.source)
+
+    def has_no_order(self) -> bool:
+        return not self.ordered
+
+    def new_pass(self) -> ThreadMapPass[T]:
+        return ThreadMapPass(self)
+
+    def new_crew(self, turns: deque[int]) -> Crew:
+        """Return the threads of one pass, in which some items have known turns."""
+        count = self.concurrency or os.cpu_count() or 1
+        return Crew(
+            self.call,
+            Threads(),
+            count=count,
+            room=HELD_PER_THREAD * count,
+            ordered=self.ordered,
+            turns=turns,
+        )
+
+    def call(self, item: Any) -> Any:
+        """Return the function's result for an item, or its Failure where that is tolerated."""
+        try:
+            result = self._apply(item)
+        except BaseException as error:
+            if self.tolerance.is_strict:
+                blame(error, self)
+                raise
+            return failure_of(error, item, self)
+        if result.__class__ is CoroutineType:
+            raise unawaited(self)
+        return result
+
+
+class ThreadMapPass(AheadPass[T]):
+    """One pass over a ThreadMapper."""
+
+    def __iter__(self) -> Iterator[T]:
+        crew = self.pipe.new_crew(self.positions.turns)
+        items = begin(self.source)
+        try:
+            for item in items:
+                position = self.begin()
+                if position != BEFORE:
+                    crew.begin(position, item)
+                del item
+                yield from self._results(crew.ready())
+            yield from self._results(crew.rest())
+        finally:
+            crew.close()
+            close_items(items)
+
+    def _results(self, jobs: Iterator[Job]) -> Iterator[T]:
+        for job in jobs:
+            result = self.finish(job.position, job.outcome())
+            # What is handed out is not kept alive here while the next is made.
+            del job
+            if result is not SKIPPED:
+                yield result
+            del result
+
+
+@functional_datapipe("threadpool_map")
+class ThreadPoolMapper(ThreadMapper[T]):
+    """Yield ``fn(item)`` for each item: torchdata's name for ``thread_map``.
+
+    Up to ``scheduled_tasks`` calls are begun and not yet taken, by ``max_workers``
+    threads, by default as many as a ``ThreadPoolExecutor`` would have. Of its options
+    there are ``thread_name_prefix``, ``initializer`` and ``initargs``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).threadpool_map(str, max_workers=2))
+    ['0', '1', '2']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None:
+        self.scheduled_tasks = checked_count("scheduled_tasks", scheduled_tasks, at_least=1)
+        if max_workers is not None:
+            checked_count("max_workers", max_workers, at_least=1)
+        self.max_workers = max_workers
+        self.threadpool_kwargs = threadpool_kwargs
+        self._threads = Threads(**threadpool_kwargs)
+        super().__init__(source_datapipe, fn, input_col, output_col)
+
+    def new_crew(self, turns: deque[int]) -> Crew:
+        return Crew(
+            self.call,
+            self._threads,
+            count=self.max_workers or min(32, (os.cpu_count() or 1) + 4),
+            room=self.scheduled_tasks,
+            ordered=self.ordered,
+            turns=turns,
+        )

@@ -1,0 +1,104 @@
+"""Calls of an async function, many at once.
+
+This file is about ``Window``: whenever one call ends the next begins, with no
+barrier between. One task reads the source, begins the calls, and owns them and
+what they share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.ahead_pass import AheadPass
+from asyncloader.datapipes.arrivals import calls_in_order
+from asyncloader.datapipes.handing_out import BEFORE
+from asyncloader.datapipes.home import cancelled
+from asyncloader.datapipes.running_ahead import RunningAhead
+from asyncloader.runtime import begin_task, running_loop
+
+T = TypeVar("T")
+
+#: Makes a coroutine of an item.
+Call = Callable[[Any], Coroutine[Any, Any, T]]
+
+#: Results that wait for an earlier one may be as many again as the calls under way.
+HELD_PER_CALL = 2
+
+
+class Window(RunningAhead[tuple[int, T]]):
+    """The calls under way, and the results that wait to be taken.
+
+    Results come with the positions of their items. ``resource`` gives what the calls
+    share, and is left when the last call is over; ``call_with`` makes of it what is
+    called for each item.
+    """
+
+    def __init__(
+        self,
+        running: AheadPass[T],
+        resource: AbstractAsyncContextManager[Any],
+        call_with: Callable[[Any], Call[T]],
+        *,
+        concurrency: int,
+        ordered: bool,
+    ) -> None:
+        super().__init__(running.source)
+        self.concurrency = concurrency
+        #: The calls that are not done, and the positions of their items.
+        self.under_way: dict[asyncio.Task[T], int] = {}
+        self.results = calls_in_order(ordered, running.positions.turns)
+        self._running = running
+        self._resource = resource
+        self._call_with = call_with
+        self._call: Call[T]
+
+    async def work(self) -> None:
+        async with self._resource as shared:
+            self._call = self._call_with(shared)
+            try:
+                await self.read()
+                await self.until(self._is_idle)
+            finally:
+                # What is shared may take its time to close, whoever stops waiting.
+                self._may_cancel = False
+                if running_loop() is not None:
+                    await cancelled(self.under_way)
+
+    def hold(self, item: Any) -> None:
+        position = self._running.begin()
+        if position == BEFORE:
+            return
+        task = begin_task(self._loop, self._call(item), "asyncloader async_map")
+        self.under_way[task] = position
+        self.results.begun(position, task)
+        task.add_done_callback(self._finish)
+
+    def has_room(self) -> bool:
+        count, held = self.concurrency, len(self.results)
+        if len(self.under_way) < count and held < HELD_PER_CALL * count:
+            return True
+        return self.results.wants(self._running.positions.read)
+
+    def has_something(self) -> bool:
+        return self.results.is_ready()
+
+    def next(self) -> tuple[int, T]:
+        position, task = self.results.take()
+        self.wake_reader()
+        return position, task.result()
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        position = self.under_way.pop(task)
+        if not task.cancelled():
+            # One error ends the iteration. Nobody asks for those of later items, and
+            # asyncio would report them as forgotten.
+            task.exception()
+        self.results.finished(position, task)
+        self.wake_reader()
+        self.wake_consumer()
+
+    def _is_idle(self) -> bool:
+        return not self.under_way

@@ -1,0 +1,188 @@
+"""Running a graph on several ranks.
+
+This file is about ``DistributedReadingService``: each rank of a torch.distributed run
+loads its own share of the items, in one order that all of them know, and as many as the
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from asyncloader.adapters.full_sync import FullSync
+from asyncloader.datapipes import full_sync
+from asyncloader.datapipes.arguments import checked_seconds
+from asyncloader.datapipes.meeting import Meeting
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.errors import RankError
+from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.fingerprint import Fingerprint
+from asyncloader.graph.kinds import is_filter_of_shards
+from asyncloader.graph.settings import apply_sharding
+from asyncloader.graph.walk import breadth_first
+from asyncloader.ranks import (
+    Alone,
+    Flags,
+    Kind,
+    Statement,
+    is_initialized,
+    open_group,
+    own_rank,
+    ranks_in_words,
+    world_size,
+)
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
+from asyncloader.services.division import FromWorkers
+
+
+class DistributedReadingService(ReadingServiceInterface):
+    """Load a share of the items on every rank of a torch.distributed run.
+
+    A ``sharding_filter`` in the graph says where items are divided among the ranks. All
+    ranks shuffle alike, by the seed of rank 0, and each yields as many items as the rank
+    with the fewest, by a ``fullsync`` at the end of the graph. The loader of every rank must
+    have the same graph. ``timeout`` is how many seconds the ranks wait for one another.
+
+    For worker processes on every rank put it first:
+    ``SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(2))``.
+    """
+
+    def __init__(self, timeout: float = 1800) -> None:
+        self.timeout = checked_seconds("timeout", timeout)
+        self._meeting = Meeting(Alone())
+        self._synced: list[Any] = []
+
+    async def initialize(self, datapipe: Any) -> Any:
+        _check_run()
+        pipes = breadth_first(datapipe)
+        _check_order(pipes)
+        group = await open_group(self.timeout)
+        self._meeting = Meeting(group)
+        apply_sharding(datapipe, group.size, group.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        if group.size == 1:
+            return datapipe
+        _warn_of_repeats(pipes)
+        datapipe = FullSync(self.timeout)(datapipe)
+        await self._equip(datapipe)
+        return datapipe
+
+    async def verify(self, facts: Facts) -> None:
+        said = await self._meeting.agree(Kind.GRAPH, count=_digest(facts.graph))
+        if others := _differing(said):
+            raise RankError(
+                f"the graph on {ranks_in_words(others)} differs from that on rank 0, and all ranks"
+                f" must have the same; here, on rank {self._meeting.group.rank}, it is"
+                f" {_graph_in_words(facts.graph)}",
+                ranks=tuple(others),
+            )
+        said = await self._meeting.agree(Kind.WORKERS, count=facts.num_workers)
+        if others := _differing(said):
+            counts = ", ".join(str(each.count) for each in said)
+            raise RankError(
+                f"the number of workers on {ranks_in_words(others)} differs from that on rank 0"
+                f" (by rank: {counts}); give num_workers the same value on every rank",
+                ranks=tuple(others),
+            )
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
+    ) -> IterResetFn:
+        flags = Flags.CHOSEN if seed_generator.is_chosen else Flags.NONE
+        said = await self._meeting.begin_epoch(seed_generator.key, flags)
+        overruled = [rank for rank in _differing(said) if Flags.CHOSEN in said[rank].flags]
+        if overruled:
+            raise RankError(
+                f"the seed that was given to {ranks_in_words(overruled)} for this epoch differs"
+                " from that of rank 0, which counts; call seed() with the same number on every"
+                " rank, or on rank 0 alone",
+                ranks=tuple(overruled),
+            )
+        for pipe in self._synced:
+            pipe.meeting.epoch = self._meeting.epoch
+        # The generator is this epoch's clone: services after this one draw from what is set here.
+        seed_generator.adopt(said[0].count)
+        seed_generator.spawn(self._meeting.group.rank, inplace=True)
+        return iter_reset_fn
+
+    async def finalize(self) -> None:
+        groups = [self._meeting.group]
+        for pipe in self._synced:
+            if pipe.meeting is not None and pipe.meeting is not self._meeting:
+                groups.append(pipe.meeting.group)
+            pipe.meeting = None
+        self._meeting, self._synced = Meeting(Alone()), []
+        await asyncio.gather(*(group.aclose() for group in groups))
+
+    def needs_finalize(self) -> bool:
+        return self._meeting.group.size > 1
+
+    def rank(self) -> tuple[int, int]:
+        return own_rank(), world_size()
+
+    def share(self, datapipe: Any) -> Any:
+        # The last rank has the fewest, where all of them divide the same items.
+        size = world_size()
+        return apply_sharding(copy_graph(datapipe), size, size - 1, SHARDING_PRIORITIES.DISTRIBUTED)
+
+    def __repr__(self) -> str:
+        return f"DistributedReadingService(timeout={self.timeout:g})"
+
+    async def _equip(self, end: Any) -> None:
+        """Give the pipes that synchronize a meeting each; the last one shares this service's."""
+        pipes = [pipe for pipe in breadth_first(end) if isinstance(pipe, full_sync.FullSync)]
+        for pipe in pipes:
+            self._synced.append(pipe)
+            # Two that met in one place could come to it in a different order on each rank.
+            is_last = pipe is end
+            pipe.meeting = self._meeting if is_last else Meeting(await open_group(pipe.timeout))
+
+
+def _check_run() -> None:
+    if not is_initialized():
+        raise RuntimeError(
+            "DistributedReadingService needs an initialized torch.distributed; call"
+            " torch.distributed.init_process_group(...) before the loader starts"
+        )
+
+
+def _check_order(pipes: Sequence[Any]) -> None:
+    if any(isinstance(pipe, FromWorkers) for pipe in pipes):
+        raise ValueError(
+            "the graph is in worker processes already, where it cannot be divided among ranks any"
+            " more; put DistributedReadingService before MultiProcessingReadingService"
+        )
+
+
+def _warn_of_repeats(pipes: Sequence[Any]) -> None:
+    if not any(is_filter_of_shards(pipe) for pipe in pipes):
+        warnings.warn(
+            "nothing shards the graph, so every rank will load all its items. Put"
+            " .sharding_filter() where items are to be divided (after shuffle), or give the loader"
+            " a ShardingPolicy adapter. Where the ranks read different data, say so by"
+            " .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)",
+            stacklevel=2,
+        )
+
+
+def _differing(said: Sequence[Statement]) -> list[int]:
+    return [rank for rank, each in enumerate(said) if each.count != said[0].count]
+
+
+def _digest(graph: Fingerprint) -> int:
+    text = json.dumps(graph, sort_keys=True, default=repr)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _graph_in_words(graph: Fingerprint) -> str:
+    return " - ".join(_pipe_in_words(entry) for entry in reversed(graph))
+
+
+def _pipe_in_words(entry: dict[str, Any]) -> str:
+    settings = ", ".join(f"{name}={value!r}" for name, value in entry["settings"].items())
+    return f"{entry['class'].rpartition('.')[2]}({settings})"

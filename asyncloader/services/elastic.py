@@ -1,0 +1,117 @@
+"""A graph's place under another number of workers.
+
+This file is about ``refit``: cursors that were taken under some number of workers, made
+those that another number of workers, or none, goes on from. That can be done where the
+order does not depend on the number: where each item behind the division is made of one
+item before it.
+
+    source ─ shuffle ─ sharding_filter ─ map ─ map      the same order for 0, 1, 2 … workers
+    source ─ shuffle ─ sharding_filter ─ batch          each number has batches of its own
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncloader.datapipes.async_mapping import AsyncMapper
+from asyncloader.datapipes.base import OneToOne
+from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
+from asyncloader.datapipes.handing_out import is_without_order
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.thread_mapping import ThreadMapper
+from asyncloader.errors import SnapshotError
+from asyncloader.graph.cut import WORKER_GROUP, cut_graph
+from asyncloader.graph.kinds import is_dispatch, is_filter_of_shards
+from asyncloader.graph.settings import acts_for
+from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.workers.messages import DealStart, Mark
+from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
+
+#: The cursor of a branch that goes on by its position alone, in however many workers.
+SPREAD = "spread"
+
+
+def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
+    """Return the cursors for ``run_with`` workers; SnapshotError, naming the pipe in the way.
+
+    ``datapipe`` is the graph before it was divided.
+    """
+    if taken_with == run_with:
+        return cursors
+    fitted = dict(cursors)
+    for branch in cut_graph(datapipe).branches:
+        division = _division_of(branch.end, taken_with, run_with)
+        above = {place_of(pipe) for pipe in breadth_first(division)} - {place_of(division)}
+        own = fitted.pop(_place(branch.end), None)
+        found = {place: fitted.pop(place) for place in list(fitted) if place in above}
+        if own is not None and "workers" in own:
+            found = _least_advanced(own, above)
+        for pipe in branch.pipes:
+            fitted.pop(_place(pipe), None)
+        if run_with:
+            deals = _place(division) if is_dispatch(division) else None
+            fitted[_place(branch.end)] = {SPREAD: list(map(list, found.items())), "deals": deals}
+        else:
+            fitted |= found
+    return fitted
+
+
+def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
+    """Return where each of the workers goes on after so many items of all of them together."""
+    above: Cursors = dict(cursor[SPREAD])
+    deals = cursor["deals"]
+    taken = [len(range(worker, position, workers)) for worker in range(workers)]
+    turns = tuple((position + turn) % workers for turn in range(workers))
+    if deals is None:
+        starts = tuple(WorkerStart(Mark(count, above), 0) for count in taken)
+        return StreamPlace(starts, turns)
+    marks = (Mark(count, {deals: {"taken": count}}) for count in taken)
+    starts = tuple(WorkerStart(mark, 0) for mark in marks)
+    return StreamPlace(starts, turns, DealStart(Mark(position, above), tuple(taken)))
+
+
+def _division_of(end: Any, taken_with: int, run_with: int) -> Any:
+    """Return the pipe that divides a branch's items, if only one-to-one pipes follow it."""
+    wiring, pipe = Wiring(end), end
+    while not _divides(pipe):
+        sources = wiring.sources(pipe)
+        if len(sources) != 1 or not _keeps_positions(pipe):
+            raise SnapshotError(
+                f"the state was taken with {_workers(taken_with)} and cannot go on with"
+                f" {_workers(run_with)}: {stage_name(pipe)} comes out otherwise for another number"
+                " of workers. Put it in the loader's process (for a batch: across_workers=True),"
+                " or before the pipe that divides the items, or use as many workers as before"
+            )
+        pipe = sources[0]
+    return pipe
+
+
+def _divides(pipe: Any) -> bool:
+    return is_dispatch(pipe) or (is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP))
+
+
+def _keeps_positions(pipe: Any) -> bool:
+    # One that leaves bad samples out yields fewer items than it takes.
+    skips = getattr(pipe, "on_error", "raise") == "skip"
+    is_one_to_one = isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
+    return is_one_to_one and not skips and not is_without_order(pipe)
+
+
+def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:
+    """Return where the worker that was furthest behind stood before the division."""
+    place = place_of_cursor(own)
+    if place.deal is not None:
+        return place.deal.mark.cursors
+    count = len(place.starts)
+    marks = [start.mark for start in place.starts]
+    behind = min(enumerate(marks), key=lambda pair: pair[1].position * count + pair[0])[1]
+    return {place: cursor for place, cursor in behind.cursors.items() if place in above}
+
+
+def _place(pipe: Any) -> int:
+    place = place_of(pipe)
+    return -1 if place is None else place
+
+
+def _workers(count: int) -> str:
+    return "no workers" if count == 0 else f"{count} worker{'s' if count > 1 else ''}"

@@ -1,0 +1,204 @@
+"""Bad samples: raised, left out, or answered for, and counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import TooManyErrors
+
+
+def numbers(count=20):
+    return IterableWrapper(range(count))
+
+
+def half(number):
+    if number % 5 == 0:
+        raise LookupError(number)
+    return number / 2
+
+
+async def half_soon(number):
+    return half(number)
+
+
+def is_small(number):
+    return half(number) < 5
+
+
+def halves(number):
+    yield number
+    yield half(number)
+
+
+def half_of_all(batch):
+    return [half(number) for number in batch]
+
+
+GOOD = [number / 2 for number in range(20) if number % 5]
+
+PIPES = {
+    "map": lambda **how: numbers().map(half, **how),
+    "map, async": lambda **how: numbers().map(half_soon, **how),
+    "async_map": lambda **how: numbers().async_map(half_soon, **how),
+    "thread_map": lambda **how: numbers().thread_map(half, concurrency=3, **how),
+    "flatmap": lambda **how: numbers().flatmap(lambda number: [half(number)], **how),
+    "collate": lambda **how: numbers().batch(1).collate(lambda one: half(one[0]), **how),
+}
+every_pipe = pytest.mark.parametrize("name", PIPES)
+
+
+@every_pipe
+def test_a_failed_item_is_left_out_and_counted(name):
+    pipe = PIPES[name](on_error="skip")
+    assert list(pipe) == GOOD
+    assert pipe.current_pass.errors == 4
+
+
+@every_pipe
+def test_without_on_error_it_is_raised(name):
+    with pytest.raises(LookupError) as caught:
+        list(PIPES[name]())
+    assert "raised in" in caught.value.__notes__[0]
+
+
+@every_pipe
+def test_a_function_answers_for_it(name):
+    def answer(error, item):
+        assert isinstance(error, LookupError)
+        return [-1] if name == "flatmap" else -1
+
+    pipe = PIPES[name](on_error=answer)
+    assert list(pipe) == [-1 if number % 5 == 0 else number / 2 for number in range(20)]
+    assert pipe.current_pass.errors == 4
+
+
+@every_pipe
+def test_the_function_that_answers_may_raise(name):
+    def refuse(error, item):
+        raise KeyError(item) from error
+
+    with pytest.raises(KeyError) as caught:
+        list(PIPES[name](on_error=refuse))
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@every_pipe
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_one_error_too_many_names_the_pipe_and_the_last_error(name, workers):
+    graph = PIPES[name](on_error="skip", max_errors=3).sharding_filter()
+    loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(workers))
+    items = []
+    async with loader:
+        with pytest.raises(TooManyErrors, match="failed on 4 items, which is more than") as caught:
+            await read_into(items, loader)
+    assert items == [number / 2 for number in range(15) if number % 5]
+    assert name.partition(",")[0] in str(caught.value)
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert caught.value.__cause__.args[0] == 15
+    assert caught.value.errors == 4
+
+
+async def read_into(items, loader):
+    async for item in loader:
+        items.append(item)
+
+
+@every_pipe
+def test_as_many_errors_as_allowed_are_allowed(name):
+    assert list(PIPES[name](on_error="skip", max_errors=4)) == GOOD
+
+
+@every_pipe
+def test_each_pass_counts_for_itself(name):
+    pipe = PIPES[name](on_error="skip", max_errors=4)
+    assert list(pipe) == list(pipe) == GOOD
+    assert pipe.current_pass.errors == 4
+
+
+@every_pipe
+async def test_it_goes_on_exactly(name):
+    expected = [item async for item in DataLoader2(PIPES[name](on_error="skip"))]
+    for count in range(1, len(expected)):
+        loader = DataLoader2(PIPES[name](on_error="skip", max_errors=4))
+        async with loader:
+            stream = aiter(loader)
+            items = [await anext(stream) for _ in range(count)]
+            state = loader.state_dict(include_datapipe=False)
+        later = DataLoader2(PIPES[name](on_error="skip", max_errors=4))
+        later.load_state_dict(state)
+        async with later:
+            assert items + [item async for item in later] == expected
+
+
+def test_a_filter_that_fails_leaves_the_item_out_or_asks():
+    pipe = numbers().filter(is_small, on_error="skip")
+    assert list(pipe) == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert pipe.current_pass.errors == 4
+    asked = numbers().filter(is_small, on_error=lambda error, number: number > 10)
+    assert list(asked) == [1, 2, 3, 4, 6, 7, 8, 9, 15]
+
+
+def test_what_an_expansion_made_before_it_failed_is_kept():
+    pipe = IterableWrapper([4, 5, 6]).flatmap(halves, on_error="skip")
+    assert list(pipe) == [4, 2, 5, 6, 3]
+    answered = IterableWrapper([4, 5, 6]).flatmap(halves, on_error=lambda error, n: "ab")
+    assert list(answered) == [4, 2, 5, "a", "b", 6, 3]
+
+
+async def test_an_expansion_goes_on_inside_an_answer_and_counts_it_once():
+    def graph():
+        return numbers(11).flatmap(halves, on_error=lambda error, n: "abc", max_errors=3)
+
+    expected = list(graph())
+    for count in range(1, len(expected)):
+        loader = DataLoader2(graph())
+        async with loader:
+            stream = aiter(loader)
+            items = [await anext(stream) for _ in range(count)]
+            state = loader.state_dict(include_datapipe=False)
+        later = DataLoader2(graph())
+        later.load_state_dict(state)
+        async with later:
+            assert items + [item async for item in later] == expected
+
+
+def test_map_batches_leaves_whole_lists_out():
+    pipe = numbers(12).map_batches(half_of_all, 4, on_error="skip")
+    assert list(pipe) == []
+    assert pipe.current_pass.errors == 3
+    rows = IterableWrapper([(n, n + 1) for n in range(4)])
+    assert list(rows.map_batches(lambda column: [sum(column)], 3, input_col=1)) == [6, 4]
+    pairs = rows.map_batches(lambda pairs: pairs, 3, input_col=[1, 0])
+    assert list(pairs) == [[1, 0], [2, 1], [3, 2], [4, 3]]
+
+
+def test_leaving_items_out_takes_the_length_away():
+    with pytest.raises(TypeError, match=r"map\(half.* leaves out what fails"):
+        len(numbers().map(half, on_error="skip"))
+    assert len(numbers().map(half, on_error=lambda error, item: 0)) == 20
+
+
+def test_a_function_that_ends_the_data_has_failed():
+    def ends(number):
+        raise StopIteration
+
+    pipe = numbers(3).map(ends, on_error="skip")
+    assert list(pipe) == []
+    assert pipe.current_pass.errors == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "text"),
+    [
+        ({"on_error": "ignore"}, ValueError, "on_error must be .* got 'ignore'"),
+        ({"on_error": half_soon}, TypeError, "must be a plain function"),
+        ({"max_errors": 3}, ValueError, "max_errors goes with"),
+        ({"on_error": "skip", "max_errors": -1}, ValueError, "max_errors must be at least 0"),
+    ],
+)
+@every_pipe
+def test_what_is_wrong_is_said_when_the_pipe_is_made(name, how, error, text):
+    with pytest.raises(error, match=text):
+        PIPES[name](**how)

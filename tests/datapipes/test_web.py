@@ -1,0 +1,230 @@
+"""read_from_http, from a real server that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import functools
+import importlib.util
+import io
+import subprocess
+import sys
+import time
+
+import pytest
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import HttpReader, IterableWrapper
+from asyncloader.datapipes.web import seconds_of
+from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
+from tests.http_server import body, http_server
+from tests.leaks import leaves_nothing
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("aiohttp") is None, reason="needs aiohttp")
+
+read = functools.partial(HttpReader, as_bytes=True, backoff=0.001)
+
+
+async def drained(pipe):
+    return [item async for item in pipe]
+
+
+def listed(loader):
+    with loader:
+        return list(loader)
+
+
+async def bodies(server, *paths, **settings):
+    """Read paths of the server and return their bodies."""
+    pipe = read(IterableWrapper([server.url(path) for path in paths]), **settings)
+    return [content for _, content in await drained(pipe)]
+
+
+async def test_bodies_come_in_order_with_their_urls_over_kept_connections():
+    async with http_server() as server:
+        urls = [server.url(f"/body/{number}?size={1 << 16}") for number in range(200)]
+        items = await drained(read(IterableWrapper(urls), concurrency=8))
+        assert items == [(url, body(str(n), 1 << 16)) for n, url in enumerate(urls)]
+        assert server.most_open <= 8
+        assert server.connections <= 8
+        await server.all_closed()
+
+
+async def test_a_body_is_a_stream_unless_bytes_are_asked_for():
+    async with http_server() as server:
+        urls = IterableWrapper([server.url("/body/a")])
+        ((url, stream),) = await drained(urls.read_from_http())
+        assert url == server.url("/body/a")
+        assert isinstance(stream, io.BytesIO)
+        assert stream.read() == body("a", 10)
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_urls_are_read_wherever_the_graph_runs_and_nothing_is_left(form, workers):
+    # The first loader of a process starts what the later ones use too.
+    await read_through_a_loader(form, workers)
+    with leaves_nothing():
+        await read_through_a_loader(form, workers)
+
+
+async def read_through_a_loader(form, workers):
+    async with http_server() as server:
+        urls = [server.url(f"/body/{number}") for number in range(40)]
+        graph = IterableWrapper(urls).sharding_filter().read_from_http(as_bytes=True)
+        loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(workers))
+        if form == "sync":
+            items = await asyncio.to_thread(listed, loader)
+        else:
+            async with loader:
+                items = await drained(loader)
+        assert items == [(url, body(str(n), 10)) for n, url in enumerate(urls)]
+        await server.all_closed()
+
+
+@pytest.mark.parametrize(
+    "path", ["/fail/503/2/x", "/fail/429/2/x", "/fail/500/3/x", "/cut/3/x", "/reset/2/x"]
+)
+async def test_what_may_pass_is_tried_again(path):
+    async with http_server() as server:
+        assert await bodies(server, path) == [body("x", 1000)]
+        assert server.asked[path] == int(path.split("/")[-2]) + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/fail/503/9/x", "the server answered 503"),
+        ("/cut/9/x", "ClientPayloadError"),
+        ("/reset/9/x", "ServerDisconnectedError"),
+    ],
+)
+async def test_what_does_not_pass_is_given_up_and_says_after_how_many_times(path, says):
+    async with http_server() as server:
+        with pytest.raises(HttpUnavailable, match=says) as caught:
+            await bodies(server, path, retries=2)
+        assert caught.value.url == server.url(path)
+        assert caught.value.__notes__[0] == "it was tried 3 times"
+        assert server.asked[path] >= 3
+
+
+async def test_what_will_not_pass_is_asked_for_once():
+    async with http_server() as server:
+        with pytest.raises(HttpError, match="the server answered 404") as caught:
+            await bodies(server, "/nowhere")
+        assert caught.value.status == 404
+        assert not isinstance(caught.value, HttpUnavailable)
+        assert server.asked["/nowhere"] == 1
+
+
+async def test_a_server_says_when_to_come_back():
+    async with http_server() as server:
+        server.extra_head = "Retry-After: 1\r\n"
+        begun = time.monotonic()
+        assert await bodies(server, "/fail/503/1/x") == [body("x", 1000)]
+        assert time.monotonic() - begun >= 1
+
+
+def test_a_time_to_come_back_may_be_a_date():
+    assert seconds_of("120") == 120
+    assert 50 < seconds_of(email.utils.formatdate(time.time() + 60)) <= 60
+    assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert seconds_of("") is None
+    assert seconds_of("soon") is None
+
+
+@pytest.mark.parametrize("path", ["/silent", "/stall"])
+async def test_a_server_that_takes_too_long_is_a_timeout(path):
+    async with http_server() as server:
+        with pytest.raises(TimeoutError, match=r"timeout=0\.05"):
+            await bodies(server, path, timeout=0.05, retries=1)
+        assert server.asked[path] == 2
+
+
+async def test_redirects_are_followed_so_far_and_no_further():
+    async with http_server() as server:
+        assert await bodies(server, "/redirect/3") == [body("0", 1000)]
+        with pytest.raises(HttpError, match="redirected too often"):
+            await bodies(server, "/redirect/forever", max_redirects=4)
+        assert server.asked["/redirect/forever"] <= 5
+
+
+@pytest.mark.parametrize("path", ["/body/a?size=1001", "/squeezed"])
+async def test_a_body_that_is_too_large_is_refused(path):
+    async with http_server() as server:
+        with pytest.raises(ResourceExhausted, match="more than max_bytes=1000"):
+            await bodies(server, path, max_bytes=1000)
+
+
+async def test_nothing_secret_of_a_url_is_in_an_error():
+    async with http_server() as server:
+        url = f"http://user:word@{server.address}/nowhere?signature=abc"
+        with pytest.raises(HttpError) as caught:
+            await drained(read(IterableWrapper([url])))
+        text = str(caught.value)
+        assert server.url("/nowhere") in text
+        assert "word" not in text
+        assert "abc" not in text
+
+
+async def test_what_a_server_sets_for_one_url_is_not_sent_with_another():
+    async with http_server() as server:
+        assert await bodies(server, "/cookie", "/cookie", concurrency=1) == [b"none"] * 2
+
+
+async def test_settings_go_to_the_request():
+    async with http_server() as server:
+        answers = await bodies(server, "/auth", auth=("user", "word"))
+        assert answers == [b"Basic dXNlcjp3b3Jk"]
+        assert await bodies(server, "/auth", headers={"Authorization": "x"}) == [b"x"]
+
+
+async def test_bad_urls_are_skipped_and_counted():
+    async with http_server() as server:
+        urls = [server.url(path) for path in ("/body/1", "/nowhere", "/body/2")]
+        urls.append("gopher://127.0.0.1/")
+        pipe = read(IterableWrapper(urls), skip_on_error=True)
+        assert [content for _, content in await drained(pipe)] == [body("1", 10), body("2", 10)]
+        assert pipe.current_pass.errors == 2
+        with pytest.raises(TooManyErrors) as caught:
+            await drained(read(IterableWrapper(urls), on_error="skip", max_errors=1))
+        assert isinstance(caught.value.__cause__, HttpError)
+
+
+async def test_an_error_comes_out_of_a_worker_as_it_is():
+    async with http_server() as server:
+        graph = IterableWrapper([server.url("/nowhere")]).sharding_filter().read_from_http()
+        service = MultiProcessingReadingService(1)
+        async with DataLoader2(graph, reading_service=service) as loader:
+            with pytest.raises(HttpError) as caught:
+                await drained(loader)
+        assert caught.value.status == 404
+
+
+async def test_leaving_early_closes_the_connections_of_requests_under_way():
+    with leaves_nothing():
+        async with http_server() as server:
+            urls = [server.url("/body/0"), *[server.url("/silent")] * 20]
+            stream = aiter(read(IterableWrapper(urls)))
+            await anext(stream)
+            await stream.aclose()
+            await server.all_closed()
+
+
+def test_what_is_wrong_is_said_when_the_pipe_is_made():
+    urls = IterableWrapper([])
+    with pytest.raises(ValueError, match="give one of the two"):
+        urls.read_from_http(skip_on_error=True, on_error="skip")
+    with pytest.raises(ValueError, match="timeout must be more than 0 seconds"):
+        urls.read_from_http(0)
+
+
+async def test_an_item_that_is_no_url_is_said_so():
+    with pytest.raises(TypeError, match="reads URLs, got int"):
+        await drained(IterableWrapper([3]).read_from_http())
+
+
+def test_aiohttp_is_imported_when_it_is_needed():
+    code = "import asyncloader.datapipes.iter, sys; print('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"]

@@ -1,0 +1,140 @@
+"""An HTTP server on this machine that misbehaves as it is told.
+
+This file is about ``HttpServer``: what it answers is in the path that is asked for, and it
+counts what is asked and which connections are open.
+
+    /body/7?size=100     100 bytes made of 7
+    /fail/503/2/x        503 the first two times that x is asked for, then a body
+    /cut/2/x             half a body the first two times, then a whole one
+    /reset/2/x           no answer but a closed connection the first two times
+    /redirect/3          three redirects, then a body
+    /silent              no answer at all
+    /stall               the head and half a body, then nothing
+    /squeezed            a megabyte of zeros, compressed
+    /cookie              whether a cookie came back; sets one
+    /auth                the Authorization header
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, urlsplit
+
+
+@dataclass
+class HttpServer:
+    """The server, while it listens."""
+
+    address: str = ""
+    open: int = 0
+    most_open: int = 0
+    connections: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
+    extra_head: str = ""
+    _all_closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def url(self, path: str) -> str:
+        return f"http://{self.address}{path}"
+
+    async def all_closed(self) -> None:
+        """Wait until no connection is open."""
+        async with asyncio.timeout(10):
+            while self.open:
+                self._all_closed.clear()
+                await self._all_closed.wait()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer what comes over one connection."""
+        self.open += 1
+        self.connections += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            with contextlib.suppress(ConnectionError):
+                while await self._answer(reader, writer):
+                    await writer.drain()
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            self.open -= 1
+            self._all_closed.set()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; whether the connection may be used again."""
+        head = await self._head(reader)
+        if not head:
+            return False
+        target = head.split(" ")[1]
+        headers = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
+        path = urlsplit(target).path
+        self.asked[path] += 1
+        match path.split("/")[1:]:
+            case ["body", name]:
+                size = int(parse_qs(urlsplit(target).query).get("size", ["10"])[0])
+                writer.write(whole(200, body(name, size), self.extra_head))
+            case ["fail", status, times, _] if self.asked[path] <= int(times):
+                writer.write(whole(int(status), b"not now", self.extra_head))
+            case ["cut", times, name] if self.asked[path] <= int(times):
+                writer.write(whole(200, body(name, 1000))[:-500])
+                return False
+            case ["reset", times, _] if self.asked[path] <= int(times):
+                writer.transport.abort()
+                return False
+            case ["redirect", "0"] | ["fail" | "cut" | "reset", *_]:
+                writer.write(whole(200, body(path.split("/")[-1], 1000)))
+            case ["redirect", "forever"]:
+                writer.write(whole(302, b"", "Location: /redirect/forever\r\n"))
+            case ["redirect", count]:
+                writer.write(whole(302, b"", f"Location: /redirect/{int(count) - 1}\r\n"))
+            case ["silent"]:
+                await reader.read()
+                return False
+            case ["stall"]:
+                writer.write(whole(200, body("stall", 1000))[:-500])
+                await reader.read()
+                return False
+            case ["squeezed"]:
+                squeezed = zlib.compress(bytes(1 << 20))
+                writer.write(whole(200, squeezed, "Content-Encoding: deflate\r\n"))
+            case ["cookie"]:
+                came = headers.get("Cookie", "none").encode()
+                writer.write(whole(200, came, "Set-Cookie: a=b\r\n"))
+            case ["auth"]:
+                writer.write(whole(200, headers.get("Authorization", "none").encode()))
+            case _:
+                writer.write(whole(404, b"no such path"))
+        return True
+
+    async def _head(self, reader: asyncio.StreamReader) -> str:
+        try:
+            return (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:
+            return ""
+
+
+def body(name: str, size: int) -> bytes:
+    """Return the body that a name stands for."""
+    return (f"{name} ".encode() * (size // (len(name) + 1) + 1))[:size]
+
+
+def whole(status: int, content: bytes, more: str = "") -> bytes:
+    """Return a whole answer as bytes."""
+    head = f"HTTP/1.1 {status} Said So\r\nContent-Length: {len(content)}\r\n{more}\r\n"
+    return head.encode() + content
+
+
+@contextlib.asynccontextmanager
+async def http_server() -> AsyncIterator[HttpServer]:
+    """Serve on a free port of this machine, on the running loop."""
+    served = HttpServer()
+    listening = await asyncio.start_server(served.serve, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    served.address = f"{host}:{port}"
+    async with listening:
+        yield served
+        await served.all_closed()

@@ -1,0 +1,98 @@
+"""Meetings of ranks, at a table of this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncloader.datapipes.meeting import Meeting
+from asyncloader.errors import RankError
+from asyncloader.ranks import (
+    Alone,
+    Flags,
+    Kind,
+    Statement,
+    open_group,
+    ranks_in_words,
+)
+from tests.table import Table
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        Statement(0, Kind.GRAPH, count=2**64 - 1),
+        Statement(7, Kind.SEED, count=2**63, flags=Flags.CHOSEN),
+        Statement(2**40, Kind.WINDOW, 3, 0, Flags.ENDED | Flags.FAILED),
+    ],
+)
+def test_a_statement_is_five_signed_numbers_of_64_bits(statement):
+    words = statement.words()
+    assert len(words) == 5
+    assert all(-(2**63) <= word < 2**63 for word in words)
+    assert Statement.from_words(words) == statement
+
+
+def test_ranks_are_named():
+    assert ranks_in_words([2]) == "rank 2"
+    assert ranks_in_words([0, 1, 5]) == "ranks 0, 1 and 5"
+
+
+async def test_all_hear_what_each_says():
+    meetings = Table(3).meetings()
+    said = await asyncio.gather(
+        *(meeting.agree(Kind.GRAPH, count=10 + rank) for rank, meeting in enumerate(meetings))
+    )
+    assert [[each.count for each in heard] for heard in said] == [[10, 11, 12]] * 3
+
+
+async def test_who_counted_fewer_epochs_catches_up():
+    first, second = Table(2).meetings()
+    first.epoch = 4
+    said = await asyncio.gather(
+        first.begin_epoch(1, Flags.NONE), second.begin_epoch(2, Flags.CHOSEN)
+    )
+    assert said[0] == said[1]
+    assert [(each.epoch, each.count, each.flags) for each in said[0]] == [
+        (5, 1, Flags.NONE),
+        (5, 2, Flags.CHOSEN),
+    ]
+
+
+@pytest.mark.parametrize("windows", [1, 2, 5])
+async def test_windows_that_were_abandoned_do_not_meet_the_next_epoch(windows):
+    first, second = Table(2).meetings()
+    await asyncio.gather(first.begin_epoch(1, Flags.NONE), second.begin_epoch(1, Flags.NONE))
+    for window in range(windows - 1):
+        await asyncio.gather(
+            first.agree(Kind.WINDOW, window=window), second.agree(Kind.WINDOW, window=window)
+        )
+    # The second rank says one thing more, and its epoch is abandoned while it waits.
+    waiting = asyncio.create_task(second.agree(Kind.WINDOW, window=windows - 1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    said = await asyncio.gather(first.begin_epoch(8, Flags.NONE), second.begin_epoch(9, Flags.NONE))
+    assert said[0] == said[1]
+    assert [each.count for each in said[0]] == [8, 9]
+    said = await asyncio.gather(first.agree(Kind.WINDOW), second.agree(Kind.WINDOW))
+    assert said[0] == said[1]
+
+
+async def test_who_is_left_behind_hears_of_it():
+    first, second, third = Table(3).meetings()
+    every = (first, second, third)
+    await asyncio.gather(*(meeting.begin_epoch(1, Flags.NONE) for meeting in every))
+    gone = [asyncio.create_task(meeting.begin_epoch(1, Flags.NONE)) for meeting in (first, third)]
+    with pytest.raises(RankError, match="ranks 0 and 2 left the epoch that rank 1") as caught:
+        await second.agree(Kind.WINDOW)
+    assert caught.value.ranks == (0, 2)
+    await asyncio.gather(*gone, second.begin_epoch(1, Flags.NONE))
+
+
+async def test_one_rank_is_alone():
+    group = await open_group(1.0)
+    assert isinstance(group, Alone)
+    said = await Meeting(group).begin_epoch(3, Flags.NONE)
+    assert [each.count for each in said] == [3]
+    await group.aclose()
