@@ -32,6 +32,7 @@ from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
+from asyncloader.serving.feed import Feed
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
@@ -42,6 +43,7 @@ __all__ = [
     "DataLoader2",
     "DataLoader2Iterator",
     "DistributedReadingService",
+    "Feed",
     "ForkedError",
     "InProcessReadingService",
     "IterDataPipe",

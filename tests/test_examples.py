@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+#: Runs until it is told to end; tests/serving/test_inference_server.py does that.
+SERVERS = {"inference_server.py"}
+EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - SERVERS)
 LIMIT_SECONDS = 120
 
 #: What each example prints, as a regular expression that is searched for.
 PRINTS = {
+    "tcp_server.py": r"500 of 500 answers are right\nan error: error: invalid literal .*\n"
+    r"answered 500, failed 1\n$",
     "custom_pipe.py": r"\[2, 2, 2, 2, 2, 2, 2, 3\]\nthe same by `for`: True\n$",
     "custom_service.py": (
         r"epoch 1: a to sea\n"

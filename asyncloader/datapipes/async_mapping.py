@@ -17,7 +17,7 @@ from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import AsyncColumnFunction, checked_columns
 from asyncloader.datapipes.cursors import Cursor, Cursors, adropped, cursor_of
-from asyncloader.datapipes.function import blame, is_async
+from asyncloader.datapipes.function import blame, is_async, itself
 from asyncloader.datapipes.handing_out import AsTheyCome
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.naming import function_name
@@ -104,8 +104,13 @@ class AsyncMapper(IterDataPipe[T]):
         self.max_errors = max_errors
         more = 0 if resource is None else 1
         self._columns = checked_columns(fn, input_col, output_col, more=more)
+        self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
         self._attempts = Attempts(timeout, retries, retry_on, backoff)
         self.tolerance = Tolerance(on_error, max_errors)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        self._wrap = wrap
+        return self.tolerance.is_strict
 
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
@@ -160,6 +165,8 @@ class AsyncMapper(IterDataPipe[T]):
         if self.input_col is not None:
             fn = AsyncColumnFunction(fn, self._columns)
         apply = self._attempts.of(fn)
+        if self._wrap is not itself:
+            return self._wrap(apply)
         return functools.partial(self._tried if self.tolerance.is_strict else self._let_fail, apply)
 
     async def _tried(self, apply: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
@@ -217,6 +224,9 @@ class BatchAsyncMapper(AsyncMapper[T]):
         self._flatten = flatten
         concurrency = min(batch_size, max_concurrency)
         super().__init__(source_datapipe, async_fn, input_col, output_col, concurrency=concurrency)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        return super().carry(wrap) and self._flatten
 
     def __len__(self) -> int:
         count = super().__len__()

@@ -94,6 +94,21 @@ class DataPipe:
         """Whether the pipe stays with the loader while its readers may run in workers."""
         return False
 
+    def rewired(self, graph: Any) -> Any:
+        """Return the graph as it is to be run; asked of a pipe that lives with the loader."""
+        return graph
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        """Let envelopes pass, by calling ``wrap(function)`` where ``function`` was called.
+
+        False for a pipe that has no such function, or makes other than one item of one.
+        """
+        return False
+
+    def goes_by_clock(self) -> bool:
+        """Whether what the pipe yields depends on the time, so that no snapshot can go back."""
+        return False
+
     def is_splitter(self) -> bool:
         """Whether the pipe is read through branches that share what it holds."""
         return False

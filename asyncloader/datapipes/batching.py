@@ -5,8 +5,9 @@ This file is about batch, in its iter and map forms.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -17,10 +18,12 @@ from asyncloader.datapipes.arguments import (
     keyed_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.crossing import from_loop
 from asyncloader.datapipes.cursors import Cursors, pick, picks, put_cursors, resume
 from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.iterating import close_items
-from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.reading import abegin, begin
+from asyncloader.datapipes.timed_batching import checked_wait, timed_batches
 
 T = TypeVar("T")
 
@@ -37,6 +40,10 @@ class Batcher(IterDataPipe[list[T]]):
     are made in the loader's process, of the items of all workers, and are the same for
     any number of them.
 
+    With ``max_wait`` a batch is closed by the clock as well, when its first item has
+    waited so many seconds for company. Such batches differ from run to run: there is
+    no length, and no snapshot.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(5)).batch(2))
     [[0, 1], [2, 3], [4]]
@@ -50,20 +57,48 @@ class Batcher(IterDataPipe[list[T]]):
         wrapper_class: Callable[[list[T]], Any] = list,
         *,
         across_workers: bool = False,
+        max_wait: float | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.drop_last = drop_last
         self.wrapper_class = checked_function("wrapper_class", wrapper_class)
         self.across_workers = across_workers
+        self.max_wait = None if max_wait is None else checked_wait(max_wait)
+
+    def goes_by_clock(self) -> bool:
+        return self.max_wait is not None
+
+    def is_async(self) -> bool:
+        return self.goes_by_clock()
+
+    def waits(self) -> bool:
+        return self.goes_by_clock()
 
     def is_replicable(self) -> bool:
         return not self.across_workers
 
     def __len__(self) -> int:
+        if self.goes_by_clock():
+            raise TypeError(f"{self!r} closes batches by the clock and has no length")
         return batch_count(len(self.source), self.batch_size, self.drop_last)
 
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._by_clock() if self.goes_by_clock() else super().__aiter__()
+
     def __iter__(self) -> Iterator[Any]:
+        return from_loop(self) if self.goes_by_clock() else self._by_count()
+
+    async def _by_clock(self) -> AsyncIterator[Any]:
+        assert self.max_wait is not None
+        batches = timed_batches(abegin(self.source), self.batch_size, self.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                if len(batch) == self.batch_size or not self.drop_last:
+                    yield self._wrapped(batch)
+                del batch
+
+    def _by_count(self) -> Iterator[Any]:
         size = self.batch_size
         items = begin(self.source)
         try:

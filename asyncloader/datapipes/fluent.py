@@ -277,7 +277,12 @@ class IterFluent(Generic[T_co]):
 
         @overload
         def batch(
-            self, batch_size: int, drop_last: bool = False, *, across_workers: bool = False
+            self,
+            batch_size: int,
+            drop_last: bool = False,
+            *,
+            across_workers: bool = False,
+            max_wait: float | None = None,
         ) -> IterDataPipe[list[T_co]]: ...
         @overload
         def batch(
@@ -287,6 +292,7 @@ class IterFluent(Generic[T_co]):
             wrapper_class: Callable[[list[T_co]], U] = ...,
             *,
             across_workers: bool = False,
+            max_wait: float | None = None,
         ) -> IterDataPipe[U]: ...
         def batch(
             self,
@@ -295,6 +301,7 @@ class IterFluent(Generic[T_co]):
             wrapper_class: Any = list,
             *,
             across_workers: bool = False,
+            max_wait: float | None = None,
         ) -> IterDataPipe[Any]: ...
 
         @overload

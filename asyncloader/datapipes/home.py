@@ -153,6 +153,9 @@ class TaskGiver(Generic[T]):
 
     def stop(self) -> None:
         """Cancel the task; to be called on the home's loop, unless that is closed."""
+        # Once is enough: a second cancel would disturb the cleaning up.
+        if self._stopped:
+            return
         self._stopped = True
         if self._task is not None and not self._home.loop.is_closed():
             self._task.cancel()

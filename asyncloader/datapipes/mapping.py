@@ -75,6 +75,10 @@ class Mapper(OneToOne, IterDataPipe[T]):
     def waits(self) -> bool:
         return is_async(self.fn)
 
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        self.apply = wrap(self.apply)
+        return self.tolerance.is_strict
+
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
 
@@ -264,6 +268,9 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
     def __init__(self, source_datapipe: Iterable[T], length: int) -> None:
         self.source = iterable_source(source_datapipe)
         self.length = checked_count("length", length, at_least=0)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        return True
 
     def __len__(self) -> int:
         return self.length

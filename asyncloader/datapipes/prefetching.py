@@ -36,6 +36,9 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
         self.source = iterable_source(source_datapipe)
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
 
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self.source)
 

@@ -12,10 +12,11 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.containers import rewritten
-from asyncloader.graph.kinds import is_splitter
+from asyncloader.graph.kinds import can, is_splitter, lives_with_loader
 from asyncloader.graph.walk import (
     DataPipeGraph,
     attributes,
+    breadth_first,
     edges_of,
     list_dps,
     traverse_dps,
@@ -59,6 +60,17 @@ def remove_dp(graph: DataPipeGraph, datapipe: Any) -> DataPipeGraph:
             " reads its branches instead"
         )
     return replace_dp(graph, datapipe, sources[0])
+
+
+def as_run(datapipe: Any) -> Any:
+    """Return a graph as the sources in it that live with the loader want it to be run.
+
+    Its pipes may be changed.
+    """
+    for pipe in breadth_first(datapipe):
+        if lives_with_loader(pipe) and can(pipe, "rewired"):
+            datapipe = pipe.rewired(datapipe)
+    return datapipe
 
 
 def replace_edge(reader: Any, old: Any, new: Any) -> None:

@@ -50,6 +50,11 @@ def lives_with_loader(pipe: Any) -> bool:
     return bool(pipe.lives_with_loader()) if can(pipe, "lives_with_loader") else False
 
 
+def goes_by_clock(pipe: Any) -> bool:
+    """Whether what a pipe yields depends on the time."""
+    return bool(pipe.goes_by_clock()) if can(pipe, "goes_by_clock") else False
+
+
 def is_splitter(pipe: Any) -> bool:
     """Whether a pipe is read through branches that share what it holds (fork, demux)."""
     if can(pipe, "is_splitter"):

@@ -18,6 +18,7 @@ from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursors import set_places
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.edit import as_run
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import Engine
 from asyncloader.loader.gate import Gate
@@ -223,7 +224,7 @@ class DataLoader2(Generic[T_co]):
         set_places(breadth_first(datapipe))
         self.datapipe = datapipe
         self._snapshots = Snapshots(datapipe)
-        self._engine.lifecycle.use_graph(copy_graph(datapipe))
+        self._engine.lifecycle.use_graph(as_run(copy_graph(datapipe)))
 
     def _check_has_graph(self) -> None:
         if self.datapipe is None:

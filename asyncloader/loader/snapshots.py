@@ -15,7 +15,7 @@ from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
-from asyncloader.graph.kinds import lives_with_loader
+from asyncloader.graph.kinds import goes_by_clock, lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.services.base import ReadingServiceInterface
@@ -114,6 +114,8 @@ class Snapshots:
         for pipe in breadth_first(self._datapipe):
             if lives_with_loader(pipe):
                 return f"{stage_name(pipe)} answers to the present; it has no place to go back to"
+            if goes_by_clock(pipe):
+                return f"{stage_name(pipe)} goes by the clock, so what it yielded never comes again"
         for pipe in read_without_fork(self._datapipe):
             return (
                 f"{stage_name(pipe)} is read by several pipes, each in a pass of its own, so no"

@@ -31,8 +31,10 @@ from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
 from asyncloader.services.elastic import SPREAD, spread_place
+from asyncloader.services.fed import FedFromWorkers
 from asyncloader.transport.codec import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
+from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
 from asyncloader.workers.starting import DealPlan
@@ -178,7 +180,7 @@ class Division:
     #: The last pipes of what workers run, one for each branch.
     ends: tuple[Any, ...]
     #: Where the workers' items enter the loader's part, one for each branch.
-    outlets: tuple[FromWorkers, ...]
+    outlets: tuple[FromWorkers | FedFromWorkers, ...]
     seed_places: tuple[SeedPlaces, ...]
     shared: SharedPipes
     #: The last pipe of what the dispatching process runs, if there is one.
@@ -197,7 +199,13 @@ class Division:
         """Return what each worker is told to run."""
         return WorkerPlan(self.ends, self.seed_places, init_fn)
 
-    def connect(self, streams: Sequence[WorkerStream]) -> None:
+    @property
+    def fed(self) -> int | None:
+        """The number of the branch whose source lives with the loader, if there is one."""
+        fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
+        return next(fed, None)
+
+    def connect(self, streams: Sequence[Any]) -> None:
         """Let the outlets yield an epoch's items."""
         for outlet, stream in zip(self.outlets, streams, strict=True):
             outlet.begin_epoch(stream)
@@ -207,17 +215,21 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     """Take the branches for workers out of the graph, which is changed."""
     shared = SharedPipes(datapipe)
     cut = cut_graph(datapipe)
-    if cut.feed is not None:
-        raise LoaderError(f"{stage_name(cut.feed)} cannot be read by worker processes yet")
-    dispatch = cut.dispatch if any(branch.inlets for branch in cut.branches) else None
+    is_read = any(cut.dispatch in branch.inlets for branch in cut.branches)
+    dispatch = cut.dispatch if is_read else None
     root, outlets, ends = datapipe, [], []
     droppers: tuple[str, ...] = ()
     for branch in cut.branches:
         droppers += tuple(stage_name(pipe) for pipe in branch.pipes if _may_drop(pipe))
-        outlet = FromWorkers(branch.end)
+        is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in branch.inlets)
+        outlet: Any = FedFromWorkers(branch.end, cut.feed) if is_fed else FromWorkers(branch.end)
         root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
-        end = branch.end if not branch.inlets else _with_inlet(branch.end, dispatch)
-        outlet.length = _length(end, dispatch, num_workers)
+        end = branch.end
+        for inlet in branch.inlets:
+            stand_in = FromLoader() if inlet is cut.feed else FromDispatcher()
+            end = _with_inlet(end, inlet, stand_in)
+        if not is_fed:
+            outlet.length = _length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)
     return Division(
@@ -232,11 +244,10 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     )
 
 
-def _with_inlet(end: Any, dispatch: Any) -> Any:
-    """Let what read the dispatching part read what is dealt instead; return the branch's end."""
-    inlet = FromDispatcher()
-    take_place_of(inlet, dispatch)
-    return _end_of(replace_dp(traverse_dps(end), dispatch, inlet))
+def _with_inlet(end: Any, pipe: Any, inlet: FromDispatcher) -> Any:
+    """Let what read a pipe that runs elsewhere read what is dealt; return the branch's end."""
+    take_place_of(inlet, pipe)
+    return _end_of(replace_dp(traverse_dps(end), pipe, inlet))
 
 
 def _end_of(graph: DataPipeGraph) -> Any:

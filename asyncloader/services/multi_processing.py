@@ -16,6 +16,8 @@ from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.kinds import lives_with_loader
+from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
@@ -109,11 +111,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             len(division.outlets),
             self._settings(),
             deal,
+            division.fed,
         )
         await self._pool.start()
-        if self.main_prefetch_cnt and not isinstance(division.root, FromWorkers):
-            return Prefetcher(division.root, self.main_prefetch_cnt)
-        return division.root
+        if isinstance(division.root, FromWorkers):
+            return division.root
+        return self._prefetched(division.root)
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
@@ -166,9 +169,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def _initialized_here(self, datapipe: Any) -> Any:
         if self.worker_init_fn is not None:
             datapipe = await result_of(self.worker_init_fn(datapipe, HERE))
-        if self.main_prefetch_cnt:
-            datapipe = Prefetcher(datapipe, self.main_prefetch_cnt)
-        return datapipe
+        return self._prefetched(datapipe)
+
+    def _prefetched(self, datapipe: Any) -> Any:
+        # Requests wait where more of them may still join a batch, not in finished ones.
+        if not self.main_prefetch_cnt or any(map(lives_with_loader, breadth_first(datapipe))):
+            return datapipe
+        return Prefetcher(datapipe, self.main_prefetch_cnt)
 
     def _reset_here(self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn) -> IterResetFn:
         worker_reset_fn = self.worker_reset_fn

@@ -75,6 +75,11 @@ class Inbox:
         self._has_ended, self.error = False, None
         self.is_asked = False
 
+    def go_on(self) -> None:
+        """Take what follows an item that could not be read."""
+        self._has_ended = self._is_refused = False
+        self.error = None
+
     def end(self, error: BaseException | None = None) -> None:
         """Note that no frame follows, and the error that comes after the last item."""
         if not self._has_ended:

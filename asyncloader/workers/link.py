@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 import time
 import weakref
@@ -23,6 +24,7 @@ from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.failure import unpack_error
+from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
     NO_EPOCH,
@@ -68,6 +70,8 @@ class Link:
         self.has_delivered = False
         #: Of the dispatching process: where it stood, as it said in the course of the epoch.
         self.dealing = Dealing()
+        #: By which the worker is dealt what lives with the loader, where anything does.
+        self.line: FeedLine | None = None
         self.last_heard = time.monotonic()
         self._oom_kills = oom_kills()
         self._channel = LoopChannel(process.sock)
@@ -84,6 +88,8 @@ class Link:
         self._channel.attach(loop, self._receive, self._on_closed)
         self._watch = self.process.on_death(loop, _weakly(self._on_death))
         self._return_slots()
+        if self.line is not None:
+            self.line.attach(loop)
 
     def detach(self) -> None:
         """Leave the loop; what the worker sends waits in the kernel."""
@@ -91,6 +97,14 @@ class Link:
         self._watch.detach()
         self._loop = None
         self.on_news = _nothing
+        if self.line is not None:
+            self.line.detach()
+
+    def add_line(self, sock: socket.socket, arena_bytes: int) -> None:
+        """Deal to the worker what lives with the loader; to be called while attached."""
+        self.line = FeedLine(sock, arena_bytes)
+        if self._loop is not None:
+            self.line.attach(self._loop)
 
     def send(self, command: Command, fds: Sequence[int] = ()) -> None:
         """Tell the worker something, giving descriptors away; in vain if it is gone."""
@@ -102,6 +116,8 @@ class Link:
         self._epoch = epoch
         self.epoch_failure = None
         self.last_heard = time.monotonic()
+        if self.line is not None:
+            self.line.begin_epoch(epoch)
 
     def begin_stream(self, number: int, mark: Mark, unwanted: int) -> Inbox:
         """Make room for the items of a stream, which goes on from a mark."""
@@ -124,12 +140,16 @@ class Link:
             inbox.drop()
         self.inboxes = {}
         self.dealing = Dealing()
+        if self.line is not None:
+            self.line.end_epoch()
 
     def close(self) -> None:
         """Close the channel, upon which the worker ends."""
         self.end_epoch()
         self._channel.close()
         self._view.close()
+        if self.line is not None:
+            self.line.close()
 
     def fail(self, failure: BaseException) -> None:
         """End this worker's streams with an error."""

@@ -27,6 +27,7 @@ from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import loads_code
 from asyncloader.workers.failure import pack_error
+from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     NO_EPOCH,
@@ -132,12 +133,12 @@ class Worker:
         self._info = command.info
         become_worker(command.info)
         plan_fds, channels = self._talk.take_fds(command.plan_fds)
-        self._supplies = [Supply(Channel(socket.socket(fileno=fd))) for fd in channels]
+        sockets = [socket.socket(fileno=fd) for fd in channels]
         try:
             plan: WorkerPlan = loads_code(command.plan, plan_fds)
             bound = zip(plan.ends, plan.seed_places, strict=True)
             self._seeds = [places.bind(end) for end, places in bound]
-            self._connect(plan.ends)
+            self._connect(plan.ends, sockets)
             self._pipes = [self._prepared(end, plan) for end in plan.ends]
         except SystemExit:
             raise
@@ -146,13 +147,19 @@ class Worker:
         else:
             self._talk.report(Ready())
 
-    def _connect(self, ends: Sequence[Any]) -> None:
+    def _connect(self, ends: Sequence[Any], sockets: Sequence[socket.socket]) -> None:
         """Give the pipes that yield what is dealt the channel it comes over."""
         pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
         self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
-        for supply in self._supplies:
+        # The channel to the dispatching process comes first, then that to the loader.
+        kinds = {type(inlet): inlet for inlet in self._inlets}
+        wanted = [kind for kind in (FromDispatcher, FromLoader) if kind in kinds]
+        for kind, sock in zip(wanted, sockets, strict=True):
+            supply = kinds[kind].new_supply(Channel(sock))
+            self._supplies.append(supply)
             for inlet in self._inlets:
-                inlet.supply = supply
+                if type(inlet) is kind:
+                    inlet.supply = supply
 
     def _prepared(self, end: Any, plan: WorkerPlan) -> Any:
         info = self._info

@@ -18,6 +18,7 @@ from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.codec import Parcel
 from asyncloader.workers.dealing import Dealing
+from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import (
@@ -40,6 +41,9 @@ logger = logging.getLogger("asyncloader")
 DRAIN_SECONDS = 1.0
 #: How long workers that were told to end may take before they are killed.
 CLOSE_GRACE = 2.0
+
+#: More frames than a stream will ever have.
+UNBOUNDED = 1 << 62
 
 
 class EpochOrders:
@@ -73,13 +77,20 @@ class WorkerPool:
     """The workers of one loader, from ``start`` to ``aclose``."""
 
     def __init__(
-        self, plan: Parcel, streams: int, settings: PoolSettings, deal: DealPlan | None = None
+        self,
+        plan: Parcel,
+        streams: int,
+        settings: PoolSettings,
+        deal: DealPlan | None = None,
+        fed: int | None = None,
     ) -> None:
         self.settings = settings
         self.links: list[Link] = []
         self.restarts = 0
         self._deal = deal
-        self._starter = Starter(plan, settings, deal)
+        self._starter = Starter(plan, settings, deal, has_lines=fed is not None)
+        #: The stream whose source lives with the loader, if there is one.
+        self._fed = fed
         self._streams = streams
         self._dispatcher: Link | None = None
         #: Those that died in this epoch, whose frames may still wait to be opened.
@@ -105,7 +116,7 @@ class WorkerPool:
 
     def begin_epoch(
         self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
-    ) -> list[WorkerStream]:
+    ) -> list[WorkerStream | FedStream]:
         """Begin an epoch on the running loop; return its streams."""
         loop = asyncio.get_running_loop()
         self._epoch += 1
@@ -116,10 +127,7 @@ class WorkerPool:
         for link in self.all_links():
             link.begin_epoch(self._epoch)
             link.attach(loop, self._wake)
-        return [
-            WorkerStream(self, number, self._epoch, waiter, self.settings)
-            for number, waiter in enumerate(self._waiters)
-        ]
+        return [self._stream(number, waiter) for number, waiter in enumerate(self._waiters)]
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
@@ -254,7 +262,16 @@ class WorkerPool:
         link.send(self._order(number, start))
         return inbox
 
+    def _stream(self, number: int, waiter: LoopWaiter) -> WorkerStream | FedStream:
+        if number == self._fed:
+            return FedStream(self, number, waiter, self.settings)
+        return WorkerStream(self, number, self._epoch, waiter, self.settings)
+
     def _order(self, number: int, start: WorkerStart) -> BeginStream:
+        if number == self._fed:
+            # What a worker may send is bounded by what it is dealt. What it is dealt never
+            # comes again, so there is nothing to go on from.
+            return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=False)
         credits = self.settings.credits
         return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
 

@@ -57,11 +57,20 @@ class Started(NamedTuple):
 class Starter:
     """Starts the processes of one pool, and knows all that were not ended."""
 
-    def __init__(self, plan: Parcel, settings: PoolSettings, deal: DealPlan | None) -> None:
+    def __init__(
+        self,
+        plan: Parcel,
+        settings: PoolSettings,
+        deal: DealPlan | None,
+        *,
+        has_lines: bool = False,
+    ) -> None:
         self.processes: list[Process] = []
         self._plan = plan
         self._settings = settings
         self._deal = deal
+        # Whether each worker has a channel for what the loader sends it.
+        self._has_lines = has_lines
 
     async def start(self, workers: Iterable[int]) -> Started:
         """Start these workers, or none: WorkerStartupError with the cause, and nothing left."""
@@ -153,6 +162,10 @@ class Starter:
                 from_dispatcher, to_worker = socket.socketpair()
                 fds.append(from_dispatcher.detach())
                 dealt.append(to_worker.detach())
+            if self._has_lines:
+                from_loader, to_loader = socket.socketpair()
+                fds.append(from_loader.detach())
+                link.add_line(to_loader, self._share())
             link.send(self._setup(link.worker or 0, self._plan), fds)
         if started.dispatcher is not None and self._deal is not None:
             fds = self._deal.plan.fds() + dealt

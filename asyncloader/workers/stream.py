@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
+from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
@@ -178,7 +179,12 @@ class Stream:
             except LoaderError:
                 raise
             except Exception as error:
-                raise self._refusal(item, error) from error
+                refusal = self._refusal(item, error)
+                refusal.__cause__ = error
+                if not isinstance(item, Envelope):
+                    raise refusal from error
+                # A request fails by itself; the stream goes on.
+                self._packing.add(item.failed(self._pack_error(refusal, "")))
         return self._is_due()
 
     def _count_made(self) -> int:

@@ -121,6 +121,10 @@ class FromDispatcher(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         return self._items(0)
 
+    def new_supply(self, channel: Channel) -> Supply:
+        """Return the worker's end of the channel that the items come over."""
+        return Supply(channel)
+
     def put_cursors(self, into: Cursors) -> None:
         put_cursor(self, {"taken": self.taken}, into)
 

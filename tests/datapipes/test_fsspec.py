@@ -27,6 +27,18 @@ from asyncloader.runtime import LoopThread
 from tests.leaks import leaves_nothing
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_thread_of_fsspec_is_left() -> Iterator[None]:
+    """End the thread that fsspec keeps for its own loop: it would forbid to fork."""
+    yield
+    loop, thread = fsspec.asyn.loop, fsspec.asyn.iothread
+    if loop[0] is not None:
+        loop[0].call_soon_threadsafe(loop[0].stop)
+        thread[0].join(10)
+        loop[0].close()
+        loop[0] = thread[0] = None
+
+
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Any]:
     """A memory file system with two files in a folder, and one in a folder below."""

@@ -166,8 +166,6 @@ def test_what_was_held_back_for_a_credit_goes_before_the_next_is_made(bench):
         bench.clock.now += 0.0021
         stream.send_if_late()
         yield 2
-        bench.clock.now += 0.0021
-        yield 3
         raise AssertionError("made before what was there was sent")
 
     stream = bench.stream(slow(), credits=2)
@@ -177,7 +175,7 @@ def test_what_was_held_back_for_a_credit_goes_before_the_next_is_made(bench):
     assert not stream.may_go_on()
     stream.grant(1)
     stream.advance()
-    assert bench.sent() == [[2, 3]]
+    assert bench.sent() == [[2]]
 
 
 def test_items_are_as_they_were_when_they_were_made(bench):

@@ -1,0 +1,39 @@
+"""An item that belongs to a request.
+
+This file is about ``Envelope``: what travels through a graph that answers requests. It
+names whose item it is, and an error takes the item's place without ending the stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: The number of a request, or the numbers of those that make up a batch.
+Key = int | tuple[int, ...]
+
+
+class Envelope:
+    """An item, or the error that took its place, and the request that it belongs to.
+
+    ``error`` is an exception, or bytes where it comes from another process.
+    """
+
+    __slots__ = ("error", "item", "key")
+
+    def __init__(
+        self, key: Key, item: Any = None, error: BaseException | bytes | None = None
+    ) -> None:
+        self.key = key
+        self.item = item
+        self.error = error
+
+    def with_item(self, item: Any) -> Envelope:
+        """Return the same request's envelope with another item."""
+        return Envelope(self.key, item)
+
+    def failed(self, error: BaseException | bytes) -> Envelope:
+        """Return the same request's envelope with an error in the item's place."""
+        return Envelope(self.key, None, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Envelope, (self.key, self.item, self.error)

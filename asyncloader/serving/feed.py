@@ -1,0 +1,226 @@
+"""Where requests enter a graph.
+
+This file is about ``Feed``: a source whose items are asked for, one answer to each.
+
+    ask(item) ─▶ Feed ─ map ─ batch ─▶ loader ─▶ batch.reply(outputs) ─▶ ask returns
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, TypeVar
+
+import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
+from asyncloader.datapipes.arguments import checked_count
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.exchange import Nobody, Waiter
+from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
+from asyncloader.graph.kinds import lives_with_loader
+from asyncloader.graph.walk import breadth_first
+from asyncloader.runtime import LoopWaiter
+from asyncloader.serving.ledger import Ledger, Request
+from asyncloader.serving.rewiring import rewired
+from asyncloader.serving.server import Loader, Server
+from asyncloader.serving.stats import Counts, FeedStats
+
+T = TypeVar("T")
+
+DRAIN_SECONDS = 30.0
+
+
+class Feed(IterDataPipe[Any]):
+    """The source of a graph that answers requests: ``await feed.ask(item)``.
+
+    At most ``max_pending`` requests are accepted and not yet answered. Build a graph on the
+    feed (map, async_map, thread_map, collate, ``batch(n, max_wait=seconds)``, your own
+    one-to-one pipes) and give it to a DataLoader2 that is iterated with ``async for``:
+    each item then has ``data`` and ``reply``. Or let ``feed.serve(loader)`` do that, where
+    the graph itself ends in the answers.
+
+    An error in a pipe is the answer to the request it belongs to, and to no other. The
+    feed stays with the loader; requests go to the least busy worker process.
+
+    >>> import asyncio
+    >>> from asyncloader import DataLoader2
+    >>> async def main():
+    ...     feed = Feed(max_pending=100)
+    ...     async with feed.serve(DataLoader2(feed.map(lambda number: number * number))):
+    ...         return await asyncio.gather(*[feed.ask(number) for number in range(4)])
+    >>> asyncio.run(main())
+    [0, 1, 4, 9]
+    """
+
+    edges = ()
+
+    def __init__(self, max_pending: int = 1024) -> None:
+        self.max_pending = checked_count("max_pending", max_pending, at_least=1)
+        self._counts = Counts()
+        self._ledger = Ledger(self._counts, self._on_news)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reader: Waiter = Nobody()
+        self._drains: set[LoopWaiter] = set()
+        self._is_read = False
+        self._refusal: LoaderError | None = None
+        self._is_closed = False
+
+    async def ask(
+        self, item: Any, timeout: float | None = None, *, idempotent: bool = False
+    ) -> Any:
+        """Hand one request to the graph, and return the answer to it.
+
+        Raises ``Overloaded`` at once where too many requests are pending, ``TimeoutError``
+        after ``timeout`` seconds, ``LoaderClosed`` when the feed is closed, and what a pipe
+        raised for this item. Cancelling it is how a client goes away: what was not begun
+        is dropped. A request that is ``idempotent`` is begun once more if the worker that
+        has it dies; others fail with ``WorkerDied``.
+        """
+        request = self._accepted(item, idempotent)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await request.answer
+        except TimeoutError:
+            if not limit.expired():
+                raise  # a pipe's own
+            self._counts.expired += 1
+            raise TimeoutError(f"there was no answer within {timeout:g} s") from None
+        except asyncio.CancelledError:
+            self._counts.cancelled += 1
+            raise
+        finally:
+            self._ledger.forget(request)
+
+    def serve(self, loader: Loader, *, drain_timeout: float | None = DRAIN_SECONDS) -> Server:
+        """Answer requests with what the graph of ``loader`` makes of them, in the background.
+
+        To be entered with ``async with``, which starts the loader. Leaving it refuses new
+        requests, finishes those that were accepted (those still open after
+        ``drain_timeout`` seconds fail), and shuts the loader down.
+        """
+        return Server(self, loader, drain_timeout)
+
+    def close(self) -> None:
+        """Refuse new requests; iteration ends when those that were accepted are through."""
+        self._is_closed = True
+        self._on_news()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Close, and wait until every request that was accepted has its answer.
+
+        After ``timeout`` seconds those that are left fail with LoaderClosed.
+        """
+        self._check_loop()
+        self.close()
+        waiter = LoopWaiter(asyncio.get_running_loop())
+        self._drains.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter.until(lambda: not len(self._ledger))
+        except TimeoutError:
+            self.fail_all(LoaderClosed(f"the feed was closed, with no answer in {timeout:g} s"))
+        finally:
+            self._drains.discard(waiter)
+
+    def fail_all(self, error: BaseException) -> None:
+        """Answer every request that is pending with an error."""
+        self._ledger.fail_all(error)
+
+    def stats(self) -> FeedStats:
+        """Return how the feed is doing; to be called at any moment."""
+        return self._counts.picture(self._ledger.queued, self._ledger.under_way)
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def lives_with_loader(self) -> bool:
+        return True
+
+    def rewired(self, graph: Any) -> Any:
+        others = [pipe for pipe in breadth_first(graph) if lives_with_loader(pipe)]
+        if len(others) > 1:
+            raise LoaderError(f"a graph has one source that lives with the loader, got {others}")
+        return rewired(graph, self, self._ledger, self._being_read)
+
+    def __copy__(self) -> Feed:
+        # Who asks and who answers meet here: a loader's graph has the feed itself.
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Feed:
+        return self
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a Feed belongs to its process and cannot be pickled")
+
+    async def __aiter__(self) -> AsyncIterator[Envelope]:
+        loop = asyncio.get_running_loop()
+        self._reader = waiter = LoopWaiter(loop)
+        while True:
+            await waiter.until(self._has_something)
+            if not self._ledger.queued:
+                return
+            request = self._ledger.take(loop.time())
+            yield Envelope(request.key, request.taken())
+
+    @contextlib.contextmanager
+    def _being_read(self) -> Iterator[None]:
+        """Hold the feed while a loader reads it; at an early end all that is pending fails."""
+        self._check_loop()
+        if self._is_read:
+            raise LoaderError("this feed is being read already; give each loader its own")
+        self._is_read, self._refusal = True, None
+        try:
+            yield
+        except BaseException as reason:
+            self._abandon(reason)
+            raise
+        finally:
+            self._is_read = False
+
+    def _accepted(self, item: Any, idempotent: bool) -> Request:
+        self._check_loop()
+        if self._is_closed:
+            raise LoaderClosed("the feed is closed and takes no more requests")
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        if len(self._ledger) >= self.max_pending:
+            self._counts.refused += 1
+            raise Overloaded(
+                f"{self.max_pending} requests are pending, as many as this feed accepts; try"
+                " again later"
+            )
+        loop = asyncio.get_running_loop()
+        return self._ledger.accept(item, loop, idempotent=idempotent)
+
+    def _has_something(self) -> bool:
+        if self._ledger.queued:
+            return True
+        return self._is_closed and not self._ledger.has_retryable()
+
+    def _on_news(self) -> None:
+        self._reader.wake()
+        for drain in self._drains:
+            drain.wake()
+
+    def _abandon(self, reason: BaseException) -> None:
+        """Let nobody wait for answers that will not come."""
+        if not isinstance(reason, Exception):
+            # Whoever ended the iteration may begin another, which what waits can wait for.
+            closed = LoaderClosed("the request was being worked on when its loader was closed")
+            self._ledger.fail_under_way(closed)
+            return
+        self._refusal = LoaderClosed(f"the feed is no longer read, after {reason!r}")
+        self._refusal.__cause__ = reason
+        self.fail_all(reason)
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed() and len(self._ledger):
+            raise LoopMismatchError(
+                f"this feed is used on {self._loop!r} and was used from {loop!r}; ask on the loop"
+                " that iterates its loader"
+            )
+        self._loop = loop

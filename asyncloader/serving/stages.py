@@ -1,0 +1,128 @@
+"""The pipes of a graph that answers requests.
+
+This file is about what stands, while such a graph runs, in the place of batch, of a user's
+own pipes, and at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.base import IterDataPipe, OneToOne
+from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.iterating import aclose_items, close_items
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.reading import abegin, begin
+from asyncloader.datapipes.timed_batching import timed_batches
+from asyncloader.errors import LoaderError
+from asyncloader.serving.carrying import Wants, failure_in
+from asyncloader.serving.ledger import Ledger
+
+
+class RequestBatcher(IterDataPipe[Envelope]):
+    """Put requests together in batches; what failed is settled and waits for no company."""
+
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int,
+        max_wait: float,
+        wrapper_class: Callable[[list[Any]], Any],
+        ledger: Ledger,
+    ) -> None:
+        self.source = source
+        self.batch_size = batch_size
+        self.max_wait = max_wait
+        self.wrapper_class = wrapper_class
+        self._ledger = ledger
+
+    def is_replicable(self) -> bool:
+        return False
+
+    async def __aiter__(self) -> AsyncIterator[Envelope]:
+        batches = timed_batches(sifted(self.source, self._ledger), self.batch_size, self.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                # Some may have been given up while they waited for company.
+                wanted = [envelope for envelope in batch if self._ledger.sift(envelope)]
+                if wanted:
+                    self._ledger.counts.filled(len(wanted) / self.batch_size)
+                    yield self._together(wanted)
+
+    def _together(self, batch: list[Envelope]) -> Envelope:
+        whole = Envelope(tuple(envelope.key for envelope in batch))  # type: ignore[misc]  # ints
+        items = [envelope.item for envelope in batch]
+        try:
+            return whole.with_item(self.wrapper_class(items))
+        except BaseException as error:  # noqa: BLE001 - user code ran; its requests get the error
+            return whole.failed(failure_in(self, error))
+
+
+async def sifted(source: Any, ledger: Ledger) -> AsyncGenerator[Envelope, None]:
+    """Yield the envelopes that are to go on; what failed or is not wanted is settled."""
+    envelopes = aiter(abegin(source))
+    try:
+        async for envelope in envelopes:
+            if ledger.sift(envelope):
+                yield envelope
+            del envelope
+    finally:
+        await aclose_items(envelopes)
+
+
+class Lockstep(OneToOne, IterDataPipe[Envelope]):
+    """Run a user's own one-to-one pipe on what is in the envelopes, one after the other.
+
+    After an error the pipe is iterated afresh.
+    """
+
+    def __init__(self, pipe: Any, wants: Wants) -> None:
+        self.source = pipe.source
+        self.pipe = pipe
+        self.hand = pipe.source = Hand(stage_name(pipe))
+        self._wants = wants
+
+    def __iter__(self) -> Iterator[Envelope]:
+        envelopes = begin(self.source)
+        results = iter(self.pipe)
+        try:
+            for envelope in envelopes:
+                if self._wants(envelope):
+                    envelope = self._passed_on(results, envelope)
+                    if envelope.error is not None:
+                        close_items(results)
+                        results = iter(self.pipe)
+                yield envelope
+        finally:
+            close_items(results)
+            close_items(envelopes)
+
+    def _passed_on(self, results: Iterator[Any], envelope: Envelope) -> Envelope:
+        self.hand.items = [envelope.item]
+        try:
+            return envelope.with_item(next(results))
+        except StopIteration:
+            early = LoaderError(f"{stage_name(self.pipe)} ended before its source did")
+            return envelope.failed(failure_in(self.pipe, early))
+        except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
+            return envelope.failed(failure_in(self.pipe, error))
+
+
+class Hand(IterDataPipe[Any]):
+    """Yield the one item at hand, whenever it is asked for."""
+
+    edges = ()
+
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
+        self.items: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.items:
+            yield self.items.pop()
+        raise LoaderError(
+            f"{self.reader} asked for a second item before it yielded the first: it is not one"
+            " to one, and its requests would not get answers of their own"
+        )

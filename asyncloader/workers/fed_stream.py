@@ -1,0 +1,233 @@
+"""The items of a branch whose source lives with the loader.
+
+This file is about ``FedStream``: it deals the source's items to the least busy worker, and
+hands on what comes back as it comes. A worker's death costs only what that worker had.
+
+    source ─ deal ─▶ FeedLine ─▶ worker ─▶ Inbox ─ take ─▶ the loader's part of the graph
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable
+from typing import Any
+
+from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.home import cancelled
+from asyncloader.datapipes.iterating import aclose_items
+from asyncloader.errors import LoaderError, PipelineError, TransportError
+from asyncloader.runtime import LoopWaiter, begin_task, in_thread
+from asyncloader.workers.feed_line import FeedLine
+from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.link import Link
+from asyncloader.workers.place import StreamPlace, first_place
+from asyncloader.workers.worker_stream import Crew, PoolSettings
+
+logger = logging.getLogger("asyncloader")
+
+
+class FedStream:
+    """What comes back of the items that are dealt in one epoch."""
+
+    def __init__(self, crew: Crew, number: int, waiter: LoopWaiter, settings: PoolSettings) -> None:
+        self._crew = crew
+        self._number = number
+        self._waiter = waiter
+        self._settings = settings
+        self._dealer = LoopWaiter(asyncio.get_running_loop())
+        self._inboxes: list[Inbox] = []
+        #: Items that came to their end without coming back from a worker.
+        self._lost: list[Envelope] = []
+        self._buried: set[Link] = set()
+        self._is_dealt = False
+        self._finished: set[FeedLine] = set()
+        self._error: BaseException | None = None
+        self._recovery: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Have the workers begin; to be called before ``deal`` and ``take``."""
+        self._inboxes = self._crew.begin_stream(self._number, self.place())
+
+    def place(self) -> StreamPlace:
+        """Return the beginning: what was dealt never comes again."""
+        return first_place(self._settings.num_workers)
+
+    async def deal(self, source: AsyncIterable[Any]) -> None:
+        """Deal the items of the source, each when a worker asks for one."""
+        items = aiter(source)
+        try:
+            while True:
+                await self._dealer.until(self._can_deal)
+                item = await anext(items)
+                # The worker that asked for it may have died meanwhile.
+                await self._dealer.until(self._can_deal)
+                self._deal(item)
+                del item
+        except StopAsyncIteration:
+            pass
+        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self._error = error
+        finally:
+            await aclose_items(items)
+            self._is_dealt = True
+            self._finish_lines()
+            self._waiter.wake()
+
+    async def take(self) -> list[Any]:
+        """Wait for what comes next; [] at the end."""
+        while True:
+            await self._waiter.until(self._has_news)
+            for inbox in self._inboxes:
+                if inbox.is_heavy():
+                    await in_thread(inbox.open)
+            items = self._arrived()
+            self._bury_dead()
+            items += self._take_lost()
+            if items:
+                return items
+            self._check()
+            if self._is_over():
+                return []
+
+    async def aclose(self) -> None:
+        """Stop replacing workers."""
+        if self._recovery is not None:
+            await cancelled([self._recovery])
+
+    # Dealing ----------------------------------------------------------------------------
+
+    def _lines(self) -> list[FeedLine]:
+        """Return the lines to the workers that live."""
+        lines = []
+        for link in self._crew.links:
+            if link.line is not None and link.failure is None:
+                link.line.on_credit = self._dealer.wake
+                lines.append(link.line)
+        return lines
+
+    def _finish_lines(self) -> None:
+        """Tell the workers that all was dealt, those too that came later."""
+        for line in self._lines() if self._is_dealt else ():
+            if line not in self._finished:
+                self._finished.add(line)
+                line.finish()
+
+    def _can_deal(self) -> bool:
+        return any(line.credits for line in self._lines())
+
+    def _deal(self, item: Any) -> None:
+        asking = (line for line in self._lines() if line.credits)
+        line = min(asking, key=lambda line: (len(line.out), -line.credits))
+        try:
+            line.deal(item)
+        except Exception as error:  # noqa: BLE001 - user code ran: __reduce__, __getstate__
+            refusal = PipelineError(
+                f"an item of type {type(item).__qualname__} could not be pickled: {error!r}; feed"
+                " plain data or tensors"
+            )
+            refusal.__cause__ = error
+            self._lose(item, refusal)
+
+    def _lose(self, item: Any, error: BaseException) -> None:
+        if not isinstance(item, Envelope):
+            raise error
+        self._lost.append(item.failed(error))
+        self._waiter.wake()
+
+    # Taking -----------------------------------------------------------------------------
+
+    def _has_news(self) -> bool:
+        if self._lost or self._error is not None or self._is_over() or self._is_deserted():
+            return True
+        return any(map(self._has_news_of, self._crew.links, self._inboxes))
+
+    def _has_news_of(self, link: Link, inbox: Inbox) -> bool:
+        if link.failure is not None and link not in self._buried:
+            return True
+        if inbox.is_over():
+            return inbox.error is not None and inbox.error is not link.failure
+        return inbox.has_something()
+
+    def _arrived(self) -> list[Any]:
+        items: list[Any] = []
+        for inbox in self._inboxes:
+            count = inbox.open()
+            line = self._crew.links[inbox.worker].line
+            for item in inbox.take(count) if count else ():
+                if line is not None and isinstance(item, Envelope):
+                    line.out.pop(item.key, None)
+                items.append(item)
+        return items
+
+    def _bury_dead(self) -> None:
+        """Let what dead workers had fail, and have them replaced where that is wanted."""
+        for link in self._crew.links:
+            if link.failure is not None and link not in self._buried:
+                self._buried.add(link)
+                self._lose_all(link, link.failure)
+                self._recover()
+
+    def _lose_all(self, link: Link, error: BaseException) -> None:
+        if link.line is not None:
+            self._lost += [envelope.failed(error) for envelope, _ in link.line.out.values()]
+            link.line.out.clear()
+
+    def _take_lost(self) -> list[Any]:
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _recover(self) -> None:
+        if self._settings.max_restarts is None:
+            logger.warning("%s; the other workers go on without it", self._failure())
+        elif self._recovery is None:
+            loop = asyncio.get_running_loop()
+            self._recovery = begin_task(loop, self._recovered(), "asyncloader recovery")
+
+    async def _recovered(self) -> None:
+        try:
+            # Another may die while one is replaced.
+            while await self._crew.recover():
+                self._finish_lines()
+                self._dealer.wake()
+        except LoaderError as error:
+            logger.warning("%s; the other workers go on without it", error)
+        finally:
+            self._recovery = None
+            self._waiter.wake()
+
+    def _is_deserted(self) -> bool:
+        """Whether no worker is left, and none will come."""
+        is_alive = any(link.failure is None for link in self._crew.links)
+        return not is_alive and self._recovery is None
+
+    def _failure(self) -> BaseException | None:
+        failures = (link.failure for link in self._crew.links)
+        return next((failure for failure in failures if failure is not None), None)
+
+    def _check(self) -> None:
+        """Raise what ends the stream."""
+        if self._error is not None:
+            raise self._error
+        for link, inbox in zip(self._crew.links, self._inboxes, strict=True):
+            if link.epoch_failure is not None:
+                raise link.epoch_failure
+            if inbox.is_over() and inbox.error is not None and inbox.error is not link.failure:
+                self._excuse(link, inbox, inbox.error)
+        failure = self._failure()
+        if self._is_deserted() and failure is not None:
+            raise failure
+
+    def _excuse(self, link: Link, inbox: Inbox, error: BaseException) -> None:
+        """Let a result that cannot be read fail for all that the worker has: one of them is it."""
+        if not isinstance(error, TransportError):
+            raise error
+        inbox.go_on()
+        self._lose_all(link, error)
+        if link.failure is not None:
+            inbox.end(link.failure)
+
+    def _is_over(self) -> bool:
+        if not self._is_dealt or self._lost or self._recovery is not None:
+            return False
+        return all(inbox.is_over() for inbox in self._inboxes)

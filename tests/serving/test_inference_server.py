@@ -1,0 +1,190 @@
+"""The example server, over real HTTP: who gets which answer, refusals, deadlines, SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+Image = pytest.importorskip("PIL.Image")
+
+ROOT = Path(__file__).parent.parent.parent
+START_SECONDS = 60.0
+
+Colour = tuple[int, int, int]
+
+
+def jpeg(colour: Colour) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), colour).save(file, "JPEG", quality=95)
+    return file.getvalue()
+
+
+def is_answer_to(colour: Colour, scores: list[float]) -> bool:
+    return all(abs(255 * score - value) < 6 for score, value in zip(scores, colour, strict=True))
+
+
+def colours(seed: int) -> Any:
+    chance = random.Random(seed)
+    while True:
+        yield tuple(chance.randrange(256) for _ in range(3))
+
+
+@dataclass
+class Served:
+    """A running server, and a client of it."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    session: Any
+
+    async def predict(self, body: bytes) -> tuple[int, Any]:
+        async with self.session.post(f"{self.url}/predict", data=body) as response:
+            return response.status, await response.json()
+
+    async def stats(self) -> dict[str, Any]:
+        async with self.session.get(f"{self.url}/stats") as response:
+            found: dict[str, Any] = await response.json()
+            return found
+
+
+@contextlib.asynccontextmanager
+async def serving(**settings: str) -> AsyncIterator[Served]:
+    """Run the example until the block ends, and then see it end well on SIGTERM."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error::ResourceWarning", "examples/inference_server.py",
+        cwd=ROOT, env=os.environ | settings | {"PORT": str(port)}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    connector = aiohttp.TCPConnector(limit=0)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session:
+            served = Served(f"http://127.0.0.1:{port}", process, session)
+            async with asyncio.timeout(START_SECONDS):
+                while not await is_up(served):  # noqa: ASYNC110 - the port is another process's
+                    await asyncio.sleep(0.05)
+            yield served
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(20):
+            _, errors = await process.communicate()
+        assert errors.decode() == ""
+        assert process.returncode in (0, -signal.SIGTERM)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def is_up(served: Served) -> bool:
+    assert served.process.returncode is None
+    try:
+        return "queued" in await served.stats()
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+async def test_64_clients_get_5000_answers_each_to_its_own_request():
+    async def client(served: Served, number: int, count: int) -> int:
+        wanted = colours(number)
+        right = 0
+        for _ in range(count):
+            colour = next(wanted)
+            status, answer = await served.predict(jpeg(colour))
+            assert status == 200, answer
+            right += is_answer_to(colour, answer["scores"])
+        return right
+
+    async with serving() as served:
+        counts = await asyncio.gather(*(client(served, n, 5000 // 64 + 1) for n in range(64)))
+        stats = await served.stats()
+    assert sum(counts) == 64 * (5000 // 64 + 1)
+    assert stats["answered"] == sum(counts)
+    assert (stats["queued"], stats["under_way"], stats["failed"]) == (0, 0, 0)
+
+
+async def test_what_is_no_image_is_answered_so_and_disturbs_nobody():
+    async with serving() as served:
+        bodies = [b"no image" if n % 5 == 0 else jpeg((n, 0, 255)) for n in range(50)]
+        answers = await asyncio.gather(*map(served.predict, bodies))
+    for number, (status, answer) in enumerate(answers):
+        if number % 5 == 0:
+            assert (status, "cannot identify" in answer["error"]) == (400, True)
+        else:
+            assert is_answer_to((number, 0, 255), answer["scores"])
+
+
+async def test_overload_is_refused_with_503_and_the_others_are_right():
+    async with serving(MAX_PENDING="8") as served:
+        answers = await asyncio.gather(*[served.predict(jpeg((n, 9, 9))) for n in range(200)])
+        status, answer = await served.predict(jpeg((1, 2, 3)))
+        assert (status, is_answer_to((1, 2, 3), answer["scores"])) == (200, True)
+    assert {status for status, _ in answers} == {200, 503}
+    for number, (status, answer) in enumerate(answers):
+        assert status == 503 or is_answer_to((number, 9, 9), answer["scores"])
+
+
+async def test_late_answers_are_504():
+    async with serving(PREDICT_TIMEOUT="0.0001") as served:
+        status, answer = await served.predict(jpeg((1, 2, 3)))
+    assert (status, answer["error"]) == (504, "there was no answer within 0.0001 s")
+
+
+async def test_clients_that_hang_up_leave_nothing():
+    chance = random.Random(2)
+
+    async def client(served: Served, number: int) -> None:
+        wanted = colours(number)
+        for _ in range(20):
+            colour = next(wanted)
+            asked = asyncio.create_task(served.predict(jpeg(colour)))
+            if chance.random() < 0.5:
+                await asyncio.sleep(chance.random() * 0.01)
+                asked.cancel()
+                await asyncio.wait([asked])
+            else:
+                status, answer = await asked
+                assert status == 200
+                assert is_answer_to(colour, answer["scores"])
+
+    async with serving() as served:
+        await asyncio.gather(*(client(served, number) for number in range(32)))
+        async with asyncio.timeout(10):
+            while (stats := await served.stats())["under_way"] or stats["queued"]:
+                pass  # asking takes its time
+    assert stats["failed"] == 0
+
+
+async def test_sigterm_finishes_what_was_accepted():
+    async with serving() as served:
+        asked = [asyncio.create_task(served.predict(jpeg((n, 7, 7)))) for n in range(100)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        served.process.terminate()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        async with asyncio.timeout(10):
+            await served.process.wait()
+    whole = [answer for answer in answers if isinstance(answer, tuple)]
+    assert len(whole) >= 1
+    for number, answer in enumerate(answers):
+        if isinstance(answer, tuple):
+            status, body = answer
+            assert status == 200, body
+            assert is_answer_to((number, 7, 7), body["scores"])
+        else:
+            # What had not reached the server before it stopped listening.
+            assert isinstance(answer, aiohttp.ClientError)
