@@ -32,10 +32,10 @@ from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
-from asyncloader.serving.feed import Feed
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+    from asyncloader.serving.feed import Feed
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -75,6 +75,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Defining a pipe gives all pipes its fluent method. Whoever writes a pipe is to have them
     # all, and a process where nobody does is not to import all families of pipes.
+    if name == "Feed":
+        from asyncloader.serving.feed import Feed
+
+        return Feed
     if name not in ("IterDataPipe", "MapDataPipe", "functional_datapipe"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from asyncloader.datapipes import iter as iter_pipes
