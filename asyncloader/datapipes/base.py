@@ -82,6 +82,10 @@ class DataPipe:
 
     functional_name: ClassVar[str | None] = None
 
+    #: Whether going on may make items once more that were made before: those that a pass
+    #: holds, has run ahead for, or has to replay.
+    makes_again: ClassVar[bool] = True
+
     #: The pipes this one reads from, where it wants to say so itself. Otherwise
     #: they are found among its attributes.
     edges: Iterable[Any] | None = None
@@ -247,6 +251,8 @@ class OneToOne:
 
 class MapDataPipe(DataPipe, MapFluent[T_co]):
     """Items that are looked up by key: ``pipe[key]`` and, for keys ``0 … n-1``, ``len(pipe)``."""
+
+    makes_again = False
 
     def __getitem__(self, key: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__qualname__} must define __getitem__")

@@ -49,6 +49,8 @@ class Batcher(IterDataPipe[list[T]]):
     [[0, 1], [2, 3], [4]]
     """
 
+    makes_again = False
+
     def __init__(
         self,
         datapipe: Iterable[T],

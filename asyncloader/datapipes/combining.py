@@ -55,6 +55,8 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
     [(0, 'a'), (1, 'b')]
     """
 
+    makes_again = False
+
     def __init__(self, *datapipes: Iterable[Any]) -> None:
         self.sources = iterable_sources(datapipes)
 
@@ -104,6 +106,8 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     >>> list(IterableWrapper(range(2)).zip_longest(IterableWrapper("a"), fill_value="-"))
     [(0, 'a'), (1, '-')]
     """
+
+    makes_again = False
 
     def __init__(self, *datapipes: Iterable[Any], fill_value: Any = None) -> None:
         self.sources = iterable_sources(datapipes)

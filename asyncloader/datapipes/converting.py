@@ -123,6 +123,8 @@ class MapToIterConverter(IterDataPipe[T]):
     ['c', 'a']
     """
 
+    makes_again = False
+
     def __init__(self, datapipe: MapDataPipe[T], indices: Sequence[Any] | None = None) -> None:
         self.source = keyed_source(datapipe)
         self.indices = checked_indices(indices)

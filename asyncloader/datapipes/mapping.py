@@ -51,6 +51,8 @@ class Mapper(OneToOne, IterDataPipe[T]):
     [1, 3]
     """
 
+    makes_again = False
+
     def __init__(
         self,
         datapipe: Iterable[Any],
@@ -225,6 +227,8 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     [(0, 'a'), (1, 'b')]
     """
 
+    makes_again = False
+
     def __init__(self, source_datapipe: Iterable[T], starting_index: int = 0) -> None:
         self.source = iterable_source(source_datapipe)
         self.starting_index = starting_index
@@ -264,6 +268,8 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
     >>> len(IterableWrapper(range(10)).filter(lambda n: n % 2 == 0).set_length(5))
     5
     """
+
+    makes_again = False
 
     def __init__(self, source_datapipe: Iterable[T], length: int) -> None:
         self.source = iterable_source(source_datapipe)

@@ -44,6 +44,8 @@ class Concater(IterDataPipe[T]):
     [1, 2, 3]
     """
 
+    makes_again = False
+
     def __init__(self, *datapipes: Iterable[T]) -> None:
         self.sources = iterable_sources(datapipes)
 
@@ -116,6 +118,8 @@ class Cycler(IterDataPipe[T]):
     >>> list(IterableWrapper([1, 2]).cycle(2))
     [1, 2, 1, 2]
     """
+
+    makes_again = False
 
     def __init__(self, source_datapipe: Iterable[T], count: int | None = None) -> None:
         self.source = iterable_source(source_datapipe)

@@ -42,6 +42,8 @@ class Filter(IterDataPipe[T]):
     [0, 2, 4]
     """
 
+    makes_again = False
+
     def __init__(
         self,
         datapipe: Iterable[T],
@@ -116,6 +118,8 @@ class Header(IterDataPipe[T]):
     >>> list(IterableWrapper(range(100)).header(3))
     [0, 1, 2]
     """
+
+    makes_again = False
 
     def __init__(self, source_datapipe: Iterable[T], limit: int | None = 10) -> None:
         self.source = iterable_source(source_datapipe)

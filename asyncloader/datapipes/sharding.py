@@ -46,6 +46,8 @@ class ShardingFilter(IterDataPipe[T]):
     [1, 3, 5]
     """
 
+    makes_again = False
+
     def __init__(
         self,
         source_datapipe: Iterable[T],
@@ -144,6 +146,8 @@ class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
     >>> list(pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING))
     [0, 1, 2]
     """
+
+    makes_again = False
 
     def __init__(
         self,

@@ -208,6 +208,8 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     ['a', 'b', 'c']
     """
 
+    makes_again = False
+
     def __init__(self, datapipe: MapDataPipe[T], *, indices: Sequence[Any] | None = None) -> None:
         self.source = keyed_source(datapipe)
         self.indices = checked_indices(indices)

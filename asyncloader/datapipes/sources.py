@@ -32,6 +32,8 @@ class IterableWrapper(IterDataPipe[T]):
     [1, 2, 3]
     """
 
+    makes_again = False
+
     edges = ()
 
     def __init__(self, iterable: Iterable[T] | AsyncIterable[T], deepcopy: bool = True) -> None:

@@ -33,6 +33,7 @@ class Marker:
         self._from = mark
         self._unwanted = unwanted
         self._pace = Pace()
+        self._makes_again = True
         #: The latest mark, where it says for every frame anew what was handed out since.
         self.repeated: Mark | None = None
         #: How many items the epoch's stream had before the first that is sent.
@@ -41,12 +42,15 @@ class Marker:
     def begin(self) -> Iterator[Any]:
         """Return the stream's items, without those that were sent before."""
         mark = self._from
-        # A reset may have returned any iterable.
-        pipes = breadth_first(self._pipe) if is_pipe(self._pipe) else []
+        if not is_pipe(self._pipe):
+            # A reset may have returned any iterable, which can only begin at its first item.
+            return dropped(iter(self._pipe), self.first)
+        pipes = breadth_first(self._pipe)
         if mark.states is not None:
             set_states(mark.states)
         cursors = dict(mark.cursors)
         note_orders(pipes, cursors)
+        self._makes_again = any(getattr(pipe, "makes_again", True) for pipe in pipes)
         if any(is_without_order(pipe) for pipe in pipes):
             # Made again, the unwanted would be others.
             self.repeated = Mark(mark.position, cursors, mark.states)
@@ -67,8 +71,13 @@ class Marker:
         begun = thread_time()
         cursors: Cursors = {}
         put_cursors(self._pipe, cursors)
-        mark = Mark(position, cursors, self._states.changed())
+        states = self._states.changed()
+        self._pace.made(begun)
+        if states is not None and self._makes_again:
+            # What is made once more would draw other numbers than before. From a mark at
+            # which nobody had drawn yet, everything comes out as it did.
+            return None
+        mark = Mark(position, cursors, states)
         if self.repeated is not None:
             self.repeated = mark
-        self._pace.made(begun)
         return mark

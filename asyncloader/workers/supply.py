@@ -103,6 +103,8 @@ class Supply:
 class FromDispatcher(IterDataPipe[Any]):
     """Yield the items that the dispatching process deals to this worker, in order."""
 
+    makes_again = False
+
     edges = ()
 
     #: How many items were dealt to the worker, from the beginning of the epoch.

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -73,6 +73,18 @@ def branches() -> Any:
     return pinned.zip(right.pin_memory(pin_memory_fn=as_it_is))
 
 
+class Doubled(it.IterDataPipe[Any]):
+    """A user's pipe, of which nothing is known."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item, random.random()
+            yield item, random.random()
+
+
 ZOO: dict[str, Callable[[], Any]] = {
     "batches": lambda: numbers().shuffle(buffer_size=30).sharding_filter().map(str).batch(3),
     "random numbers": lambda: numbers().sharding_filter().map(noisy).filter(not_a_fifth),
@@ -80,6 +92,11 @@ ZOO: dict[str, Callable[[], Any]] = {
     "shuffled in each": lambda: numbers().sharding_filter().flatmap(twice).shuffle(buffer_size=7),
     "async": lambda: numbers().sharding_filter().async_map(double_soon).filter(not_a_third),
     "prefetch": lambda: numbers().filter(is_odd).sharding_filter().prefetch(3).batch(2),
+    "random numbers held": lambda: (
+        numbers().sharding_filter().map(noisy).shuffle(buffer_size=7).map(noisy)
+    ),
+    "random numbers ahead": lambda: numbers().sharding_filter().map(noisy).prefetch(5).map(noisy),
+    "random numbers of one's own": lambda: Doubled(numbers().sharding_filter().map(noisy)),
     "dispatched": lambda: (
         dispatched(numbers(60).shuffle(buffer_size=9).filter(is_odd)).map(noisy).batch(2)
     ),
