@@ -22,7 +22,7 @@ from asyncloader.datapipes.cursors import (
     take_place_of,
 )
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.errors import LoaderError
+from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
@@ -91,17 +91,31 @@ class FromWorkers(IterDataPipe[Any]):
     def first_cursor(self) -> Cursor:
         """Return the cursor of the beginning, which is to know what is taken after it."""
         assert self.stream is not None
-        return {"taken": 0, "runs": [], **cursor_of_place(self.stream.place())}
+        place = cursor_of_place(self.stream.place())
+        return {"taken": 0, "in_order": self.stream.is_in_order, "runs": [], **place}
 
     def put_cursors(self, into: Cursors) -> None:
         if self._running is not None:
             place = cursor_of_place(self._running.place())
-            put_cursor(self, {"taken": self._taken, "runs": self._new_runs(), **place}, into)
+            cursor = {
+                "taken": self._taken,
+                "in_order": self._running.is_in_order,
+                "runs": self._new_runs(),
+                **place,
+            }
+            put_cursor(self, cursor, into)
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
         if self.stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
         cursor = cursor_of(self, cursors)
+        # Without an order there is a cursor from the beginning on.
+        was_in_order = SPREAD not in cursor and cursor["in_order"] if cursor else position > 0
+        if was_in_order and not self.stream.is_in_order:
+            raise SnapshotError(
+                "the state was taken with in_order=True, and workers that are not taken in turn"
+                " cannot tell which items that means; go on with in_order=True"
+            )
         if cursor is None:
             self._unwanted = position
         elif SPREAD in cursor:

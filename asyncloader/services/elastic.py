@@ -44,6 +44,11 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
         above = {place_of(pipe) for pipe in breadth_first(division)} - {place_of(division)}
         own = fitted.pop(_place(branch.end), None)
         found = {place: fitted.pop(place) for place in list(fitted) if place in above}
+        if own is not None and not own.get("in_order", True):
+            raise SnapshotError(
+                f"the state was taken with {_workers(taken_with)} and in_order=False, so that it"
+                f" cannot go on with {_workers(run_with)}: use as many workers as before"
+            )
         if own is not None and "workers" in own:
             found = _least_advanced(own, above)
         for pipe in branch.pipes:
