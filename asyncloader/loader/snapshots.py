@@ -29,6 +29,7 @@ class Share:
     """What of all items a loader hands out, and in how many workers its graph runs."""
 
     workers: int
+    in_order: bool
     rank: int
     ranks: int
 
@@ -36,7 +37,7 @@ class Share:
     def of(cls, service: ReadingServiceInterface) -> Share:
         """Return what a service's loader hands out."""
         rank, ranks = service.rank()
-        return cls(service.worker_count(), rank, ranks)
+        return cls(service.worker_count(), service.is_in_order(), rank, ranks)
 
 
 class Snapshots:
@@ -62,6 +63,7 @@ class Snapshots:
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
             workers=share.workers,
+            in_order=share.in_order,
             rank=share.rank,
             ranks=share.ranks,
             cursors={} if start is None else start.cursors,
@@ -100,6 +102,12 @@ class Snapshots:
                 f"the state was taken in the middle of an epoch on rank {snapshot.rank} of"
                 f" {snapshot.ranks}, and this is rank {share.rank} of {share.ranks}; load each"
                 " rank's own state, with as many ranks as before, or a state between epochs"
+            )
+        is_other_order = snapshot.in_order and not share.in_order
+        if is_other_order and snapshot.workers == share.workers:
+            raise SnapshotError(
+                "the state was taken with in_order=True, and workers that are not taken in turn"
+                " cannot tell which items that means; go on with in_order=True"
             )
         return refit(
             self._datapipe, snapshot.cursors, taken_with=snapshot.workers, run_with=share.workers

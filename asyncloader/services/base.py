@@ -90,6 +90,10 @@ class ReadingServiceInterface:
         """Return in how many worker processes the graph runs."""
         return 0
 
+    def is_in_order(self) -> bool:
+        """Whether items come in the same order every time."""
+        return True
+
     def rank(self) -> tuple[int, int]:
         """Return which rank this is, and of how many the items are divided among."""
         return 0, 1

@@ -22,7 +22,7 @@ from asyncloader.datapipes.cursors import (
     take_place_of,
 )
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.errors import LoaderError, SnapshotError
+from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
@@ -109,13 +109,6 @@ class FromWorkers(IterDataPipe[Any]):
         if self.stream is None:
             raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
         cursor = cursor_of(self, cursors)
-        # Without an order there is a cursor from the beginning on.
-        was_in_order = SPREAD not in cursor and cursor["in_order"] if cursor else position > 0
-        if was_in_order and not self.stream.is_in_order:
-            raise SnapshotError(
-                "the state was taken with in_order=True, and workers that are not taken in turn"
-                " cannot tell which items that means; go on with in_order=True"
-            )
         if cursor is None:
             self._unwanted = position
         elif SPREAD in cursor:

@@ -160,6 +160,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return len(datapipe)
         return len(divide(copy_graph(datapipe), self.num_workers).root)
 
+    def is_in_order(self) -> bool:
+        return self.in_order or self.num_workers == 0
+
     def worker_count(self) -> int:
         return self.num_workers
 

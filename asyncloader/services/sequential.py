@@ -123,6 +123,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def worker_count(self) -> int:
         return sum(service.worker_count() for service in self.reading_services)
 
+    def is_in_order(self) -> bool:
+        return all(service.is_in_order() for service in self.reading_services)
+
     def rank(self) -> tuple[int, int]:
         # The one that divides the items among ranks knows.
         ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]

@@ -43,6 +43,8 @@ class Snapshot:
     items: int = 0
     #: With how many workers the cursors were taken.
     workers: int = 0
+    #: Whether their items were taken in turn.
+    in_order: bool = True
     #: On which rank of how many.
     rank: int = 0
     ranks: int = 1
@@ -69,6 +71,7 @@ def encode(snapshot: Snapshot, unchanging: dict[str, Any]) -> dict[str, Any]:
         "position": {
             "items": snapshot.items,
             "workers": snapshot.workers,
+            "in_order": snapshot.in_order,
             "rank": snapshot.rank,
             "ranks": snapshot.ranks,
             "cursors": to_text(cursors, "the state of a pipe"),
@@ -117,7 +120,7 @@ def decode(state: Any) -> Snapshot:
         )
     graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
     randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
-    position = _fields(state["position"], "position", "items workers rank ranks cursors")
+    position = _fields(state["position"], "position", "items workers in_order rank ranks cursors")
     _check_sums(state)
     return Snapshot(
         seed=_seed(randomness["seed"], "randomness_state.seed"),
@@ -125,6 +128,7 @@ def decode(state: Any) -> Snapshot:
         epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
         items=_count(position["items"], "position.items"),
         workers=_count(position["workers"], "position.workers"),
+        in_order=bool(position["in_order"]),
         rank=_count(position["rank"], "position.rank"),
         ranks=_count(position["ranks"], "position.ranks"),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
