@@ -363,6 +363,10 @@ async def test_twenty_starts_and_closes_leave_nothing(method: str | None) -> Non
             starts = (start_process(plan("echo"), method=method, timeout=20) for _ in range(2))
             processes = await asyncio.gather(*starts)
             for process in processes:
+                # One that is closed before it is up is killed if that takes long.
+                process.sock.setblocking(False)
+                await tell(process, b"?")
+                assert await hear(process) == b"?"
                 process.sock.close()
             await close_processes(processes)
             assert [process.exitcode for process in processes] == [0, 0]
