@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -64,11 +63,3 @@ async def test_a_task_that_is_cancelled_loses_a_batch():
     await asyncio.wait([task])
     held.go.set()
     assert await asyncio.to_thread(next, batches) == 1
-
-
-async def test_the_loop_stands_still_while_workers_start():
-    loader = DataLoader(range(8), num_workers=2, multiprocessing_context="forkserver")
-    begun = time.perf_counter()
-    batches = iter(loader)
-    assert time.perf_counter() - begun > 0.02
-    await asyncio.to_thread(list, batches)
