@@ -148,7 +148,7 @@ class LoopThread:
 
     def __init__(self, name: str = "asyncloader loop") -> None:
         self.loop = new_event_loop()
-        self._ended: Future[None] = Future()
+        self._ended: Future[None] = uncancellable()
         self._thread = threading.Thread(
             target=_run_loop, args=(self.loop, self._ended), name=name, daemon=True
         )
@@ -210,9 +210,16 @@ def _close_loop_threads() -> None:
         thread.close(seconds=1.0)
 
 
+def uncancellable() -> Future[Any]:
+    """A future that who waits may leave, by a cancellation too, and whose result may still come."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own and wait for its result."""
-    future: Future[T] = Future()
+    future: Future[T] = uncancellable()
     thread = threading.Thread(
         target=_call_into, args=(future, function, *args), name="asyncloader work", daemon=True
     )

@@ -24,7 +24,7 @@ from asyncloader.loader.gate import Gate
 from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
-from asyncloader.runtime import LoopThread, running_loop
+from asyncloader.runtime import LoopThread, running_loop, uncancellable
 
 
 class Engine:
@@ -125,7 +125,7 @@ class Engine:
         if self._closed is not None:
             await asyncio.wrap_future(self._closed)
             return
-        self._closed = concurrent.futures.Future()
+        self._closed = uncancellable()
         try:
             await bounded(self._close())
         finally:
@@ -137,7 +137,7 @@ class Engine:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
         self._refuse_own_loop("shutdown()", "use `await loader.aclose()`")
-        self._closed = concurrent.futures.Future()
+        self._closed = uncancellable()
         try:
             self._private_loop().call(self._close())
         finally:

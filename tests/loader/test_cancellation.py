@@ -118,3 +118,19 @@ async def test_a_cancelled_close_is_finished_all_the_same():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert log == ["initialize", "finalize", "finalized"]
+
+
+async def test_who_stops_waiting_for_anothers_close_does_not_disturb_it():
+    log = []
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=SlowToStart(log))
+    await loader.start()
+    closing = asyncio.create_task(loader.aclose())
+    second = asyncio.create_task(loader.aclose())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not closing.done()
+    second.cancel()
+    await asyncio.wait([closing, second])
+    assert second.cancelled()
+    assert await closing is None
+    assert log == ["initialize", "finalize", "finalized"]
