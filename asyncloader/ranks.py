@@ -22,7 +22,6 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from asyncloader.errors import RankError, RankTimeout
-from asyncloader.runtime import uncancellable
 
 _CLOSE_SECONDS = 2.0
 
@@ -208,8 +207,11 @@ class _Talk:
         self.size = size
         self.timeout = timeout
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self.opened: Future[None] = uncancellable()
-        self.ended: Future[None] = uncancellable()
+        self.opened: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        # Who stops waiting for these does not undo them.
+        self.opened.set_running_or_notify_cancel()
+        self.ended.set_running_or_notify_cancel()
         threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
 
     def _run(self) -> None:

@@ -30,7 +30,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 #: Heavy or risky modules, and the one file by which each may enter.
 DOORS = {
     "uvloop": "runtime.py",
-    "cloudpickle": "transport/codec.py",
+    "cloudpickle": "transport/code.py",
     "multiprocessing": "workers/contexts.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",

@@ -13,7 +13,7 @@ import pytest
 from asyncloader import memory
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import SharedBytes
-from asyncloader.transport.codec import dumps_code, loads_code, pack_code
+from asyncloader.transport.code import dumps_code, loads_code, pack_code
 from tests.leaks import leaves_nothing
 
 DATA = [b"some ", b"bytes"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.base import Pass
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
 from asyncloader.datapipes.handing_out import positions_for
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 
 T = TypeVar("T")

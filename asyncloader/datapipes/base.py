@@ -12,15 +12,13 @@ comes from here.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
     PASSING,
-    Cursor,
     Cursors,
     adropped,
     cursor_of,
@@ -34,47 +32,11 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.passes import Pass
+from asyncloader.datapipes.registering import register
 
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])
-
-
-class Pass(Generic[T_co]):
-    """One pass over a pipe, from its first item to its last.
-
-    Where a pass stands is in its fields, never in the locals of a generator, so
-    that it can be read between any two items. ``marks`` names the fields that say it:
-    whole numbers, of which ``taken`` counts the source's items that the pass is done
-    with, and ``yielded`` its own. Without ``marks`` a pass can begin only at its first
-    item, and what comes before the item that is wanted is made and dropped.
-    """
-
-    marks: ClassVar[tuple[str, ...] | None] = None
-    source: Any
-
-    def __iter__(self) -> Iterator[T_co]:
-        raise NotImplementedError
-
-    def cursor(self) -> Cursor:
-        """Return where the pass stands between two items, as plain data."""
-        return {name: getattr(self, name) for name in self.marks or ()}
-
-    def put_above(self, into: Cursors) -> None:
-        """Add the cursors of what the pass reads, as far as it has begun to."""
-        put_cursors(self.source, into)
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        """Be where ``cursor`` says; return how many items are to be dropped from there.
-
-        It was taken at item ``position`` or earlier; None is the beginning. ``cursors``
-        are for what the pass reads.
-        """
-        if cursor is None:
-            return position
-        for name in self.marks or ():
-            setattr(self, name, cursor[name])
-        resume(self.source, cursor["taken"], cursors)
-        return position - int(cursor["yielded"])
 
 
 class DataPipe:
@@ -214,7 +176,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     @classmethod
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
         """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
-        _register(IterDataPipe, name, pipe_class)
+        register(IterDataPipe, name, pipe_class)
 
 
 class OneToOne:
@@ -267,7 +229,7 @@ class MapDataPipe(DataPipe, MapFluent[T_co]):
     @classmethod
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
         """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
-        _register(MapDataPipe, name, pipe_class)
+        register(MapDataPipe, name, pipe_class)
 
 
 def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Callable[[P], P]:
@@ -278,47 +240,15 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
     if not name.isidentifier():
         raise ValueError(f"a functional name must be an identifier, got {name!r}")
 
-    def register(pipe_class: P) -> P:
+    def registered(pipe_class: P) -> P:
         if not issubclass(pipe_class, DataPipe):
             raise TypeError(f"{pipe_class.__qualname__} is no IterDataPipe and no MapDataPipe")
         kind = MapDataPipe if issubclass(pipe_class, MapDataPipe) else IterDataPipe
-        _register(on or kind, name, pipe_class)
+        register(on or kind, name, pipe_class)
         pipe_class.functional_name = name
         return pipe_class
 
-    return register
-
-
-def _register(base: type, name: str, pipe_class: type) -> None:
-    taken = getattr(base, name, None)
-    builds = getattr(taken, "builds", None)
-    # Running a notebook cell again replaces what it registered before.
-    if taken is not None and _identity(builds) != _identity(pipe_class):
-        raise ValueError(f"the functional name {name!r} is already taken by {taken!r}")
-
-    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return pipe_class(self, *args, **kwargs)
-
-    build.__name__ = name
-    build.__qualname__ = f"{base.__name__}.{name}"
-    build.__doc__ = pipe_class.__doc__
-    build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
-    build.builds = pipe_class  # type: ignore[attr-defined]
-    setattr(base, name, build)
-
-
-def _method_signature(pipe_class: type) -> inspect.Signature:
-    signature = inspect.signature(pipe_class)
-    source, *others = signature.parameters.values()
-    # `self` is the first source. A pipe of several takes the others under its own name.
-    if source.kind is source.VAR_POSITIONAL:
-        others.insert(0, source)
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return signature.replace(parameters=[itself, *others])
-
-
-def _identity(pipe_class: type | None) -> tuple[str, str] | None:
-    return None if pipe_class is None else (pipe_class.__module__, pipe_class.__qualname__)
+    return registered
 
 
 def is_iter_pipe(value: object) -> bool:

@@ -14,10 +14,11 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")

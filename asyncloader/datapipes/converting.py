@@ -18,9 +18,10 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
     keyed_source,
 )
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")

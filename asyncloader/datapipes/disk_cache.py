@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import Pass, functional_datapipe
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.entry_maker import EntryMaker
 from asyncloader.datapipes.function import is_async
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Beginning, Ending, Recipe
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from asyncloader.datapipes.base import Pass
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
@@ -21,6 +20,7 @@ from asyncloader.datapipes.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")

@@ -21,7 +21,6 @@ from asyncloader.datapipes.arguments import checked_seconds, iterable_source
 from asyncloader.datapipes.base import (
     IterDataPipe,
     OneToOne,
-    Pass,
     functional_datapipe,
     is_async_pipe,
 )
@@ -30,6 +29,7 @@ from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cur
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items, groups_of
 from asyncloader.datapipes.meeting import Meeting
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.errors import RankError
 from asyncloader.ranks import (

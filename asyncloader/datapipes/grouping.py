@@ -13,9 +13,10 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin_with
 
 T = TypeVar("T")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.arguments import iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
 

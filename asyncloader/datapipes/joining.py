@@ -23,11 +23,11 @@ from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
     OneToOne,
-    Pass,
     functional_datapipe,
 )
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
 from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import (
     Held,

@@ -21,12 +21,12 @@ from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
     OneToOne,
-    Pass,
     functional_datapipe,
 )
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 

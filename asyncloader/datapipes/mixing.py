@@ -13,9 +13,10 @@ from random import Random
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.combining import readers
 from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.rereading import add_cursors
 from asyncloader.seeds import checked_seed

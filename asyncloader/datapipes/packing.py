@@ -12,9 +12,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors
 from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.rereading import Held, Rereader, add_cursors, closing_items
 
 T = TypeVar("T")

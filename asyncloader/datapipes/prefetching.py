@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
 from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.running_ahead import RunningAhead
 

@@ -17,8 +17,9 @@ from random import Random
 from typing import Any, Self, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.errors import IteratorInvalidated
 

@@ -17,7 +17,7 @@ from asyncloader.datapipes.arguments import (
     iterable_sources,
     keyed_sources,
 )
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.cursors import (
     Cursor,
@@ -28,6 +28,7 @@ from asyncloader.datapipes.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.upstream import pipes_from

@@ -14,11 +14,12 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import calling, is_async, unawaited
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 

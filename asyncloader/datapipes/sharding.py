@@ -14,9 +14,10 @@ from itertools import islice
 from typing import TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, pick, picks, resume
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
 T = TypeVar("T")

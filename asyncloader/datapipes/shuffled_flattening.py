@@ -15,12 +15,13 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors
 from asyncloader.datapipes.flattening import collecting
 from asyncloader.datapipes.function import blame, calling, is_async, itself
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.rereading import Held, Rereader, add_cursors, closing_items
 from asyncloader.datapipes.sources import IterableWrapper

@@ -20,7 +20,7 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
     keyed_source,
 )
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
@@ -32,6 +32,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.permutation import permutation
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.reading import begin, begin_with

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from time import thread_time
 from typing import Any, Protocol, TypeVar
 
-from asyncloader.datapipes.base import Pass
 from asyncloader.datapipes.crossing import draw_for_all
 from asyncloader.datapipes.cursors import Cursor, Cursors, Pace, put_cursors, resume
 from asyncloader.datapipes.function import calling
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.errors import IteratorInvalidated
 

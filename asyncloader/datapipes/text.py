@@ -14,10 +14,11 @@ from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import close_stream, path_and_stream
 

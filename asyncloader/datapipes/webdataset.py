@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader.datapipes.arguments import iterable_source
-from asyncloader.datapipes.base import IterDataPipe, Pass, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
 

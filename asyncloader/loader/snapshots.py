@@ -21,7 +21,7 @@ from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.elastic import refit
 from asyncloader.snapshot.snapshot import Snapshot, decode, encode, encode_graph
-from asyncloader.transport.codec import dumps_code
+from asyncloader.transport.code import dumps_code
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
 from asyncloader.services.elastic import SPREAD, spread_place
 from asyncloader.services.fed import FedFromWorkers
-from asyncloader.transport.codec import pack_code
+from asyncloader.transport.code import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker

@@ -23,7 +23,7 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
-from asyncloader.transport.codec import Parcel, dumps_code, pack_code
+from asyncloader.transport.code import Parcel, dumps_code, pack_code
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool

@@ -22,7 +22,7 @@ from asyncloader.graph.seeding import PartSeeds, SeedPlaces
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import loads_code
+from asyncloader.transport.code import loads_code
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (

@@ -12,7 +12,7 @@ import traceback
 from typing import Any
 
 from asyncloader.errors import PipelineError, TransportError
-from asyncloader.transport.codec import dumps_code, loads_code
+from asyncloader.transport.code import dumps_code, loads_code
 
 #: How many errors of a chain of causes are brought across.
 _CAUSES = 8

@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.codec import Encoder
+from asyncloader.transport.encoder import Encoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.workers.messages import (

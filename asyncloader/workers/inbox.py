@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.codec import Admitted, Decoder
+from asyncloader.transport.decoder import Admitted, Decoder
 from asyncloader.workers.messages import FIRST, Mark, credits_for, load_mark
 
 

@@ -18,7 +18,7 @@ from typing import assert_never
 from asyncloader.errors import TransportError, WorkerDied, WorkerStartupError
 from asyncloader.runtime import call_soon, running_loop
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.codec import Decoder
+from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all

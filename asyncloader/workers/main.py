@@ -25,7 +25,7 @@ from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import loads_code
+from asyncloader.transport.code import loads_code
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.marker import Marker

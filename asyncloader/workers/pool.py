@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from asyncloader.errors import WorkerDied
 from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
-from asyncloader.transport.codec import Parcel
+from asyncloader.transport.code import Parcel
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.inbox import Inbox

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.runtime import LoopWaiter, WorkerInfo
-from asyncloader.transport.codec import Parcel
+from asyncloader.transport.code import Parcel
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import Setup
 from asyncloader.workers.patience import Patience

@@ -16,7 +16,7 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
-from asyncloader.transport.codec import NUMBERS, Packing
+from asyncloader.transport.packing import NUMBERS, Packing
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_ITEMS,

@@ -15,7 +15,7 @@ from asyncloader.errors import LoaderError, TransportError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import Decoder
+from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.messages import (

@@ -13,7 +13,7 @@ from time import monotonic
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import Encoded, Encoder, in_band
+from asyncloader.transport.encoder import Encoded, Encoder, in_band
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.messages import (
     Command,

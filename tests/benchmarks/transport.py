@@ -24,7 +24,8 @@ from asyncloader.memory import Segment
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel, channel_pair
-from asyncloader.transport.codec import Decoder, Encoder
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.encoder import Encoder
 from asyncloader.transport.frame import Frame
 
 ITEMS, RELEASE, GRANT, STOP = range(4)

@@ -302,7 +302,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 torch.set_num_threads(1)
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.codec import Decoder, Encoder
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.encoder import Encoder
 nbytes, budget, segment_bytes, copy_beyond = map(int, sys.argv[1:])
 view = ArenaView(copy_beyond=copy_beyond)
 arena = Arena(budget, segment_bytes=segment_bytes)

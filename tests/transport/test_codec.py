@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from asyncloader.errors import PipelineError, TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.codec import Decoder, Encoder, dumps_code, loads_code
+from asyncloader.transport.code import dumps_code, loads_code
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.encoder import Encoder
 
 MIB = 1 << 20
 BIG = 100_000
@@ -352,7 +354,7 @@ def test_lambdas_and_local_classes_travel_by_value(wire):
 
 MAIN = """
 import subprocess, sys
-from asyncloader.transport.codec import Encoder
+from asyncloader.transport.encoder import Encoder
 class Sample:
     def __init__(self, n): self.n = n
 encoded = Encoder(main_by_value=True).encode([Sample(1), Sample(2)])
@@ -369,7 +371,9 @@ def test_classes_of_main_reach_a_process_with_another_main():
 
 def test_plain_items_import_neither_torch_nor_numpy():
     script = (
-        "import sys; from asyncloader.transport.codec import *\n"
+        "import sys\n"
+        "from asyncloader.transport.decoder import Decoder\n"
+        "from asyncloader.transport.encoder import Encoder\n"
         "e = Encoder().encode([1, 'a', {'b': (bytes(9999), len)}])\n"
         "assert Decoder().decode(b''.join(e.parts))[2]['b'][1] is len\n"
         "assert not {'torch', 'numpy', 'cloudpickle'} & set(sys.modules)"

@@ -9,7 +9,8 @@ import pytest
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.codec import Decoder, Encoder
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.encoder import Encoder
 from asyncloader.workers.inbox import Inbox
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.transport.codec import Decoder, Encoder
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.encoder import Encoder
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.merging import AsTheyCome, InOrder
 

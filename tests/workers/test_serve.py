@@ -18,7 +18,8 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import unchanged
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import Decoder, dumps_code
+from asyncloader.transport.code import dumps_code
+from asyncloader.transport.decoder import Decoder
 from asyncloader.workers import main, stream
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.main import WorkerPlan

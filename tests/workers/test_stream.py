@@ -11,7 +11,7 @@ import pytest
 
 from asyncloader.errors import PipelineError
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.codec import Decoder
+from asyncloader.transport.decoder import Decoder
 from asyncloader.workers import stream as streams
 from asyncloader.workers.failure import pack_error, unpack_error
 from asyncloader.workers.marker import Marker

@@ -1,0 +1,52 @@
+"""One iteration of a pipe.
+
+This file is about ``Pass``: what a pipe with state knows between two items, and how
+a later pass goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, TypeVar
+
+from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pass(Generic[T_co]):
+    """One pass over a pipe, from its first item to its last.
+
+    Where a pass stands is in its fields, never in the locals of a generator, so
+    that it can be read between any two items. ``marks`` names the fields that say it:
+    whole numbers, of which ``taken`` counts the source's items that the pass is done
+    with, and ``yielded`` its own. Without ``marks`` a pass can begin only at its first
+    item, and what comes before the item that is wanted is made and dropped.
+    """
+
+    marks: ClassVar[tuple[str, ...] | None] = None
+    source: Any
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError
+
+    def cursor(self) -> Cursor:
+        """Return where the pass stands between two items, as plain data."""
+        return {name: getattr(self, name) for name in self.marks or ()}
+
+    def put_above(self, into: Cursors) -> None:
+        """Add the cursors of what the pass reads, as far as it has begun to."""
+        put_cursors(self.source, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        """Be where ``cursor`` says; return how many items are to be dropped from there.
+
+        It was taken at item ``position`` or earlier; None is the beginning. ``cursors``
+        are for what the pass reads.
+        """
+        if cursor is None:
+            return position
+        for name in self.marks or ():
+            setattr(self, name, cursor[name])
+        resume(self.source, cursor["taken"], cursors)
+        return position - int(cursor["yielded"])

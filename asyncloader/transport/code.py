@@ -1,0 +1,96 @@
+"""Code as bytes: graphs and functions for a process that does not have them.
+
+This file is about ``dumps_code`` and ``pack_code``, which take along what the other
+process cannot import. It is the only door to cloudpickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from asyncloader.memory import SharedBytes
+from asyncloader.transport.pickling import Dump, load
+from asyncloader.transport.wire import close_all
+
+
+def dumps_code(code: Any) -> bytes:
+    """Pickle a graph or a function, with the code that the other process may not have."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    dump = Dump()
+    cloudpickle.Pickler(dump, protocol=5).dump(code)
+    return dump.data
+
+
+class Parcel(NamedTuple):
+    """A pickle of code, and the shared memory that goes beside it."""
+
+    data: bytes
+    shared: tuple[SharedBytes, ...]
+
+    def fds(self) -> list[int]:
+        """Return descriptors to be sent along, anew for every receiver."""
+        return [each.duplicate_fd() for each in self.shared]
+
+
+def pack_code(code: Any) -> Parcel:
+    """Pickle a graph for a process of ours, which is to map what is in shared memory."""
+    dump = Dump()
+    pickler = _parcel_pickler()(dump)
+    pickler.dump(code)
+    return Parcel(dump.data, tuple(pickler.shared))
+
+
+def loads_code(data: bytes | memoryview, fds: Sequence[int] = ()) -> Any:
+    """Return what ``dumps_code`` or ``pack_code`` was given; ``fds`` came with a parcel."""
+    left = deque(fds)
+    try:
+        return load(data, iter(left.popleft, None))
+    finally:
+        close_all(left)
+
+
+@functools.cache
+def _parcel_pickler() -> Any:
+    import cloudpickle
+
+    class ParcelPickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Leaves shared memory out of the pickle: on arrival its descriptor takes its place."""
+
+        def __init__(self, dump: Dump) -> None:
+            super().__init__(dump, protocol=5, buffer_callback=self._stays_inside)
+            self.shared: list[SharedBytes] = []
+            self._descriptor: Any = None
+
+        def reducer_override(self, item: Any) -> Any:
+            if type(item) is not SharedBytes:
+                return super().reducer_override(item)
+            self.shared.append(item)
+            self._descriptor = pickle.PickleBuffer(bytearray())
+            return SharedBytes.attach, (self._descriptor, len(item.view))
+
+        def _stays_inside(self, buffer: pickle.PickleBuffer) -> bool:
+            return buffer is not self._descriptor
+
+    return ParcelPickler
+
+
+@functools.cache
+def pickler_by_value() -> Any:
+    """A pickler that takes code along; imported late, as few items ever need it."""
+    import cloudpickle
+
+    class PicklerByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, dump: Dump) -> None:
+            super().__init__(dump, protocol=5, buffer_callback=dump.on_buffer)
+            self._reduce = dump.reduce
+
+        def reducer_override(self, item: Any) -> Any:
+            reduced = self._reduce(item)
+            return super().reducer_override(item) if reduced is NotImplemented else reduced
+
+    return PicklerByValue

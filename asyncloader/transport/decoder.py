@@ -1,0 +1,133 @@
+"""Items on their way in, out of the payload of a frame.
+
+This file is about ``Decoder``: it checks a payload when it arrives, and makes its
+items when somebody wants them, or gives their slots back.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from asyncloader.errors import TransportError
+from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.payload import IN_BAND, Layout, read_layout
+from asyncloader.transport.pickling import LARGE, load
+from asyncloader.transport.slots import News
+from asyncloader.transport.wire import close_all
+
+
+class Admitted(NamedTuple):
+    """A payload that was found well-formed and whose segments are known."""
+
+    layout: Layout
+    memory: memoryview
+
+    def is_heavy(self) -> bool:
+        """Whether decoding this takes so long that a thread should do it."""
+        return any(nbytes >= LARGE for nbytes, _ in self.layout.pickles)
+
+
+class Decoder:
+    """Turns payloads back into items, in the order in which they were encoded.
+
+    Every payload that arrived must be decoded or discarded: the slots in it are
+    lent until then.
+    """
+
+    def __init__(self, view: ArenaView | None = None) -> None:
+        self._view = view or ArenaView()
+        #: How many items could not be unpickled so far.
+        self.refused = 0
+
+    def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
+        """Return the items; the place of one that does not unpickle has a ``TransportError``.
+
+        Raises ``TransportError`` if the payload itself is not well-formed. ``fds``
+        came with the payload's frame and are closed here.
+        """
+        return self.items(self.admit(payload, fds))
+
+    def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
+        """Take note of a payload that arrived; it is decoded or discarded later.
+
+        Payloads are admitted in the order in which they arrive, and then decoded in
+        any. Raises ``TransportError`` if the payload is not well-formed.
+        """
+        return Admitted(self._open(payload, fds), memoryview(payload))
+
+    def items(self, admitted: Admitted) -> list[Any]:
+        """Return the items of an admitted payload, as ``decode`` does."""
+        layout, memory = admitted
+        leases = [self._view.lease(ref) for ref in layout.slots]
+        buffers = iter([_buffer(memory, layout, leases, entry) for entry in layout.buffers])
+        found: list[Any] = []
+        start = layout.data_start
+        for nbytes, count in layout.pickles:
+            mine = list(islice(buffers, count))
+            found.append(self._load(memory[start : start + nbytes], mine))
+            start += nbytes
+        return found if layout.each else _spread(found[0], layout.items)
+
+    def discard(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> None:
+        """Return the payload's slots without looking at its items."""
+        self.give_back(self.admit(payload, fds))
+
+    def give_back(self, admitted: Admitted) -> None:
+        """Return the slots of an admitted payload without looking at its items."""
+        for ref in admitted.layout.slots:
+            self._view.give_back(ref)
+
+    def _load(self, data: memoryview, buffers: list[Any]) -> Any:
+        try:
+            return load(data, buffers)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
+            self.refused += 1
+            return _refused(error)
+
+    def _open(self, payload: bytes | memoryview, fds: Sequence[int]) -> Layout:
+        try:
+            layout = read_layout(payload)
+        except TransportError:
+            close_all(fds)
+            raise
+        if layout.added or layout.retired or fds:
+            self._view.update(News(layout.added, layout.retired, tuple(fds)))
+        return layout
+
+
+def _buffer(
+    memory: memoryview, layout: Layout, leases: list[memoryview], entry: tuple[int, int, int]
+) -> Any:
+    place, offset, nbytes = entry
+    if place != IN_BAND:
+        return leases[place][offset : offset + nbytes]
+    start = layout.in_band_start + offset
+    return bytearray(memory[start : start + nbytes])
+
+
+def _refused(error: BaseException) -> TransportError:
+    refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
+    refused.add_note("".join(traceback.format_exception(error)))
+    # Frames hold the leases of the whole payload, and a kept error would keep the slots.
+    refused.__cause__ = _without_frames(error)
+    return refused
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    chained: BaseException | None = error
+    while chained is not None and chained.__traceback__ is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return error
+
+
+def _spread(found: Any, count: int) -> list[Any]:
+    """The items of a pickle of all of them; if it failed, the failure for each."""
+    if isinstance(found, TransportError):
+        return [found] * count
+    if not isinstance(found, list) or len(found) != count:
+        raise TransportError(f"a pickle of {count} items held something else")
+    return found
