@@ -50,9 +50,11 @@ class SharedGenerators:
             return
         self._states[self._turn] = _written(_states())
         self._turn = stream
-        # A module that was imported in another's turn is to be seeded for this one, too.
-        self._seedings[stream]()
-        set_states(self._states[stream])
+        states = self._states[stream]
+        if len(states) < len(_SETTERS):
+            # A module that is imported in its own or another's turn is to be seeded for it.
+            self._seedings[stream]()
+        set_states(states)
 
 
 def set_states(states: States) -> None:
