@@ -122,6 +122,8 @@ class WorkerPool:
         self._epoch += 1
         self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
+        # A lock belongs to the loop on which somebody first waited for it.
+        self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
         self._start = EpochOrders(self._epoch, tuple(shared_seeds), generator, resets)
         for link in self.all_links():

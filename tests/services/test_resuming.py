@@ -300,6 +300,27 @@ def test_a_state_taken_after_a_death_is_exact(caplog):
         assert items + list(loader) == expected
 
 
+def test_deaths_that_two_branches_wait_for_are_made_good_on_every_loop(caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+
+    def make() -> Any:
+        halves = [numbers(60).sharding_filter().map(slow) for _ in range(2)]
+        return pinned(*halves)
+
+    async def epoch(loader: DataLoader2[Any]) -> list[Any]:
+        found = []
+        async for item in loader:
+            found.append(item)
+            if len(found) == 10:
+                for pid in processes_of(loader):
+                    os.kill(pid, signal.SIGKILL)
+        return found
+
+    with loader_of(make, 2, on_worker_death="restart", worker_prefetch_cnt=1) as loader:
+        for _ in range(2):
+            assert asyncio.run(epoch(loader)) == [(number, number) for number in range(60)]
+
+
 def die_at_30(number: int) -> int:
     if number == 30:
         os.kill(os.getpid(), signal.SIGKILL)
