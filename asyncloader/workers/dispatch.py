@@ -237,7 +237,7 @@ class Dispatcher:
         assert self._plan is not None
         reset, _ = loads_code(command.resets)
         generator = command.seed_generator
-        seed_globals(None, generator.generate_shared_seed)
+        seed_globals(None, [generator.generate_shared_seed() for _ in range(3)])
         self._seeds.give(self._plan.end, command.shared_seeds, generator)
         return self._thread.call(reset(self._plan.end))
 

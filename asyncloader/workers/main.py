@@ -13,6 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from asyncloader.datapipes.base import is_pipe
@@ -24,6 +25,7 @@ from asyncloader.graph.seeding import PartSeeds, SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread, WorkerInfo
+from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.failure import pack_error
@@ -44,7 +46,7 @@ from asyncloader.workers.messages import (
     StartFailed,
 )
 from asyncloader.workers.punctual import Punctual
-from asyncloader.workers.random_states import RandomStates
+from asyncloader.workers.random_states import RandomStates, SharedGenerators
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -83,7 +85,7 @@ class Worker:
         self._supplies: list[Supply] = []
         #: The last pipes of the epoch's streams, and the streams that were begun.
         self._ready: list[Any] = []
-        self._states = RandomStates()
+        self._generators = SharedGenerators(())
         self._streams: dict[int, Stream] = {}
         self._turns: deque[Stream] = deque()
         self._is_paused = False
@@ -97,6 +99,7 @@ class Worker:
                     self._obey(command)
                     stream = None
                 if stream is not None:
+                    self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
         finally:
             self._end_epoch()
@@ -172,7 +175,6 @@ class Worker:
         self._is_paused = False
         try:
             self._ready = self._reset(command)
-            self._states = RandomStates()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
@@ -183,6 +185,7 @@ class Worker:
         if command.epoch != self._epoch or not self._ready:
             return
         pipe = self._ready[command.stream]
+        self._generators.turn_to(command.stream)
         stream = Stream(
             self._talk,
             self._punctual,
@@ -192,7 +195,7 @@ class Worker:
             number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
-            marker=Marker(pipe, self._states, command.mark, command.unwanted),
+            marker=Marker(pipe, RandomStates(), command.mark, command.unwanted),
         )
         self._streams[command.stream] = stream
         self._turns.append(stream)
@@ -200,7 +203,8 @@ class Worker:
     def _reset(self, command: StartEpoch) -> list[Any]:
         reset, worker_reset_fn = loads_code(command.resets)
         generator = command.seed_generator
-        seed_globals(self._info, generator.generate_seed)
+        first = self._seeding(generator)
+        first()
         for inlet in self._inlets:
             inlet.epoch = command.epoch
         pipes = []
@@ -211,7 +215,13 @@ class Worker:
                 pipe = self._run(worker_reset_fn, pipe, self._info, generator)
             forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
             pipes.append(pipe)
+        seedings = [first, *(self._seeding(generator) for _ in pipes[1:])]
+        self._generators = SharedGenerators(seedings)
         return pipes
+
+    def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
+        """Return what seeds the global generators, always alike."""
+        return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.

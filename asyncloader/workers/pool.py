@@ -122,6 +122,8 @@ class WorkerPool:
         self._epoch += 1
         self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
+        # A lock belongs to the loop on which somebody first waited for it.
+        self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
         self._start = EpochOrders(self._epoch, tuple(shared_seeds), generator, resets)
         for link in self.all_links():
@@ -133,7 +135,9 @@ class WorkerPool:
         """Have every worker begin a stream; return where its items arrive."""
         assert self._start is not None
         if not self._start.is_given:
-            self._give_orders(self._start, place.deal)
+            self._give_orders(self._start)
+        if self._is_dealt(number):
+            self._begin_dealing(self._start, place.deal)
         pairs = zip(self.links, place.starts, strict=True)
         return [self._begin_stream(link, number, start) for link, start in pairs]
 
@@ -166,7 +170,7 @@ class WorkerPool:
 
     def deal_start(self, number: int) -> DealStart | None:
         """Return how dealing goes on after what was taken of a stream, where there is any."""
-        if self._deal is None or self._dispatcher is None:
+        if self._deal is None or self._dispatcher is None or not self._is_dealt(number):
             return None
         marks = [link.inboxes[number].mark.read() for link in self.links]
         dealing = self._dispatcher.dealing
@@ -216,8 +220,9 @@ class WorkerPool:
         self._retired += lost
         if dispatcher is not None and self._dispatcher is not None:
             dispatcher.dealing = self._dispatcher.dealing
-            dispatcher.send(self._start.for_dispatcher(deal))
             self._dispatcher = dispatcher
+            if deal is not None:
+                dispatcher.send(self._start.for_dispatcher(deal))
         for number, link in zip(numbers, links, strict=True):
             self._hand_over(self.links[number], link)
             self.links[number] = link
@@ -233,10 +238,12 @@ class WorkerPool:
             link.send(self._order(number, start))
 
     def _deal_after_arrived(self) -> DealStart | None:
+        """Return how dealing goes on after all that has arrived, if it has begun."""
         if self._deal is None or self._dispatcher is None:
             return None
-        # With a dispatching process there is one stream.
-        marks = [link.inboxes[0].latest_mark.read() for link in self.links if link.inboxes]
+        number = self._deal.stream
+        inboxes = [link.inboxes[number] for link in self.links if number in link.inboxes]
+        marks = [inbox.latest_mark.read() for inbox in inboxes]
         return self._dispatcher.dealing.start(self._deal.place, marks) if marks else None
 
     async def _read_to_the_end(self, lost: list[Link]) -> None:
@@ -248,14 +255,22 @@ class WorkerPool:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await waiter.until(lambda: all(link.is_cut for link in lost))
 
-    def _give_orders(self, orders: EpochOrders, deal: DealStart | None) -> None:
+    def _give_orders(self, orders: EpochOrders) -> None:
         orders.is_given = True
         for worker, link in enumerate(self.links):
             link.send(orders.for_worker(worker))
-        if self._dispatcher is not None:
-            if deal is not None:
-                self._dispatcher.dealing = Dealing(deal.mark)
-            self._dispatcher.send(orders.for_dispatcher(deal))
+
+    def _begin_dealing(self, orders: EpochOrders, deal: DealStart | None) -> None:
+        # Where dealing goes on is known with its own stream, which may not be the first.
+        if self._dispatcher is None:
+            return
+        if deal is not None:
+            self._dispatcher.dealing = Dealing(deal.mark)
+        self._dispatcher.send(orders.for_dispatcher(deal))
+
+    def _is_dealt(self, number: int) -> bool:
+        """Whether a stream is made of what the dispatching process deals."""
+        return self._deal is not None and number == self._deal.stream
 
     def _begin_stream(self, link: Link, number: int, start: WorkerStart) -> Inbox:
         inbox = link.begin_stream(number, start.mark, start.unwanted)

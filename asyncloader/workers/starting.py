@@ -37,10 +37,13 @@ _DISPATCH = "asyncloader.workers.dispatch"
 
 @dataclass(frozen=True)
 class DealPlan:
-    """What the dispatching process is told to run, and the place of its last pipe."""
+    """What the dispatching process is told to run, and for whom."""
 
     plan: Parcel
+    #: The place of its last pipe.
     place: int
+    #: The stream that is made of what it deals; there may be others beside it.
+    stream: int
 
 
 class Started(NamedTuple):
