@@ -132,6 +132,8 @@ class Link:
         self.inboxes, predecessor.inboxes = predecessor.inboxes, {}
         for inbox in self.inboxes.values():
             inbox.go_on_with(self._decoder)
+        if self.line is not None and predecessor.line is not None:
+            self.line.go_on_for(predecessor.line)
 
     def end_epoch(self) -> None:
         """Drop what came and was not taken, and whatever still comes of this epoch."""

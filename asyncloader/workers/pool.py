@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from asyncloader.errors import WorkerDied
+from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import Parcel
@@ -41,6 +41,9 @@ logger = logging.getLogger("asyncloader")
 DRAIN_SECONDS = 1.0
 #: How long workers that were told to end may take before they are killed.
 CLOSE_GRACE = 2.0
+
+#: What leaves a place that another worker may take.
+GONE = (WorkerDied, WorkerTimeout)
 
 #: More frames than a stream will ever have.
 UNBOUNDED = 1 << 62
@@ -180,7 +183,7 @@ class WorkerPool:
     async def recover(self) -> bool:
         """Replace the workers that died; whether there were any and that may be done."""
         async with self._recovering:
-            dead = [link for link in self.all_links() if isinstance(link.failure, WorkerDied)]
+            dead = [link for link in self.all_links() if isinstance(link.failure, GONE)]
             # What a dispatching process has dealt nobody else can deal again.
             lost = self.all_links() if self._dispatcher is not None else dead
             if not dead or self._start is None or not self._patience.allows(lost):
