@@ -43,7 +43,7 @@ def test_a_file_is_imported_by_its_name_beside_its_neighbours(tmp_path, monkeypa
         ("tests.tools.missing:pipe", "there is no module 'tests.tools.missing'"),
         ("no/such/file.py:pipe", "there is no file 'no/such/file.py'"),
         (f"{MODULE}:pip", "did you mean pipe?"),
-        (f"{MODULE}:zzz", "what it has are pipe, loader, dealt"),
+        (f"{MODULE}:zzz", "what it has are doubled, pipe, loader"),
         (f"{MODULE}:nothing", "is None; name a pipe"),
         (f"{MODULE}:numbers", "is of type list; name a pipe"),
         (f"{MODULE}:new_list", "is of type list; name a pipe"),
