@@ -48,6 +48,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     pipe and may be async. ``multiprocessing_context`` is None for a template process
     of our own, or "fork", "spawn" or "forkserver".
 
+    A worker that owes an item and says nothing for ``timeout`` seconds is killed, and a
+    ``WorkerTimeout`` says where it stood. Without a timeout there is a warning every 30 s.
+
     With ``on_worker_death="restart"`` a worker that is killed is replaced by one that goes
     on where it stood, so that every item still comes once and in its place;
     ``max_restarts`` is how often in a row that is tried for workers that die before they
