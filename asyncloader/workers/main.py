@@ -8,10 +8,9 @@ far as its credits go.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
@@ -47,6 +46,7 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
+from asyncloader.workers.resets import load_resets
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -201,7 +201,7 @@ class Worker:
         self._turns.append(stream)
 
     def _reset(self, command: StartEpoch) -> list[Any]:
-        reset, worker_reset_fn = loads_code(command.resets)
+        reset, worker_reset_fn = load_resets(command.resets)
         generator = command.seed_generator
         first = self._seeding(generator)
         first()
@@ -211,8 +211,7 @@ class Worker:
         for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
             seeds.give(pipe, command.shared_seeds, generator)
             pipe = self._run(reset, pipe)
-            if worker_reset_fn is not None:
-                pipe = self._run(worker_reset_fn, pipe, self._info, generator)
+            pipe = self._run(worker_reset_fn, pipe, self._info, generator)
             forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
             pipes.append(pipe)
         seedings = [first, *(self._seeding(generator) for _ in pipes[1:])]
@@ -250,10 +249,7 @@ class Worker:
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
         # A plain function runs in the thread that will run the pipes.
-        result = function(*args)
-        while inspect.isawaitable(result):
-            result = self._thread.call(_result(result))
-        return result
+        return self._thread.finished(function(*args))
 
     def _packed(self, error: BaseException, when: str = "") -> bytes:
         where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
@@ -274,7 +270,3 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
     for pipe in pipes:
         if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
             apply_sharding(pipe, info.num_workers, info.worker_id, group)
-
-
-async def _result(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
