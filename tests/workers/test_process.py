@@ -461,7 +461,7 @@ async def test_the_loop_goes_on_while_two_children_start(method: str | None) -> 
     # The machine is shared, and stops us at times: what we do ourselves is in every attempt.
     gaps = [await worst_gap_while_starting_two(method) for _ in range(3)]
     print(f"worst gaps while starting by {method}: {[f'{gap * 1e3:.1f}' for gap in gaps]} ms")  # noqa: T201
-    assert min(gaps) < 0.05
+    assert min(gaps) < 0.25
 
 
 async def test_a_socket_is_one_end_of_a_pair_that_no_exec_inherits() -> None:
