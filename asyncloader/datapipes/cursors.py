@@ -13,6 +13,7 @@ lies between is skipped, or made and dropped.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
@@ -140,7 +141,9 @@ def put_cursors(pipe: Any, into: Cursors) -> None:
 def put_own_cursors(pipe: Any, into: Cursors) -> None:
     """Add where a pipe and all above it stand, where it is iterated."""
     if hasattr(pipe, "load_state_dict"):
-        put_cursor(pipe, {"yielded": vars(pipe)[_COUNT], "state": pipe.state_dict()}, into)
+        # It may be the very object that the pipe goes on changing.
+        state = copy.deepcopy(pipe.state_dict())
+        put_cursor(pipe, {"yielded": vars(pipe)[_COUNT], "state": state}, into)
     elif hasattr(pipe, "put_cursors"):
         pipe.put_cursors(into)
 

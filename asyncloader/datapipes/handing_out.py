@@ -7,12 +7,12 @@ otherwise it takes a list of those that are still held (``AsTheyCome``).
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of, put_cursor, resume
+from asyncloader.datapipes.journal import Journal
 
 #: The position of an item that was read again, and whose result was handed out before.
 BEFORE = -1
@@ -54,10 +54,10 @@ class InOrder:
 class AsTheyCome:
     """Results are handed out as they are ready.
 
-    A cursor says what was read and what of it is held. It also has a list to which all
-    that is handed out later is added, because the order of it cannot be had again: a
-    position, how many had been yielded then, and how many were errors. Going on, what is
-    wanted of that again is handed out in that order.
+    A cursor says what was read and what of it is held. To it belongs, too, all that is
+    handed out later, because the order of it cannot be had again: a position, how many had
+    been yielded then, and how many were errors. Going on, what is wanted of that again is
+    handed out in that order.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class AsTheyCome:
         #: Which of the items before this position are wanted again.
         self._known = 0
         self._again: set[int] = set()
-        self._lists: list[list[list[int]]] = []
+        self._journal = Journal()
         #: The positions that are handed out first, in this order.
         self.turns: deque[int] = deque()
 
@@ -83,8 +83,7 @@ class AsTheyCome:
         """Note that the result of the item at a position was handed out, or left out."""
         self.held.discard(position)
         self._again.discard(position)
-        for entries in self._lists:
-            entries.append([position, yielded, errors])
+        self._journal.add([position, yielded, errors])
 
     def oldest(self) -> int:
         """Return the first position whose result was not handed out."""
@@ -96,29 +95,24 @@ class AsTheyCome:
         return {"yielded": 0, "errors": 0, "taken": 0, "held": [], "later": []}
 
     def cursor(self) -> Cursor:
-        """Return where this stands, as plain data, with a list that is written further."""
-        later: list[list[int]] = []
-        # A list that nobody else holds any more need not be written further.
-        self._lists = [entries for entries in self._lists if sys.getrefcount(entries) > 3]
-        self._lists.append(later)
+        """Return where this stands, and all that is handed out later."""
         return {
             "taken": max(self.read, self._known),
             "held": sorted(self._again | self.held),
-            "later": later,
+            "later": self._journal.since_now(),
         }
 
     def go_on(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
         """Be where ``cursor`` and the later say there were so many yielded.
 
-        Return how many were yielded and were errors there. The list of the later is
-        written further from there.
+        Return how many were yielded and were errors there. The cursor has, from then on, what
+        is handed out later there.
         """
-        later = cursor["later"]
+        later = list(cursor["later"])
         counts = [cursor["yielded"], cursor["errors"]]
         seen = [entry for entry in later if entry[1] <= yielded]
         self.turns = deque(position for position, *_ in later[len(seen) :])
-        del later[len(seen) :]
-        self._lists.append(later)
+        cursor["later"] = self._journal.since_now(seen)
         done = {position for position, *_ in seen}
         ends = (position + 1 for position in (*done, *self.turns))
         self._known = max([cursor["taken"], *ends])

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.handing_out import is_without_order
+from asyncloader.datapipes.journal import settled
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
@@ -20,7 +22,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.elastic import refit
-from asyncloader.snapshot.snapshot import Snapshot, decode, encode, encode_graph
+from asyncloader.snapshot.snapshot import Encoder, Snapshot, decode
 from asyncloader.transport.code import dumps_code
 
 
@@ -66,10 +68,11 @@ class Snapshots:
             in_order=share.in_order,
             rank=share.rank,
             ranks=share.ranks,
-            cursors={} if start is None else start.cursors,
+            cursors={} if start is None else self._settled(start.cursors, share),
             service_state=service_state,
+            graph=self._pickled if include_datapipe else None,
         )
-        return encode(snapshot, self._with_graph if include_datapipe else self._without_graph)
+        return self._encoder.encode(snapshot)
 
     def read(self, state: Any, share: Share) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
         """Return what a state says.
@@ -146,12 +149,16 @@ class Snapshots:
             ) from error
 
     @functools.cached_property
-    def _with_graph(self) -> dict[str, Any]:
-        return encode_graph(self._fingerprint, self._pickled)
+    def _encoder(self) -> Encoder:
+        return Encoder(self._fingerprint)
+
+    def _settled(self, cursors: Cursors, share: Share) -> Cursors:
+        """Return cursors to which nothing is added any more."""
+        return cursors if share.in_order and self._has_order else settled(cursors)
 
     @functools.cached_property
-    def _without_graph(self) -> dict[str, Any]:
-        return encode_graph(self._fingerprint, None)
+    def _has_order(self) -> bool:
+        return not any(map(is_without_order, breadth_first(self._datapipe)))
 
 
 def unpickled_graph(state: Any) -> Any:

@@ -6,9 +6,15 @@ graph, and a ``FromWorkers`` takes its place there.
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +27,7 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
     take_place_of,
 )
+from asyncloader.datapipes.journal import Journal
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
@@ -40,9 +47,6 @@ from asyncloader.workers.place import cursor_of_place, later_place, place_of_cur
 from asyncloader.workers.starting import DealPlan
 from asyncloader.workers.supply import FromDispatcher
 from asyncloader.workers.worker_stream import WorkerStream
-
-#: How often a list is referred to that only this file refers to, while that is asked.
-_UNHELD = 3
 
 
 class FromWorkers(IterDataPipe[Any]):
@@ -81,7 +85,8 @@ class FromWorkers(IterDataPipe[Any]):
         """Yield the items of this stream when iterated next."""
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
-        self._runs: list[list[list[int]]] = []
+        self._is_in_order = stream.is_in_order
+        self._runs = Journal()
         self._seen: list[int] = []
 
     def has_no_order(self) -> bool:
@@ -99,8 +104,8 @@ class FromWorkers(IterDataPipe[Any]):
             place = cursor_of_place(self._running.place())
             cursor = {
                 "taken": self._taken,
-                "in_order": self._running.is_in_order,
-                "runs": self._new_runs(),
+                "in_order": self._is_in_order,
+                "runs": self._later_runs(),
                 **place,
             }
             put_cursor(self, cursor, into)
@@ -119,36 +124,28 @@ class FromWorkers(IterDataPipe[Any]):
         return self
 
     def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        place, runs = place_of_cursor(cursor), cursor["runs"]
-        runs[:] = _first_of(runs, position - cursor["taken"])
+        place = place_of_cursor(cursor)
+        runs = _first_of(cursor["runs"], position - cursor["taken"])
         more = [0] * len(place.starts)
         for worker, count in runs:
             more[worker] += count
         self._taken = cursor["taken"] + sum(more)
         self._unwanted = position - self._taken
         stream.go_on(later_place(place, more))
-        # The cursor stays good for what follows, as long as that is noted in it.
-        self._runs.append(runs)
+        # The cursor stays good for what follows, as long as that belongs to it.
+        cursor["runs"] = self._later_runs(runs)
 
-    def _new_runs(self) -> list[list[int]]:
-        """Return a list in which is noted, from now on, of which worker how much is taken.
-
-        Without order nothing else says it.
-        """
-        # A list that no cursor has any more need not be written further.
-        self._runs = [runs for runs in self._runs if sys.getrefcount(runs) > _UNHELD]
-        runs: list[list[int]] = []
-        self._runs.append(runs)
-        return runs
+    def _later_runs(self, before: Iterable[list[int]] = ()) -> Any:
+        """Return these runs and, where nothing else says it, all that will follow them."""
+        return [*before] if self._is_in_order else self._runs.since_now(before)
 
     def _note_runs(self, stream: WorkerStream) -> None:
-        if stream.is_in_order:
+        if self._is_in_order:
             return
         seen, self._seen = self._seen, stream.positions()
         for worker, (before, now) in enumerate(zip(seen, self._seen, strict=True)):
             if now > before:
-                for runs in self._runs:
-                    runs.append([worker, now - before])
+                self._runs.add([worker, now - before])
 
     def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
@@ -166,7 +163,7 @@ class FromWorkers(IterDataPipe[Any]):
         return f"FromWorkers({self.branch})"
 
 
-def _first_of(runs: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+def _first_of(runs: Iterable[Sequence[int]], count: int) -> list[list[int]]:
     """Return the runs of the first ``count`` items."""
     found = []
     for worker, items in runs:

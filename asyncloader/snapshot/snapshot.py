@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from asyncloader.errors import SnapshotError
@@ -55,56 +56,70 @@ class Snapshot:
     graph: bytes | None = None
 
 
-def encode(snapshot: Snapshot, unchanging: dict[str, Any]) -> dict[str, Any]:
-    """Return a snapshot as plain data; SnapshotError if a pipe's own state is none.
+class Encoder:
+    """Writes the snapshots of one graph; what is as in the one before is not made anew."""
 
-    ``unchanging`` is the part that ``encode_graph`` returns.
-    """
-    cursors = {str(place): cursor for place, cursor in sorted(snapshot.cursors.items())}
-    changing = {
-        "reading_service_state": snapshot.service_state,
-        "randomness_state": {
-            "seed": snapshot.seed,
-            "epoch": snapshot.epoch,
-            "epoch_seed": snapshot.epoch_seed,
-        },
-        "position": {
-            "items": snapshot.items,
-            "workers": snapshot.workers,
-            "in_order": snapshot.in_order,
-            "rank": snapshot.rank,
-            "ranks": snapshot.ranks,
-            "cursors": to_text(cursors, "the state of a pipe"),
-        },
-    }
-    sums = {name: checksum(value) for name, value in changing.items()}
-    return {
-        "version": VERSION,
-        **unchanging,
-        **changing,
-        "checksums": {**unchanging["checksums"], **sums},
-    }
+    def __init__(self, fingerprint: list[dict[str, Any]]) -> None:
+        self._fingerprint = to_text(fingerprint, "fingerprint")
+        self._sums = {"fingerprint": checksum(self._fingerprint)}
+        # Each is replaced as a whole: several threads may take states at a time.
+        self._graph: tuple[bytes | None, str] = (None, checksum(None))
+        self._cursors: tuple[Cursors, str] = ({}, to_text({}, "the state of a pipe"))
 
+    def encode(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return a snapshot as plain data; SnapshotError if a pipe's own state is none."""
+        changing = {
+            "reading_service_state": snapshot.service_state,
+            "randomness_state": {
+                "seed": snapshot.seed,
+                "epoch": snapshot.epoch,
+                "epoch_seed": snapshot.epoch_seed,
+            },
+            "position": {
+                "items": snapshot.items,
+                "workers": snapshot.workers,
+                "in_order": snapshot.in_order,
+                "rank": snapshot.rank,
+                "ranks": snapshot.ranks,
+                "cursors": self._cursors_text(snapshot.cursors),
+            },
+        }
+        sums = {name: checksum(value) for name, value in changing.items()}
+        sums["serialized_datapipe"] = self._graph_sum(snapshot.graph)
+        return {
+            "version": VERSION,
+            "serialized_datapipe": snapshot.graph,
+            "fingerprint": self._fingerprint,
+            **changing,
+            "checksums": self._sums | sums,
+        }
 
-def encode_graph(fingerprint: list[dict[str, Any]], graph: bytes | None) -> dict[str, Any]:
-    """Return the part of a state that is the same in all snapshots of a loader."""
-    text = to_text(fingerprint, "fingerprint")
-    return {
-        "serialized_datapipe": graph,
-        "fingerprint": text,
-        "checksums": {"fingerprint": checksum(text), "serialized_datapipe": checksum(graph)},
-    }
+    def _graph_sum(self, graph: bytes | None) -> str:
+        known, found = self._graph
+        if graph is not known:
+            found = checksum(graph)
+            self._graph = graph, found
+        return found
+
+    def _cursors_text(self, cursors: Cursors) -> str:
+        """Return the cursors as a text, also where the latest are still those of before."""
+        known, text = self._cursors
+        is_known = len(known) == len(cursors) and all(map(is_, known.values(), cursors.values()))
+        if not is_known:
+            by_name = {str(place): cursor for place, cursor in sorted(cursors.items())}
+            text = to_text(by_name, "the state of a pipe")
+            self._cursors = cursors, text
+        return text
 
 
 def checksum(value: Any) -> str:
     """Return a checksum of a leaf of a state, or of a dict of such."""
-    digest = hashlib.blake2b(digest_size=16)
+    parts = []
     leaves = sorted(value.items()) if isinstance(value, dict) else [("", value)]
     for name, leaf in leaves:
-        data = leaf if isinstance(leaf, bytes) else repr(leaf).encode()
-        digest.update(f"{name}:{type(leaf).__name__}:{len(data)}:".encode())
-        digest.update(data)
-    return digest.hexdigest()
+        data = leaf if isinstance(leaf, bytes) else ascii(leaf).encode()
+        parts += [f"{name}:{type(leaf).__name__}:{len(data)}:".encode(), data]
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def decode(state: Any) -> Snapshot:
@@ -128,7 +143,7 @@ def decode(state: Any) -> Snapshot:
         epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
         items=_count(position["items"], "position.items"),
         workers=_count(position["workers"], "position.workers"),
-        in_order=bool(position["in_order"]),
+        in_order=_truth(position["in_order"], "position.in_order"),
         rank=_count(position["rank"], "position.rank"),
         ranks=_count(position["ranks"], "position.ranks"),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
@@ -172,6 +187,12 @@ def _cursors(value: Any) -> Cursors:
 def _count(value: Any, name: str) -> int:
     if type(value) is not int or value < 0:
         raise SnapshotError(f"{name} must be a number of at least 0, got {value!r}")
+    return value
+
+
+def _truth(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise SnapshotError(f"{name} must be True or False, got {value!r}")
     return value
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.errors import SnapshotError
+from asyncloader.snapshot.snapshot import checksum
 from tests.samples import is_odd
 
 
@@ -318,6 +320,81 @@ def test_a_state_that_was_changed_is_refused_with_the_field_named():
         loader.load_state_dict(state)
         assert list(loader) == rest_after(state)
     assert count > 50
+
+
+WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
+    "position": {
+        "items": (None, -1, 1.0, True, "1", [], {}),
+        "workers": (None, -1, 0.0, False, "0", [], {}),
+        "in_order": (None, 0, 1, 1.0, "True", [], {}),
+        "rank": (None, -1, 0.0, False, "0", [], {}),
+        "ranks": (None, -1, 1.0, True, "1", [], {}),
+        "cursors": (
+            None,
+            1,
+            True,
+            "",
+            "{",
+            "[]",
+            "1",
+            '{"x": {}}',
+            '{"1": 1}',
+            '{"99": {}}',
+            [],
+            {},
+        ),
+    },
+    "randomness_state": {
+        "seed": (-1, 2**64, 1.0, True, "1", [], {}),
+        "epoch": (None, -1, 1.0, True, "1", [], {}),
+        "epoch_seed": (-1, 2**64, 1.0, True, "1", [], {}),
+    },
+}
+
+
+@pytest.mark.parametrize(("part", "name"), [(part, name) for part in WRONG for name in WRONG[part]])
+def test_every_field_is_checked_also_where_the_checksum_was_made_to_fit(part, name):
+    with loader_at(5) as loader:
+        state = loader.state_dict(include_datapipe=False)
+    assert WRONG[part].keys() == state[part].keys()
+    with DataLoader2(graph()) as loader:
+        for value in WRONG[part][name]:
+            changed = {**state, part: {**state[part], name: value}}
+            changed["checksums"] = {**state["checksums"], part: checksum(changed[part])}
+            with pytest.raises(SnapshotError, match=rf"{part}\.{name}"):
+                loader.load_state_dict(changed)
+        loader.load_state_dict(state)
+        assert list(loader) == rest_after(state)
+
+
+class Ledger(it.IterDataPipe[int]):
+    """A user's source that returns the very dict in which it keeps its state."""
+
+    edges = ()
+
+    def __init__(self) -> None:
+        self.state = {"next": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        while self.state["next"] < 40:
+            self.state["next"] += 1
+            yield self.state["next"] - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+def test_a_state_that_a_pipe_goes_on_changing_is_the_one_of_its_moment():
+    with DataLoader2(Ledger().batch(3)) as loader:
+        items = iter(loader)
+        begun = [next(items) for _ in range(4)]
+        state = loader.state_dict()
+    with DataLoader2(Ledger().batch(3)) as loader:
+        loader.load_state_dict(state)
+        assert list(chain.from_iterable(begun + list(loader))) == list(range(40))
 
 
 def test_a_pipe_that_two_others_read_without_a_fork_refuses_snapshots():

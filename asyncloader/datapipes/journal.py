@@ -1,0 +1,81 @@
+"""What has happened since a moment.
+
+This file is about ``Journal``. Where no order can be had again, what happens after a
+cursor belongs to it: the cursor holds a ``Since``, which is made a list when a state is
+taken, or when it is pickled. A journal keeps what those that are still held go back to.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+#: Of so many entries those are forgotten that nobody goes back to.
+_MANY = 1024
+
+
+class Journal:
+    """Entries in their order. One thread writes, any thread reads."""
+
+    def __init__(self) -> None:
+        # How many entries were forgotten, and those that follow them.
+        self._kept: tuple[int, list[Any]] = (0, [])
+        self._held: list[weakref.ref[Since]] = []
+        self._most = _MANY
+
+    def add(self, entry: Any) -> None:
+        """Write an entry, if anybody goes back so far."""
+        if self._held:
+            entries = self._kept[1]
+            entries.append(entry)
+            if len(entries) > self._most:
+                self._forget()
+
+    def since_now(self, before: Iterable[Any] = ()) -> Since:
+        """Return what will have happened since now, or since ``before``."""
+        self._forget()
+        forgotten, entries = self._kept
+        since = Since(self, forgotten + len(entries))
+        entries.extend(before)
+        self._held.append(weakref.ref(since))
+        return since
+
+    def entries_from(self, start: int) -> list[Any]:
+        """Return the entries after the first ``start`` of the journal."""
+        forgotten, entries = self._kept
+        return entries[start - forgotten :]
+
+    def _forget(self) -> None:
+        held = [(since.start, reference) for reference in self._held if (since := reference())]
+        self._held = [reference for _, reference in held]
+        forgotten, entries = self._kept
+        oldest = min((start for start, _ in held), default=forgotten + len(entries))
+        # Another thread may be reading: it sees either pair whole.
+        self._kept = (oldest, entries[oldest - forgotten :])
+        self._most = max(_MANY, 2 * len(self._kept[1]))
+
+
+class Since:
+    """The entries of a journal since a moment; another is made of it as a list."""
+
+    def __init__(self, journal: Journal, start: int) -> None:
+        self.start = start
+        self._journal = journal
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._journal.entries_from(self.start))
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
+def settled(value: Any) -> Any:
+    """Return plain data in which each Since has become the list of its entries so far."""
+    if isinstance(value, Since):
+        return list(value)
+    if isinstance(value, dict):
+        return {key: settled(element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [settled(element) for element in value]
+    return value
