@@ -73,6 +73,10 @@ class SeedGenerator:
         self.seed(entropy() if seed is None else seed)
         #: Whether it was given its seed, and did not draw one.
         self.is_chosen = seed is not None
+        #: After how many items on every rank the epoch is gone on with; None for a new one.
+        self.resumed_after: int | None = None
+        #: The seed that was taken over from another rank, if that was done.
+        self.adopted: int | None = None
 
     @property
     def key(self) -> int:
@@ -85,6 +89,7 @@ class SeedGenerator:
 
     def adopt(self, key: int) -> None:
         """Go on as a generator with the seed ``key`` would that has drawn as much as this."""
+        self.adopted = key
         self._shared = replace(self._shared, key=checked_seed(key))
         self._worker = replace(self._worker, key=checked_seed(key))
 
@@ -114,7 +119,8 @@ class SeedGenerator:
         """Return a generator that draws what this one would, independently."""
         clone = SeedGenerator.__new__(SeedGenerator)
         clone._shared, clone._worker = self._shared, self._worker
-        clone.is_chosen = self.is_chosen
+        clone.is_chosen, clone.adopted = self.is_chosen, self.adopted
+        clone.resumed_after = self.resumed_after
         return clone
 
     def __eq__(self, other: object) -> bool:

@@ -35,7 +35,7 @@ DOORS = {
     "multiprocessing": "workers/contexts.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",
-    "torch.distributed": "ranks.py",
+    "torch.distributed": "ranks/gloo.py",
 }
 
 #: Functions that have a door too, by the name they are called by.

@@ -24,9 +24,11 @@ from asyncloader.loader.engine import Engine
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
-from asyncloader.loader.snapshots import Share, Snapshots, unpickled_graph
+from asyncloader.loader.moments import own_state
+from asyncloader.loader.snapshots import Snapshots, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
+from asyncloader.services.regrouping import Share
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
@@ -155,8 +157,11 @@ class DataLoader2(Generic[T_co]):
             include_datapipe=include_datapipe,
         )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, before the first iteration.
+    def load_state_dict(self, state_dict: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Go on from a state, or a list of those of all ranks, before the first iteration.
+
+        With as many ranks as before each may load its own state; with other ranks each loads
+        the states of all, and SnapshotError names the pipe that does not allow that.
 
         The loader's own graph has to be the one of the state, or SnapshotError says what
         differs; nothing of the state is unpickled then. A loader that was made with
@@ -172,12 +177,14 @@ class DataLoader2(Generic[T_co]):
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         snapshots = self._snapshots if own is not None else Snapshots(graph)
-        seeds, start, service_state = snapshots.read(state_dict, Share.of(self.reading_service))
+        share = Share.of(self.reading_service)
+        seeds, start, service_state = snapshots.read(state_dict, share)
         self._engine.lifecycle.restore_from(service_state)
         if own is None:
             self._use_graph(graph)
         self._engine.go_on(seeds, start)
-        self._loaded = copy.deepcopy(state_dict)
+        # A rank whose state is made of those of others has one of its own now.
+        self._loaded = copy.deepcopy(own_state(state_dict, share))
 
     def stats(self) -> LoaderStats:
         """Return what was handed out so far; to be called at any moment."""

@@ -84,7 +84,9 @@ class Engine:
             return self._seeds, start
         cursors = self._left if self._items is None else self._items.cursors(passed)
         position = start.position + passed
-        return self._seeds, replace(start, position=position, cursors=cursors)
+        adopted = self.lifecycle.adopted_seed
+        seed = start.seed if adopted is None else adopted
+        return self._seeds, replace(start, seed=seed, position=position, cursors=cursors)
 
     def begin_async(self, gate: Gate) -> AsyncItems:
         """Begin an epoch on the running loop; the one before has ended."""

@@ -31,6 +31,8 @@ class Lifecycle:
     def __init__(self, service: ReadingServiceInterface) -> None:
         self.adapted: Any = None
         self.is_closed = False
+        #: The seed of the present epoch, where a service took over another one than it began with.
+        self.adopted_seed: int | None = None
         self._datapipe: Any = None
         self._service_state: bytes | None = None
         self._service = service
@@ -150,6 +152,7 @@ class Lifecycle:
     async def _begin(self, start: EpochStart) -> Any:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
+        self.adopted_seed = seed_generator.adopted
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
         prepared = await reset(self.adapted)

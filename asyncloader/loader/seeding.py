@@ -57,9 +57,14 @@ class EpochStart:
     cursors: Cursors = field(default_factory=dict)
     #: Whether the seed comes of one that the user gave.
     is_chosen: bool = False
+    #: Whether it was begun by another loader; and how many of the items were handed out more
+    #: than on the rank with the fewest.
+    is_resumed: bool = False
+    ahead: int = 0
 
     def generator(self) -> SeedGenerator:
         """Return the generator of the epoch, for its services and pipes."""
         generator = SeedGenerator(self.seed)
         generator.is_chosen = self.is_chosen
+        generator.resumed_after = self.position - self.ahead if self.is_resumed else None
         return generator

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
@@ -19,27 +18,11 @@ from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.kinds import goes_by_clock, lives_with_loader
 from asyncloader.graph.walk import breadth_first
+from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
-from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.services.elastic import refit
-from asyncloader.snapshot.snapshot import Encoder, Snapshot, decode
+from asyncloader.services.regrouping import Share
+from asyncloader.snapshot.snapshot import Encoder, Snapshot
 from asyncloader.transport.code import dumps_code
-
-
-@dataclass(frozen=True)
-class Share:
-    """What of all items a loader hands out, and in how many workers its graph runs."""
-
-    workers: int
-    in_order: bool
-    rank: int
-    ranks: int
-
-    @classmethod
-    def of(cls, service: ReadingServiceInterface) -> Share:
-        """Return what a service's loader hands out."""
-        rank, ranks = service.rank()
-        return cls(service.worker_count(), service.is_in_order(), rank, ranks)
 
 
 class Snapshots:
@@ -68,6 +51,7 @@ class Snapshots:
             in_order=share.in_order,
             rank=share.rank,
             ranks=share.ranks,
+            ahead=0 if start is None else start.ahead,
             cursors={} if start is None else self._settled(start.cursors, share),
             service_state=service_state,
             graph=self._pickled if include_datapipe else None,
@@ -75,13 +59,20 @@ class Snapshots:
         return self._encoder.encode(snapshot)
 
     def read(self, state: Any, share: Share) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
-        """Return what a state says.
+        """Return what a state says, or the states of all ranks of a run.
 
         SnapshotError for one that is wrong, of another graph, or that a loader with this
         share of the items cannot go on from.
         """
-        snapshot = decode(state)
+        moment = moment_of(state)
         self._check_possible()
+        for snapshot in moment:
+            self._check_graph(snapshot)
+        own = own_of(moment, share)
+        start = start_for(self._datapipe, moment, share)
+        return EpochSeeds(own.seed, own.epoch), start, own.service_state
+
+    def _check_graph(self, snapshot: Snapshot) -> None:
         different = differences(snapshot.fingerprint, self._fingerprint)
         if different:
             raise SnapshotError(f"the state is of another graph: {'; '.join(different)}")
@@ -91,30 +82,6 @@ class Snapshots:
                     f"position.cursors has a place {place}, but the graph has only"
                     f" {len(self._fingerprint)} pipes"
                 )
-        seeds = EpochSeeds(snapshot.seed, snapshot.epoch)
-        start = None
-        if snapshot.epoch_seed is not None:
-            start = EpochStart(snapshot.epoch_seed, snapshot.items, self._refitted(snapshot, share))
-        return seeds, start, snapshot.service_state
-
-    def _refitted(self, snapshot: Snapshot, share: Share) -> Cursors:
-        if not snapshot.items:
-            return {}
-        if (snapshot.rank, snapshot.ranks) != (share.rank, share.ranks):
-            raise SnapshotError(
-                f"the state was taken in the middle of an epoch on rank {snapshot.rank} of"
-                f" {snapshot.ranks}, and this is rank {share.rank} of {share.ranks}; load each"
-                " rank's own state, with as many ranks as before, or a state between epochs"
-            )
-        is_other_order = snapshot.in_order and not share.in_order
-        if is_other_order and snapshot.workers == share.workers:
-            raise SnapshotError(
-                "the state was taken with in_order=True, and workers that are not taken in turn"
-                " cannot tell which items that means; go on with in_order=True"
-            )
-        return refit(
-            self._datapipe, snapshot.cursors, taken_with=snapshot.workers, run_with=share.workers
-        )
 
     def _check_possible(self) -> None:
         if self._refusal is not None:
@@ -163,7 +130,7 @@ class Snapshots:
 
 def unpickled_graph(state: Any) -> Any:
     """Return the graph that travels in a state, which must come from a trusted place."""
-    graph = decode(state).graph
+    graph = moment_of(state)[0].graph
     if graph is None:
         raise SnapshotError(
             "the state holds no graph (include_datapipe=False); give the loader its datapipe"

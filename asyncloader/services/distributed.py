@@ -93,16 +93,10 @@ class DistributedReadingService(ReadingServiceInterface):
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
-        flags = Flags.CHOSEN if seed_generator.is_chosen else Flags.NONE
-        said = await self._meeting.begin_epoch(seed_generator.key, flags)
-        overruled = [rank for rank in _differing(said) if Flags.CHOSEN in said[rank].flags]
-        if overruled:
-            raise RankError(
-                f"the seed that was given to {ranks_in_words(overruled)} for this epoch differs"
-                " from that of rank 0, which counts; call seed() with the same number on every"
-                " rank, or on rank 0 alone",
-                ranks=tuple(overruled),
-            )
+        said = await self._meeting.begin_epoch(seed_generator.key, _flags(seed_generator))
+        if any(Flags.RESUMED in each.flags for each in said):
+            await self._check_places(said, seed_generator.resumed_after or 0)
+        _check_seeds(said)
         for pipe in self._synced:
             pipe.meeting.epoch = self._meeting.epoch
         # The generator is this epoch's clone: services after this one draw from what is set here.
@@ -132,6 +126,24 @@ class DistributedReadingService(ReadingServiceInterface):
 
     def __repr__(self) -> str:
         return f"DistributedReadingService(timeout={self.timeout:g})"
+
+    async def _check_places(self, said: Sequence[Statement], step: int) -> None:
+        """Compare how many items each rank has of an epoch that is gone on with."""
+        places = await self._meeting.agree(Kind.PLACE, count=step)
+        if others := _differing(places):
+            counts = ", ".join(str(each.count) for each in places)
+            raise RankError(
+                f"{ranks_in_words(others)} would go on after another item of the epoch than rank 0"
+                f" (by rank: {counts}); load states of one moment on every rank",
+                ranks=tuple(others),
+            )
+        # The ranks agree on a seed with the first item. Until then, each has its own.
+        if step and (others := _differing(said)):
+            raise RankError(
+                f"{ranks_in_words(others)} would go on with an epoch of another seed than rank 0;"
+                " load states of one moment on every rank",
+                ranks=tuple(others),
+            )
 
     async def _equip(self, end: Any) -> None:
         """Give the pipes that synchronize a meeting each; the last one shares this service's."""
@@ -167,6 +179,22 @@ def _warn_of_repeats(pipes: Sequence[Any]) -> None:
             " a ShardingPolicy adapter. Where the ranks read different data, say so by"
             " .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)",
             stacklevel=2,
+        )
+
+
+def _flags(seed_generator: SeedGenerator) -> Flags:
+    chosen = Flags.CHOSEN if seed_generator.is_chosen else Flags.NONE
+    return chosen | (Flags.NONE if seed_generator.resumed_after is None else Flags.RESUMED)
+
+
+def _check_seeds(said: Sequence[Statement]) -> None:
+    overruled = [rank for rank in _differing(said) if Flags.CHOSEN in said[rank].flags]
+    if overruled:
+        raise RankError(
+            f"the seed that was given to {ranks_in_words(overruled)} for this epoch differs from"
+            " that of rank 0, which counts; call seed() with the same number on every rank, or on"
+            " rank 0 alone",
+            ranks=tuple(overruled),
         )
 
 

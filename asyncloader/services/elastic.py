@@ -21,7 +21,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WORKER_GROUP, cut_graph
-from asyncloader.graph.kinds import is_dispatch, is_filter_of_shards
+from asyncloader.graph.kinds import functional_name, is_dispatch
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.workers.messages import DealStart, Mark
@@ -51,6 +51,8 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
             )
         if own is not None and "workers" in own:
             found = _least_advanced(own, above)
+        elif own is not None and SPREAD in own:
+            found = dict(own[SPREAD])
         for pipe in branch.pipes:
             fitted.pop(_place(pipe), None)
         if run_with:
@@ -78,9 +80,11 @@ def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
 def _division_of(end: Any, taken_with: int, run_with: int) -> Any:
     """Return the pipe that divides a branch's items, if only one-to-one pipes follow it."""
     wiring, pipe = Wiring(end), end
-    while not _divides(pipe):
+    is_dealt = any(map(is_dispatch, breadth_first(end)))
+    # What is dealt is divided already: a filter behind it divides among ranks alone.
+    while not (is_dispatch(pipe) if is_dealt else divides(pipe)):
         sources = wiring.sources(pipe)
-        if len(sources) != 1 or not _keeps_positions(pipe):
+        if len(sources) != 1 or not keeps_positions(pipe):
             raise SnapshotError(
                 f"the state was taken with {_workers(taken_with)} and cannot go on with"
                 f" {_workers(run_with)}: {stage_name(pipe)} comes out otherwise for another number"
@@ -91,11 +95,18 @@ def _division_of(end: Any, taken_with: int, run_with: int) -> Any:
     return pipe
 
 
-def _divides(pipe: Any) -> bool:
-    return is_dispatch(pipe) or (is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP))
+def divides(pipe: Any) -> bool:
+    """Whether a pipe divides items among workers."""
+    return is_dispatch(pipe) or (takes_turns(pipe) and acts_for(pipe, WORKER_GROUP))
 
 
-def _keeps_positions(pipe: Any) -> bool:
+def takes_turns(pipe: Any) -> bool:
+    """Whether a pipe gives every n-th item to the same one; a user's own may do otherwise."""
+    return functional_name(pipe) == "sharding_filter"
+
+
+def keeps_positions(pipe: Any) -> bool:
+    """Whether each item of a pipe is made of one item of its source, in the same order."""
     # One that leaves bad samples out yields fewer items than it takes.
     skips = getattr(pipe, "on_error", "raise") == "skip"
     is_one_to_one = isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)

@@ -29,6 +29,7 @@ _FIELDS = (
     "checksums",
 )
 _CHECKED = _FIELDS[1:-1]
+_POSITION = "items workers in_order rank ranks ahead cursors"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Snapshot:
     #: On which rank of how many.
     rank: int = 0
     ranks: int = 1
+    #: How many of the items were handed out more than on the rank with the fewest.
+    ahead: int = 0
     cursors: Cursors = field(default_factory=dict)
     fingerprint: list[dict[str, Any]] = field(default_factory=list)
     service_state: bytes | None = None
@@ -81,6 +84,7 @@ class Encoder:
                 "in_order": snapshot.in_order,
                 "rank": snapshot.rank,
                 "ranks": snapshot.ranks,
+                "ahead": snapshot.ahead,
                 "cursors": self._cursors_text(snapshot.cursors),
             },
         }
@@ -135,7 +139,7 @@ def decode(state: Any) -> Snapshot:
         )
     graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
     randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
-    position = _fields(state["position"], "position", "items workers in_order rank ranks cursors")
+    position = _fields(state["position"], "position", _POSITION)
     _check_sums(state)
     return Snapshot(
         seed=_seed(randomness["seed"], "randomness_state.seed"),
@@ -146,6 +150,7 @@ def decode(state: Any) -> Snapshot:
         in_order=_truth(position["in_order"], "position.in_order"),
         rank=_count(position["rank"], "position.rank"),
         ranks=_count(position["ranks"], "position.ranks"),
+        ahead=_count(position["ahead"], "position.ahead"),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
         fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
         service_state=_bytes(state["reading_service_state"], "reading_service_state"),

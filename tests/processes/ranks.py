@@ -1,11 +1,14 @@
 """Ranks of a distributed run, each in a process of its own.
 
-This file is about playing scenes on ranks: a scene is a function that runs on every rank
-and returns what it found there, as plain data. All scenes of a module are played in one
-run, since starting a rank takes seconds. A run that does not end in time fails with the
-stacks of its threads.
+This file is about a company of ranks that plays scenes: a scene is a function that runs on
+every rank and returns what it found there, as plain data. The processes are started once
+and play one scene after the other, since starting a rank takes seconds. A scene that does
+not end in time fails with the stacks of its threads.
 
-    python -m tests.processes.ranks MODULE RANK SIZE FOLDER
+    test ── the scene's name ──▶ stdin of each rank
+    test ◀── what it found ── stdout
+
+    python -m tests.processes.ranks MODULE
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import os
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -28,98 +32,162 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 120
 
-Scene = Callable[[], Any]
-_scenes: list[Scene] = []
+Scene = Callable[..., Any]
+_scenes: dict[str, Scene] = {}
 
 
 def scene(function: Scene) -> Scene:
-    """Have a function played on every rank, after those that were given before it."""
-    _scenes.append(function)
+    """Let a function be played on ranks."""
+    _scenes[function.__name__] = function
     return function
 
 
-class Played:
-    """What the scenes of a run found, by scene and rank."""
+# The test's side ------------------------------------------------------------------------
 
-    def __init__(self, folder: Path, outputs: list[str], exitcodes: list[int]) -> None:
-        self.outputs = outputs
-        self.exitcodes = exitcodes
-        self._found = [_lines(folder / f"found-{rank}") for rank in range(len(outputs))]
 
-    def found(self, name: str, *, without: int | None = None) -> list[Any]:
-        """Return what a scene found on each rank; fail if it failed on one."""
-        ranks = [rank for rank in range(len(self.outputs)) if rank != without]
-        missing = {"failed": "it was never played\n"}
-        by_rank = {rank: self._found[rank].get(name, missing) for rank in ranks}
-        failed = [
-            f"on rank {rank}: {found['failed']}{self.outputs[rank]}"
-            for rank, found in by_rank.items()
-            if "failed" in found
+class Company:
+    """Processes that are the ranks of one run after the other; to be entered."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        self.module = module
+        self.folder = folder
+        self._errors = folder / "errors"
+        #: Those that live; the first are the ranks of the present run, in this order.
+        self._processes: list[subprocess.Popen[str]] = []
+        self._runs = 0
+        self._size = 0
+
+    def __enter__(self) -> Company:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.communicate()
+
+    def start(self, size: int) -> None:
+        """Start so many processes, so that all of them make themselves ready at once."""
+        self._processes += [self._started() for _ in range(len(self._processes), size)]
+
+    def play(self, name: str, size: int, *given: Any, ends: int | None = None) -> list[Any]:
+        """Return what a scene finds on each rank of a run of this size.
+
+        Fail if it fails on one. The rank ``ends`` is killed in it or stopped, and finds None.
+        """
+        self._gather(size)
+        store = str(self.folder / f"store-{self._runs}")
+        ranks = self._processes[:size]
+        for rank, process in enumerate(ranks):
+            run = {"rank": rank, "size": size, "store": store}
+            _tell(process, {"scene": name, "given": given, "run": run})
+        answers = [
+            {"found": None} if rank == ends else self._answer(rank, process)
+            for rank, process in enumerate(ranks)
         ]
+        if ends is not None:
+            self._end(ranks[ends])
+        failed = [answer["failed"] for answer in answers if "failed" in answer]
         assert not failed, "\n".join(failed)
-        return [found["found"] for found in by_rank.values()]
+        return [answer["found"] for answer in answers]
+
+    def _gather(self, size: int) -> None:
+        """Let the ranks be those of a run of this size, a new one if need be."""
+        self.start(size)
+        if size != self._size:
+            self._runs, self._size = self._runs + 1, size
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        """Go on without a process, in another run."""
+        process.kill()
+        process.communicate()
+        self._processes.remove(process)
+        self._size = 0
+
+    def _started(self) -> subprocess.Popen[str]:
+        with open(self._errors, "a") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", __name__, self.module],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            )
+
+    def _answer(self, rank: int, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+        else:
+            answer = {"failed": f"it ended with exit code {process.wait()}\n"}
+            self._end(process)
+        if "failed" in answer:
+            answer["failed"] = f"on rank {rank}: {answer['failed']}{self._errors.read_text()}"
+        return answer
 
 
-def _lines(path: Path) -> dict[str, Any]:
-    text = path.read_text() if path.exists() else ""
-    return dict(map(json.loads, text.splitlines()))
+def _tell(process: subprocess.Popen[str], command: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
 
 
-def play(module: str, size: int, folder: Path) -> Played:
-    """Play all scenes of a module on so many ranks."""
-    ranks = [_start(module, rank, size, folder) for rank in range(size)]
-    try:
-        outputs = [rank.communicate(timeout=LIMIT_SECONDS + 10)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return Played(folder, outputs, [rank.returncode for rank in ranks])
+# The ranks' side ------------------------------------------------------------------------
 
 
-def _start(module: str, rank: int, size: int, folder: Path) -> subprocess.Popen[str]:
-    told = [module, str(rank), str(size), str(folder)]
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", __name__, *told],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )
-
-
-def main(module: str, rank: int, size: int, folder: str) -> None:
-    """Be a rank: play the scenes one by one, all ranks the same at a time."""
-    import torch.distributed as dist
-
-    faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
+def main(module: str) -> None:
+    """Be a rank: play scenes as long as there are any."""
+    # Nothing but answers goes the way of the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     importlib.import_module(module)
-    with open(f"{folder}/found-{rank}", "w", buffering=1) as found:
-        for each in _scenes:
-            found.write(json.dumps([each.__name__, _played(each)]) + "\n")
-            # The last scene may be one that not all ranks survive.
-            if each is not _scenes[-1]:
-                dist.barrier()
-    with contextlib.suppress(RuntimeError):
-        dist.destroy_process_group()
+    run = Run()
+    for line in sys.stdin:
+        command = json.loads(line)
+        faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
+        run.enter(**command["run"])
+        answers.write(json.dumps(_played(_scenes[command["scene"]], command["given"])) + "\n")
+        faulthandler.cancel_dump_traceback_later()
 
 
-def _played(each: Scene) -> dict[str, Any]:
+class Run:
+    """The distributed run that this process takes part in."""
+
+    def __init__(self) -> None:
+        self.store = ""
+
+    def enter(self, store: str, rank: int, size: int) -> None:
+        """Take part in the run of this store, if that is another one than now."""
+        import torch.distributed as dist
+
+        if store == self.store:
+            return
+        if self.store:
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+        self.store = store
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(store, size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=60),
+        )
+
+
+def _played(each: Scene, given: list[Any]) -> dict[str, Any]:
     try:
-        if inspect.iscoroutinefunction(each):
-            return {"found": asyncio.run(each(), debug=True)}
-        return {"found": each()}
+        with warnings.catch_warnings():
+            if inspect.iscoroutinefunction(each):
+                return {"found": asyncio.run(each(*given), debug=True)}
+            return {"found": each(*given)}
     except Exception:  # noqa: BLE001 - the test that asks for it fails
         return {"failed": traceback.format_exc()}
 
 
 if __name__ == "__main__":
     # Scenes register with the module of this name, and not with __main__.
-    importlib.import_module("tests.processes.ranks").main(
-        sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    )
+    importlib.import_module("tests.processes.ranks").main(sys.argv[1])

@@ -8,13 +8,12 @@ import random
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader import (
     DataLoader2,
@@ -26,7 +25,6 @@ from asyncloader import (
 )
 from asyncloader.adapters import FullSync
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.errors import LoaderError
 from tests.leaks import leaves_nothing
 from tests.processes.ranks import scene
 
@@ -58,6 +56,20 @@ def double(item: int) -> int:
     return 2 * item
 
 
+def say(word: str) -> None:
+    """Say a word that all ranks of the run can hear."""
+    _board().set(word, b"")
+
+
+def until_said(*words: str) -> None:
+    """Wait until all these words were said on some rank."""
+    _board().wait(list(words), timedelta(seconds=60))
+
+
+def _board() -> Any:
+    return dist.PrefixStore("said", dist.distributed_c10d._get_default_store())
+
+
 async def collected(loader: Any) -> tuple[list[Any], str]:
     """Return the items up to the end or an error, and the error in words."""
     items: list[Any] = []
@@ -72,20 +84,11 @@ async def collected(loader: Any) -> tuple[list[Any], str]:
 # Shares and seeds -----------------------------------------------------------------------
 
 
-async def _seeded(workers: int) -> Any:
+@scene
+async def shares_of_a_seed(seed: int, workers: int) -> Any:
     async with loader_of(shuffled(), workers) as loader:
-        loader.seed(5)
+        loader.seed(seed)
         return [[item async for item in loader] for _ in range(2)], len(loader)
-
-
-@scene
-async def shares_of_a_seed() -> Any:
-    return await _seeded(0)
-
-
-@scene
-async def shares_of_a_seed_with_workers() -> Any:
-    return await _seeded(2)
 
 
 @scene
@@ -146,22 +149,9 @@ async def randomness_of_workers() -> Any:
 
 
 @scene
-async def shares_resumed_in_the_middle() -> Any:
-    begun = []
-    async with loader_of(shuffled().map(double).fullsync(TIMEOUT)) as loader:
-        loader.seed(5)
-        async for item in loader:
-            begun.append(item)
-            if len(begun) == 3:
-                break
-        state = loader.state_dict()
-    async with loader_of(shuffled().map(double).fullsync(TIMEOUT)) as loader:
-        loader.load_state_dict(state)
-        return begun, *[(await collected(loader))[0] for _ in range(2)]
-
-
-@scene
 async def shares_of_torch_pipes() -> Any:
+    import torch.utils.data.datapipes.iter as torch_iter
+
     graph = torch_iter.IterableWrapper(range(COUNT)).shuffle().sharding_filter()
     async with loader_of(graph) as loader:
         return [item async for item in loader]
@@ -175,6 +165,73 @@ async def shares_by_forked_workers() -> Any:
     async with DataLoader2(shuffled(), reading_service=service) as loader:
         loader.seed(5)
         return [[item async for item in loader] for _ in range(2)], len(loader)
+
+
+# Going on -------------------------------------------------------------------------------
+
+
+async def taken(loader: DataLoader2[Any], count: int) -> list[Any]:
+    items: list[Any] = []
+    async for item in loader:
+        items.append(item)
+        if len(items) == count:
+            break
+    return items
+
+
+@scene
+async def resumed_in_the_middle() -> Any:
+    async with loader_of(shuffled().map(double).fullsync(TIMEOUT)) as loader:
+        loader.seed(5)
+        begun = await taken(loader, 3)
+        state = loader.state_dict()
+    async with loader_of(shuffled().map(double).fullsync(TIMEOUT)) as loader:
+        loader.load_state_dict(state)
+        return begun, *[(await collected(loader))[0] for _ in range(2)]
+
+
+@scene
+async def resumed_from_several_moments() -> Any:
+    """Each rank has a state of its own unseeded epoch, and rank 1 one of another moment."""
+    states = []
+    async with loader_of(shuffled()) as loader:
+        for count in (2, 3, 3):
+            await taken(loader, count)
+            states.append(loader.state_dict(include_datapipe=False))
+    found = []
+    for others, of_rank_1 in ((states[0], states[1]), (states[1], states[2]), (states[0], None)):
+        async with loader_of(shuffled()) as loader:
+            if rank() != 1:
+                loader.load_state_dict(others)
+            elif of_rank_1 is not None:
+                loader.load_state_dict(of_rank_1)
+            found.append(await collected(loader))
+    async with loader_of(shuffled()) as loader:
+        loader.load_state_dict(states[0])
+        return found, await collected(loader)
+
+
+@scene
+async def saved_by_distributed_checkpoint(folder: str, count: int, workers: int) -> Any:
+    import torch.distributed.checkpoint as dcp
+
+    async with loader_of(shuffled().map(double), workers) as loader:
+        if rank() == 0:
+            loader.seed(5)
+        items = await taken(loader, count)
+        dcp.save({f"loader-{rank()}": loader}, checkpoint_id=folder)
+    return items
+
+
+@scene
+async def loaded_by_distributed_checkpoint(folder: str, ranks: int, workers: int) -> Any:
+    import torch.distributed.checkpoint as dcp
+
+    async with loader_of(shuffled().map(double), workers) as loader:
+        states = {f"loader-{each}": loader.state_dict() for each in range(ranks)}
+        dcp.load(states, checkpoint_id=folder)
+        loader.load_state_dict(list(states.values()))
+        return [(await collected(loader))[0] for _ in range(2)]
 
 
 # What must be the same ------------------------------------------------------------------
@@ -211,8 +268,9 @@ async def other_workers_on_the_last_rank() -> Any:
 @scene
 async def uneven() -> Any:
     found = []
-    for workers in (0, 2):
-        for counts in ((7, 4, 5), (0, 5, 5), (5, 0, 5), (300, 200, 1000)):
+    many = [(7, 4, 5), (0, 5, 5), (5, 0, 5), (300, 200, 1000)]
+    for workers, all_counts in ((0, many), (2, many[:2])):
+        for counts in all_counts:
             async with loader_of(on_this_rank(*counts), workers) as loader:
                 found.append([len((await collected(loader))[0]) for _ in range(2)])
     return found
@@ -295,46 +353,51 @@ async def leaving_earlier_on_rank_0() -> Any:
         return "", await collected(loader)
 
 
-class Slow(IterDataPipe[int]):
-    """Keep the others waiting on rank 1."""
+class WaitingOnRank1(IterDataPipe[int]):
+    """Yield 0, and on rank 1 not go on before the others have said something."""
 
     edges = ()
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, *words: str) -> None:
+        self.words = words
 
     def __iter__(self) -> Iterator[int]:
         yield 0
         if rank() == 1:
-            time.sleep(self.seconds)
+            until_said(*self.words)
         yield 1
+
+
+def words_of_others(word: str) -> list[str]:
+    return [f"{word} on {each}" for each in range(dist.get_world_size()) if each != 1]
 
 
 @scene
 async def waiting_for_rank_1() -> Any:
-    gaps = [0.0]
-
     async def tick() -> None:
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(0.005)
-            gaps.append(time.monotonic() - last)
-            last = time.monotonic()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        # A loop that waited in a collective would never come so far.
+        say(f"ticked on {rank()}")
 
-    ticking = asyncio.create_task(tick())
-    async with loader_of(Slow(1.0).sharding_filter(3)) as loader:
-        items = await collected(loader)
-    ticking.cancel()
-    return items, max(gaps)
+    async with loader_of(WaitingOnRank1(*words_of_others("ticked")).sharding_filter(3)) as loader:
+        items = aiter(loader)
+        first = await anext(items)
+        ticking = asyncio.create_task(tick())
+        rest = await collected(items)
+        await ticking
+        return first, rest
 
 
 @scene
 async def waiting_too_long_for_rank_1() -> Any:
-    loader = loader_of(Slow(3.5).sharding_filter(3), timeout=1.5)
-    began = time.monotonic()
-    found = await collected(loader)
-    await loader.aclose()
-    return found, time.monotonic() - began
+    source = WaitingOnRank1(*words_of_others("gave up"))
+    loader = loader_of(source.sharding_filter(3), timeout=1.5)
+    try:
+        return await collected(loader)
+    finally:
+        say(f"gave up on {rank()}")
+        await loader.aclose()
 
 
 # What services do -----------------------------------------------------------------------
@@ -417,38 +480,64 @@ async def closing_in_the_middle() -> Any:
         return time.monotonic() - began
 
 
+class NoMore(IterDataPipe[int]):
+    """Yield 0, and 1 on other ranks than rank 1; then nothing for longer than any test."""
+
+    edges = ()
+
+    def numbers(self) -> range:
+        # A worker is on no rank, but its environment is that of the loader.
+        return range(1 if os.environ["RANK_OF_SCENE"] == "1" else 2)
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for number in self.numbers():
+            yield number
+        await asyncio.Event().wait()
+
+
+class Stuck(NoMore):
+    """Keep a worker in a call that it does not come out of."""
+
+    __aiter__ = None  # type: ignore[assignment]  # a plain generator
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.numbers()
+        time.sleep(1000)
+
+
 @scene
-async def closing_while_others_are_silent() -> Any:
-    loader = loader_of(Slow(2.6).sharding_filter(3))
+async def closing_while_rank_1_is_silent(workers: int) -> Any:
+    os.environ["RANK_OF_SCENE"] = str(rank())
+    word = f"closed with {workers} workers"
+    loader = loader_of((Stuck() if workers else NoMore()).sharding_filter(3), workers)
     items = aiter(loader)
     await anext(items)
+    asked = asyncio.create_task(collected(items))
     if rank() == 1:
-        # It comes out of its source when the others are gone.
-        return (await collected(items))[1], 0
-    asked = asyncio.create_task(anext(items))
-    await asyncio.sleep(0.2)
+        await asyncio.to_thread(until_said, *words_of_others(word))
+    else:
+        # It has another item and waits for rank 1 to have one.
+        await asyncio.sleep(0.1)
     began = time.monotonic()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        await loader.aclose()
-    await asyncio.wait([asked])
-    said = [str(each.message) for each in caught if each.category is ResourceWarning]
-    return said, time.monotonic() - began
+    await loader.aclose()
+    seconds = time.monotonic() - began
+    say(f"{word} on {rank()}")
+    return (await asked)[1], seconds
 
 
 @scene
-async def rank_1_is_killed() -> Any:
-    loader = loader_of(on_this_rank(90_000, 90_000, 90_000))
+async def rank_1_ends(how: str) -> Any:
+    loader = loader_of(on_this_rank(90_000, 90_000, 90_000), timeout=2.0)
     items = aiter(loader)
     await anext(items)
     if rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[how])
     began = time.monotonic()
     _, error = await collected(items)
-    again = ""
-    try:
-        await anext(aiter(loader))
-    except LoaderError as second:
-        again = str(second)
+    seconds = time.monotonic() - began
+    _, again = await collected(loader)
+    # Whoever leaves is missed as well.
+    say(f"found out on {rank()}")
+    await asyncio.to_thread(until_said, *words_of_others("found out"))
     await loader.aclose()
-    return error, again, time.monotonic() - began
+    return error, again, seconds

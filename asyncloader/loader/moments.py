@@ -1,0 +1,131 @@
+"""The states of a run's ranks at one moment.
+
+This file is about where a loader goes on: from its own state, or from the states of all
+ranks of a run that may have had other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncloader.errors import SnapshotError
+from asyncloader.loader.seeding import EpochStart
+from asyncloader.ranks import ranks_in_words
+from asyncloader.services.elastic import refit
+from asyncloader.services.regrouping import Place, Share, divides_alike, regroup
+from asyncloader.snapshot.snapshot import Snapshot, decode
+
+
+def moment_of(state: Any) -> list[Snapshot]:
+    """Return what a state says, or a list with that of every rank, which must go together."""
+    if not isinstance(state, list | tuple):
+        return [decode(state)]
+    snapshots = sorted(map(decode, state), key=lambda snapshot: snapshot.rank)
+    _check_complete(snapshots)
+    _check_together(snapshots)
+    return snapshots
+
+
+def own_of(moment: Sequence[Snapshot], share: Share) -> Snapshot:
+    """Return the snapshot of this loader's own rank; the first where the ranks are others."""
+    return moment[share.rank] if len(moment) == share.ranks else moment[0]
+
+
+def own_state(state: Any, share: Share) -> dict[str, Any] | None:
+    """Return the state of this loader's own rank, out of what was loaded, if it is there."""
+    states = state if isinstance(state, list | tuple) else [state]
+    for each in states:
+        if (each["position"]["rank"], each["position"]["ranks"]) == (share.rank, share.ranks):
+            return dict(each)
+    return None
+
+
+def start_for(datapipe: Any, moment: Sequence[Snapshot], share: Share) -> EpochStart | None:
+    """Return where in its epoch a loader with this share goes on; None for the next epoch."""
+    own = own_of(moment, share)
+    if own.epoch_seed is None:
+        return None
+    place = _place(datapipe, moment, own, share)
+    return EpochStart(
+        own.epoch_seed, place.items, place.cursors, is_resumed=True, ahead=place.ahead
+    )
+
+
+def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, share: Share) -> Place:
+    if not any(snapshot.items for snapshot in moment) and not own.ahead:
+        return Place(0, {})
+    if _has_same_items(datapipe, own, share):
+        return Place(own.items, _own_cursors(datapipe, own, share), own.ahead)
+    if len(moment) < own.ranks:
+        raise SnapshotError(
+            f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
+            f" {_who(share)}; load a list of the states of all {own.ranks} ranks, or each rank's"
+            " own state with as many ranks and workers as before, or a state between epochs"
+        )
+    if not own.in_order:
+        raise SnapshotError(
+            "the states were taken with in_order=False, so that their items are not the first of"
+            " any order; go on with as many ranks and workers as before"
+        )
+    places = [Place(snapshot.items, snapshot.cursors) for snapshot in moment]
+    return regroup(datapipe, places, taken_with=own.workers, share=share)
+
+
+def _has_same_items(datapipe: Any, own: Snapshot, share: Share) -> bool:
+    """Whether a loader with this share hands out the items that the state's loader did."""
+    if (own.rank, own.ranks) != (share.rank, share.ranks):
+        return False
+    # Where ranks divide among their workers, too, other workers are other items.
+    is_same = own.ranks == 1 or own.workers == share.workers
+    return is_same or divides_alike(datapipe, own.workers, share.workers)
+
+
+def _own_cursors(datapipe: Any, own: Snapshot, share: Share) -> Any:
+    is_other_order = own.in_order and not share.in_order
+    if is_other_order and own.workers == share.workers:
+        raise SnapshotError(
+            "the state was taken with in_order=True, and workers that are not taken in turn"
+            " cannot tell which items that means; go on with in_order=True"
+        )
+    return refit(datapipe, own.cursors, taken_with=own.workers, run_with=share.workers)
+
+
+def _who(one: Snapshot | Share) -> str:
+    return f"rank {one.rank} of {one.ranks} (with {one.workers} workers)"
+
+
+def _check_complete(snapshots: Sequence[Snapshot]) -> None:
+    if not snapshots:
+        raise SnapshotError("a list of states has one for each rank of the run, got none")
+    given, count = [snapshot.rank for snapshot in snapshots], snapshots[0].ranks
+    if any(snapshot.ranks != count for snapshot in snapshots):
+        counts = ", ".join(str(snapshot.ranks) for snapshot in snapshots)
+        raise SnapshotError(f"the states are of runs with different numbers of ranks: {counts}")
+    missing = [rank for rank in range(count) if rank not in given]
+    if missing:
+        raise SnapshotError(
+            f"the list has no state of {ranks_in_words(missing)} of {count}; it takes those of all"
+        )
+    if len(given) > count:
+        raise SnapshotError(f"the list has {len(given)} states of a run with {count} ranks")
+
+
+def _check_together(snapshots: Sequence[Snapshot]) -> None:
+    moments = list(map(_moment_in_words, snapshots))
+    others = [rank for rank, moment in enumerate(moments) if moment != moments[0]]
+    if others:
+        raise SnapshotError(
+            f"the state of {ranks_in_words(others)} is of another moment than that of rank 0:"
+            f" {moments[others[0]]}, not {moments[0]}. Load states that were taken after the same"
+            " item on every rank"
+        )
+
+
+def _moment_in_words(snapshot: Snapshot) -> str:
+    if snapshot.epoch_seed is None:
+        return "between epochs"
+    items, workers = snapshot.items - snapshot.ahead, f"with {snapshot.workers} workers"
+    # Before anything was handed out, the ranks have not agreed on a seed yet.
+    seed = f" with the seed {snapshot.epoch_seed}" if snapshot.items else ""
+    return f"after {items} items of the epoch{seed}, {workers}"
