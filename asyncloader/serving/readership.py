@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError
@@ -21,7 +22,7 @@ class Readership:
         self._ledger = ledger
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Stands for the one who reads, while somebody does.
-        self._reader: object | None = None
+        self.reading: object | None = None
         self._is_served = False
         #: What ended the last reading, until the next.
         self._failure: Exception | None = None
@@ -33,10 +34,10 @@ class Readership:
             return
         if self._loop is None or self._loop.is_closed():
             self._forget_all()
-        elif self._is_served or self._reader is not None or len(self._ledger):
+        elif self._is_served or self.reading is not None or len(self._ledger):
             raise LoopMismatchError(
-                f"this feed is used on {self._loop!r} and was used from {loop!r}; ask on the loop"
-                " that iterates its loader"
+                f"this feed is in use on {self._loop!r}, and was used from another, {loop!r} in"
+                f" {threading.current_thread().name}; ask on the loop that iterates its loader"
             )
         self._loop = loop
 
@@ -47,10 +48,14 @@ class Readership:
                 f"the feed is no longer read, after {self._failure!r}"
             ) from self._failure
 
+    def is_held_by(self, reading: object | None) -> bool:
+        """Whether the one who read the feed at some moment still does."""
+        return reading is not None and self.reading is reading
+
     def take(self) -> None:
         """Keep the feed for a server; LoaderError where somebody has it already."""
         self.check_loop()
-        self._check_is_free(is_taken=self._is_served or self._reader is not None)
+        self._check_is_free(is_taken=self._is_served or self.reading is not None)
         self._is_served, self._failure = True, None
 
     def give_up(self, reason: Exception) -> None:
@@ -66,18 +71,18 @@ class Readership:
         What waits may wait for another reader, unless it was an error that ended this one.
         """
         self.check_loop()
-        self._check_is_free(is_taken=self._reader is not None)
-        self._reader = reader = object()
+        self._check_is_free(is_taken=self.reading is not None)
+        self.reading = reading = object()
         self._failure = None
         try:
             yield
         except BaseException as reason:
-            if self._reader is reader:
+            if self.reading is reading:
                 self._abandon(reason)
             raise
         finally:
-            if self._reader is reader:
-                self._reader = None
+            if self.reading is reading:
+                self.reading = None
 
     def _check_is_free(self, *, is_taken: bool) -> None:
         if is_taken:
@@ -95,4 +100,4 @@ class Readership:
     def _forget_all(self) -> None:
         # Whoever waited for it ended with the loop.
         self._ledger.drop_all()
-        self._reader, self._is_served = None, False
+        self.reading, self._is_served = None, False
