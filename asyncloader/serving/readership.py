@@ -25,7 +25,7 @@ class Readership:
         self.reading: object | None = None
         self._is_served = False
         #: What ended the last reading, until the next.
-        self._failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def check_loop(self) -> None:
         """Raise LoopMismatchError for another loop than the one where the feed is in use."""
@@ -43,10 +43,8 @@ class Readership:
 
     def check_read(self) -> None:
         """Raise LoaderClosed where the last reading failed."""
-        if self._failure is not None:
-            raise LoaderClosed(
-                f"the feed is no longer read, after {self._failure!r}"
-            ) from self._failure
+        if self.failure is not None:
+            raise _unread(self.failure)
 
     def is_held_by(self, reading: object | None) -> bool:
         """Whether the one who read the feed at some moment still does."""
@@ -56,13 +54,14 @@ class Readership:
         """Keep the feed for a server; LoaderError where somebody has it already."""
         self.check_loop()
         self._check_is_free(is_taken=self._is_served or self.reading is not None)
-        self._is_served, self._failure = True, None
+        self._is_served, self.failure = True, None
 
-    def give_up(self, reason: Exception) -> None:
+    def give_up(self, reason: BaseException) -> None:
         """Fail all that is pending, and refuse what comes, until the feed is read again."""
         self._is_served = False
-        self._failure = reason
-        self._ledger.fail_all(reason)
+        # What came first is the reason of all that follows from it.
+        self.failure = self.failure or reason
+        self._ledger.fail_all(reason if isinstance(reason, Exception) else _unread(reason))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -73,7 +72,7 @@ class Readership:
         self.check_loop()
         self._check_is_free(is_taken=self.reading is not None)
         self.reading = reading = object()
-        self._failure = None
+        self.failure = None
         try:
             yield
         except BaseException as reason:
@@ -91,13 +90,19 @@ class Readership:
     def _abandon(self, reason: BaseException) -> None:
         if self._loop is None or self._loop.is_closed():
             self._forget_all()
-        elif isinstance(reason, Exception):
-            self.give_up(reason)
-        else:
+        elif isinstance(reason, asyncio.CancelledError | GeneratorExit):
             closed = LoaderClosed("the request was being worked on when its loader was closed")
             self._ledger.fail_under_way(closed)
+        else:
+            self.give_up(reason)
 
     def _forget_all(self) -> None:
         # Whoever waited for it ended with the loop.
         self._ledger.drop_all()
         self.reading, self._is_served = None, False
+
+
+def _unread(reason: BaseException) -> LoaderClosed:
+    error = LoaderClosed(f"the feed is no longer read, after {reason!r}")
+    error.__cause__ = reason
+    return error
