@@ -155,10 +155,12 @@ class Feed(IterDataPipe[Any]):
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
         loop = asyncio.get_running_loop()
+        reading = self._readership.reading
         self._reader = waiter = LoopWaiter(loop)
         while True:
             await waiter.until(self._has_something)
-            if not self._ledger.queued:
+            # One whose loader is being closed must not take what waits for the next.
+            if not self._ledger.queued or not self._readership.is_held_by(reading):
                 return
             request = self._ledger.take(loop.time())
             yield Envelope(request.key, request.taken())

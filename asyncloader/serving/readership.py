@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError
@@ -21,10 +22,10 @@ class Readership:
         self._ledger = ledger
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Stands for the one who reads, while somebody does.
-        self._reader: object | None = None
+        self.reading: object | None = None
         self._is_served = False
         #: What ended the last reading, until the next.
-        self._failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def check_loop(self) -> None:
         """Raise LoopMismatchError for another loop than the one where the feed is in use."""
@@ -33,31 +34,34 @@ class Readership:
             return
         if self._loop is None or self._loop.is_closed():
             self._forget_all()
-        elif self._is_served or self._reader is not None or len(self._ledger):
+        elif self._is_served or self.reading is not None or len(self._ledger):
             raise LoopMismatchError(
-                f"this feed is used on {self._loop!r} and was used from {loop!r}; ask on the loop"
-                " that iterates its loader"
+                f"this feed is in use on {self._loop!r}, and was used from another, {loop!r} in"
+                f" {threading.current_thread().name}; ask on the loop that iterates its loader"
             )
         self._loop = loop
 
     def check_read(self) -> None:
         """Raise LoaderClosed where the last reading failed."""
-        if self._failure is not None:
-            raise LoaderClosed(
-                f"the feed is no longer read, after {self._failure!r}"
-            ) from self._failure
+        if self.failure is not None:
+            raise _unread(self.failure)
+
+    def is_held_by(self, reading: object | None) -> bool:
+        """Whether the one who read the feed at some moment still does."""
+        return reading is not None and self.reading is reading
 
     def take(self) -> None:
         """Keep the feed for a server; LoaderError where somebody has it already."""
         self.check_loop()
-        self._check_is_free(is_taken=self._is_served or self._reader is not None)
-        self._is_served, self._failure = True, None
+        self._check_is_free(is_taken=self._is_served or self.reading is not None)
+        self._is_served, self.failure = True, None
 
-    def give_up(self, reason: Exception) -> None:
+    def give_up(self, reason: BaseException) -> None:
         """Fail all that is pending, and refuse what comes, until the feed is read again."""
         self._is_served = False
-        self._failure = reason
-        self._ledger.fail_all(reason)
+        # What came first is the reason of all that follows from it.
+        self.failure = self.failure or reason
+        self._ledger.fail_all(reason if isinstance(reason, Exception) else _unread(reason))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -66,18 +70,18 @@ class Readership:
         What waits may wait for another reader, unless it was an error that ended this one.
         """
         self.check_loop()
-        self._check_is_free(is_taken=self._reader is not None)
-        self._reader = reader = object()
-        self._failure = None
+        self._check_is_free(is_taken=self.reading is not None)
+        self.reading = reading = object()
+        self.failure = None
         try:
             yield
         except BaseException as reason:
-            if self._reader is reader:
+            if self.reading is reading:
                 self._abandon(reason)
             raise
         finally:
-            if self._reader is reader:
-                self._reader = None
+            if self.reading is reading:
+                self.reading = None
 
     def _check_is_free(self, *, is_taken: bool) -> None:
         if is_taken:
@@ -86,13 +90,19 @@ class Readership:
     def _abandon(self, reason: BaseException) -> None:
         if self._loop is None or self._loop.is_closed():
             self._forget_all()
-        elif isinstance(reason, Exception):
-            self.give_up(reason)
-        else:
+        elif isinstance(reason, asyncio.CancelledError | GeneratorExit):
             closed = LoaderClosed("the request was being worked on when its loader was closed")
             self._ledger.fail_under_way(closed)
+        else:
+            self.give_up(reason)
 
     def _forget_all(self) -> None:
         # Whoever waited for it ended with the loop.
         self._ledger.drop_all()
-        self._reader, self._is_served = None, False
+        self.reading, self._is_served = None, False
+
+
+def _unread(reason: BaseException) -> LoaderClosed:
+    error = LoaderClosed(f"the feed is no longer read, after {reason!r}")
+    error.__cause__ = reason
+    return error

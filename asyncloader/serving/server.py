@@ -7,7 +7,6 @@ whose graph makes the answers, from ``async with`` to the end of it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, Self
 
@@ -38,7 +37,10 @@ class Claim(Protocol):
     def take(self) -> None:
         """Take it; LoaderError where somebody has it."""
 
-    def give_up(self, reason: Exception) -> None:
+    #: What ended the reading, once something has.
+    failure: BaseException | None
+
+    def give_up(self, reason: BaseException) -> None:
         """Fail all that is pending with the reason, and refuse what comes."""
 
 
@@ -71,18 +73,16 @@ class Server:
         finally:
             await self._close()
         # What kept the loader from answering is raised here. Closing it is no failure.
-        with contextlib.suppress(LoaderClosed, asyncio.CancelledError):
-            self._answering().result()
+        failure = self._claim.failure
+        if failure is not None and not isinstance(failure, LoaderClosed):
+            raise failure
 
     async def _close(self) -> None:
+        assert self._task is not None
         try:
             await self._loader.aclose()
         finally:
-            await cancelled([self._answering()])
-
-    def _answering(self) -> asyncio.Task[None]:
-        assert self._task is not None
-        return self._task
+            await cancelled([self._task])
 
     async def _answer(self) -> None:
         reason: Exception = LoaderClosed(
@@ -92,9 +92,8 @@ class Server:
             async for unanswered in self._loader:
                 unanswered.answer()
                 del unanswered
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - user code ran; whoever leaves raises it
             reason = error
-            raise
         finally:
             # Nobody waits for answers that will not come.
             self._claim.give_up(reason)

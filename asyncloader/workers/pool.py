@@ -281,8 +281,9 @@ class WorkerPool:
     def _order(self, number: int, start: WorkerStart) -> BeginStream:
         if number == self._fed:
             # What a worker may send is bounded by what it is dealt. What it is dealt never
-            # comes again, so there is nothing to go on from.
-            return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=False)
+            # comes again, so there is nothing to go on from. Somebody waits for each of them,
+            # so none waits for company.
+            return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=True)
         credits = self.settings.credits
         return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
 

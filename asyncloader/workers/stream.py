@@ -231,7 +231,7 @@ class Stream:
         return most
 
     def _refusal(self, item: Any, error: Exception) -> PipelineError:
-        kind = type(item)
+        kind = type(item.item if isinstance(item, Envelope) else item)
         return PipelineError(
             f"item {self._count_made()} of {stage_name(self._pipe)} is of type"
             f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {error!r};"
