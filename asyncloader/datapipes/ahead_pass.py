@@ -7,6 +7,7 @@ how many the function failed on, and how a later pass goes on from there.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sized
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
@@ -27,6 +28,10 @@ class AheadPass(Pass[T]):
         self.source = pipe.source
         self.yielded = 0
         self.errors = 0
+        #: The calls under way, as long as there are any.
+        self.calls: Sized = ()
+        #: How many there may be.
+        self.room = 0
         self.positions = positions_for(pipe.ordered)
         # The position alone says where such a pass stands.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
@@ -47,6 +52,9 @@ class AheadPass(Pass[T]):
             self.yielded += 1
         self.positions.finish(position, self.yielded, self.errors)
         return result
+
+    def fullness(self) -> tuple[int, int]:
+        return len(self.calls), self.room
 
     def cursor(self) -> Cursor:
         if self.is_one_to_one:

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iterating import close_items, groups_of
+from asyncloader.datapipes.watching import Watching
 from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
 
 T = TypeVar("T")
@@ -31,8 +32,10 @@ CLOSE_SECONDS = 2.0
 class Home:
     """Where one pass over a graph runs: a loop, and the threads and tasks it owns."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching | None = None) -> None:
         self.loop = loop
+        #: Where the threads' time goes.
+        self.watching = watching or Watching()
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
 
     def start_thread(self, items: Iterable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
@@ -80,6 +83,7 @@ class ThreadGiver(Generic[T]):
         self.iterator: Iterator[T] = iter(())
         self.error: BaseException | None = None
         exchange.giver = self._waiter
+        self._watched = home.watching.new(items, _GIVE_ALL, home.loop)
         context = contextvars.copy_context()
         context.run(PLACE.set, (home, self._waiter))
         name = f"asyncloader {type(items).__name__}"
@@ -104,14 +108,17 @@ class ThreadGiver(Generic[T]):
         await asyncio.wait([self._finished], timeout=seconds)
         if not self._finished.done() and not self._is_left_behind:
             self._is_left_behind = True
+            self._watched.end()
             warn_left_behind(self._thread, seconds)
         self._home.forget(self)
 
     def _run(self) -> None:
+        self._watched.thread = threading.get_ident()
         try:
             self._give_all()
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
+        self._watched.end()
         self._exchange.end(self.error)
         call_soon(self._home.loop, self._finish)
 
@@ -128,11 +135,17 @@ class ThreadGiver(Generic[T]):
                 # The item just given is not kept alive here while the next is made.
                 del item
                 if not exchange.has_room():
+                    self._watched.rest()
                     waiter.until(exchange.has_room)
+                    self._watched.go_on()
                 if waiter.stopped:
                     raise Stopped
         finally:
             close_items(iterator)
+
+
+# Within this function a thread works for its pipes.
+_GIVE_ALL = ThreadGiver._give_all.__code__
 
 
 class TaskGiver(Generic[T]):

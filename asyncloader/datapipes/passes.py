@@ -38,6 +38,13 @@ class Pass(Generic[T_co]):
         """Add the cursors of what the pass reads, as far as it has begun to."""
         put_cursors(self.source, into)
 
+    def fullness(self) -> tuple[int, int]:
+        """Return how many items the pass holds or has under way, and how many it may.
+
+        To be called at any moment, in any thread; 0 and 0 where there is no such bound.
+        """
+        return 0, 0
+
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         """Be where ``cursor`` says; return how many items are to be dropped from there.
 

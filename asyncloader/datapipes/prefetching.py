@@ -91,6 +91,9 @@ class ReadAhead(RunningAhead[T], Pass[T]):
     def put_above(self, into: Cursors) -> None:
         into.update(self.above.at(self.yielded))
 
+    def fullness(self) -> tuple[int, int]:
+        return len(self.buffer), self.buffer_size
+
 
 @functional_datapipe("pin_memory")
 class PinMemory(OneToOne, IterDataPipe[T]):

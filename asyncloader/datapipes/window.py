@@ -50,6 +50,7 @@ class Window(RunningAhead[tuple[int, T]]):
         #: The calls that are not done, and the positions of their items.
         self.under_way: dict[asyncio.Task[T], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns)
+        running.calls, running.room = self.under_way, concurrency
         self._running = running
         self._resource = resource
         self._call_with = call_with

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
@@ -26,6 +25,7 @@ from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, Syn
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.moments import own_state
 from asyncloader.loader.snapshots import Snapshots, unpickled_graph
+from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.regrouping import Share
@@ -187,8 +187,15 @@ class DataLoader2(Generic[T_co]):
         self._loaded = copy.deepcopy(own_state(state_dict, share))
 
     def stats(self) -> LoaderStats:
-        """Return what was handed out so far; to be called at any moment."""
-        return LoaderStats(
+        """Return how the loader is doing; to be called at any moment.
+
+        It says what was handed out, who waited for whom, and where the time went. Printed, it
+        is a table, and ``stats().verdict()`` says who is the bottleneck.
+        """
+        return stats_of(
+            self.datapipe,
+            self._engine.timing,
+            self.reading_service.worker_stats(),
             epochs=self._engine.epochs,
             items=self._gate.passed,
             restarts=self.reading_service.restarts(),
@@ -261,18 +268,6 @@ class DataLoader2(Generic[T_co]):
         for iterator in self._iterators:
             iterator.invalidate(reason)
         self._iterators.clear()
-
-
-@dataclass(frozen=True)
-class LoaderStats:
-    """What a loader has handed out: epochs begun, and items of the present epoch.
-
-    ``restarts`` counts the workers that died and were replaced.
-    """
-
-    epochs: int
-    items: int
-    restarts: int = 0
 
 
 def _iter_pipe(datapipe: Any) -> Any:

@@ -24,6 +24,7 @@ from asyncloader.loader.gate import Gate
 from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
+from asyncloader.loader.timing import Timing
 from asyncloader.runtime import LoopThread, running_loop, uncancellable
 
 
@@ -37,6 +38,8 @@ class Engine:
         self._start: EpochStart | None = None
         self._gate = Gate()
         self._items: RunningItems | None = None
+        #: The time of that epoch.
+        self.timing = Timing()
         # Where the epoch stood when it was closed.
         self._left: Cursors = {}
         self._thread: LoopThread | None = None
@@ -90,7 +93,8 @@ class Engine:
 
     def begin_async(self, gate: Gate) -> AsyncItems:
         """Begin an epoch on the running loop; the one before has ended."""
-        self._items = items = AsyncItems(self.lifecycle, self._next_start(gate))
+        start, self.timing = self._next_start(gate), Timing()
+        self._items = items = AsyncItems(self.lifecycle, start, self.timing)
         return items
 
     def start_sync(self) -> None:
@@ -110,7 +114,9 @@ class Engine:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
         thread = self._private_loop()
         kind = LoopItems if self._needs_loop() else DirectItems
-        self._items = items = kind(self.lifecycle, self._next_start(gate), thread)
+        start, timing = self._next_start(gate), Timing()
+        self._items = items = kind(self.lifecycle, start, timing, thread)
+        self.timing = timing
         return items
 
     async def end_epoch(self) -> None:

@@ -14,14 +14,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.base import is_async_pipe
+from asyncloader.datapipes.base import is_async_pipe, is_pipe
 from asyncloader.datapipes.cursors import Cursors, astarted, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.home import Home, give_groups, run_at
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.errors import LoaderClosed
+from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.seeding import EpochStart
+from asyncloader.loader.timing import Timing
 from asyncloader.runtime import begin_task, call_soon, running_loop
 
 
@@ -34,13 +36,15 @@ class Epoch:
         start: EpochStart,
         loop: asyncio.AbstractEventLoop,
         consumer: Waiter,
+        timing: Timing,
     ) -> None:
         self.loop = loop
         self.is_over = False
         self._lifecycle = lifecycle
         self._start = start
         self._consumer = consumer
-        self._home = Home(loop)
+        self._timing = timing
+        self._home = Home(loop, timing.watching)
         self._pipe: Any = None
         self._exchange: Exchange[Any] = Exchange(consumer, self._put_cursors, start.cursors)
         self._error: LastingError | None = None
@@ -126,6 +130,7 @@ class Epoch:
             self._error = LastingError(error)
         finally:
             self.is_over = True
+            self._timing.end()
             self._consumer.wake()
 
     def _put_cursors(self, into: Cursors) -> None:
@@ -133,6 +138,7 @@ class Epoch:
 
     async def _run(self, pipe: Any) -> None:
         self._pipe = pipe
+        self._timing.watching.begin(breadth_first(pipe) if is_pipe(pipe) else ())
         try:
             if is_async_pipe(pipe):
                 iterator = astarted(pipe)

@@ -13,12 +13,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import Cursors, Marks, put_own_cursors, started
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.watched import WatchedCalls
+from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.seeding import EpochStart
+from asyncloader.loader.timing import Timing
 from asyncloader.runtime import LoopThread, LoopWaiter, ThreadWaiter
 
 
@@ -45,10 +49,11 @@ class RunningItems(ABC):
 class AsyncItems(RunningItems):
     """Items of an epoch on the running loop, taken by one of its tasks."""
 
-    def __init__(self, lifecycle: Lifecycle, start: EpochStart) -> None:
+    def __init__(self, lifecycle: Lifecycle, start: EpochStart, timing: Timing) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = LoopWaiter(loop)
-        self._epoch = Epoch(lifecycle, start, loop, self._waiter)
+        self._timing = timing
+        self._epoch = Epoch(lifecycle, start, loop, self._waiter, timing)
         self._epoch.start()
 
     @property
@@ -58,7 +63,11 @@ class AsyncItems(RunningItems):
 
     async def group(self) -> list[Any]:
         """Wait for the next items; [] at the end. Cancelling this loses nothing."""
-        await self._waiter.until(self._epoch.is_ready)
+        self._timing.wait()
+        try:
+            await self._waiter.until(self._epoch.is_ready)
+        finally:
+            self._timing.go_on()
         return self._epoch.take()
 
     def cursors(self, handed_out: int) -> Cursors:
@@ -77,9 +86,12 @@ class AsyncItems(RunningItems):
 class LoopItems(RunningItems):
     """Items of an epoch on a private loop, taken by a thread."""
 
-    def __init__(self, lifecycle: Lifecycle, start: EpochStart, thread: LoopThread) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, thread: LoopThread
+    ) -> None:
         self._waiter = ThreadWaiter()
-        self._epoch = Epoch(lifecycle, start, thread.loop, self._waiter)
+        self._timing = timing
+        self._epoch = Epoch(lifecycle, start, thread.loop, self._waiter, timing)
         #: The items at hand.
         self.group: Iterator[Any] = iter(())
         thread.loop.call_soon_threadsafe(self._epoch.start)
@@ -93,7 +105,11 @@ class LoopItems(RunningItems):
         """Wait for the next item; StopIteration at the end, and after an error it again."""
         for item in self.group:
             return item
-        self._waiter.until(self._epoch.is_ready)
+        self._timing.wait()
+        try:
+            self._waiter.until(self._epoch.is_ready)
+        finally:
+            self._timing.go_on()
         self.group = iter(self._epoch.take())
         return next(self.group)
 
@@ -114,13 +130,17 @@ class DirectItems(RunningItems):
     #: There are never items at hand.
     group: Iterator[Any] = iter(())
 
-    def __init__(self, lifecycle: Lifecycle, start: EpochStart, thread: LoopThread) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, thread: LoopThread
+    ) -> None:
         self._lifecycle = lifecycle
         self._thread = thread
+        self._timing = timing
         self._error: LastingError | None = None
         self._is_closed = False
         self._made = 0
-        pipe = thread.call(lifecycle.begin_epoch(start))
+        self._watched = WatchedCalls((), DirectItems.next.__code__)
+        pipe = thread.call(self._begin(start))
         put = functools.partial(put_own_cursors, pipe)
         self._marks = Marks(put, lambda: self._made - 1, start.cursors)
         self.iterator: Iterator[Any] = started(pipe)
@@ -129,6 +149,8 @@ class DirectItems(RunningItems):
         """Make the next item; StopIteration at the end, and after an error it again."""
         if self._error is not None:
             raise self._error.again()
+        if self._watched.is_parked:
+            self._watched.go_on()
         try:
             item = next(self.iterator)
             if self._is_closed:
@@ -140,6 +162,7 @@ class DirectItems(RunningItems):
             # The end has no traceback worth a circle of references.
             is_end = isinstance(error, StopIteration)
             self._error = LastingError(StopIteration() if is_end else error)
+            self._timing.end()
             self._thread.call(self._lifecycle.end_epoch())
             raise
 
@@ -158,8 +181,16 @@ class DirectItems(RunningItems):
         except RuntimeError:  # the private loop is closed, and with it the loader
             work.close()
 
+    async def _begin(self, start: EpochStart) -> Any:
+        pipe = await self._lifecycle.begin_epoch(start)
+        self._watched.restart(breadth_first(pipe) if is_pipe(pipe) else ())
+        self._timing.watching.begin(self._watched.pipes)
+        self._timing.watch_consumer(self._watched, self._thread.loop)
+        return pipe
+
     def _close(self) -> None:
         self._is_closed = True
+        self._timing.end()
         # A thread that is inside the generators closes them when it comes out.
         if not getattr(self.iterator, "gi_running", False):
             close_items(self.iterator)

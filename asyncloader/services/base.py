@@ -16,6 +16,7 @@ from typing import Any
 
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.account import WorkerStats
 
 #: A coroutine function that prepares a graph for an epoch and returns it. It acts
 #: on the graph it is given, ignores pipes it does not find, and captures values
@@ -97,6 +98,10 @@ class ReadingServiceInterface:
     def rank(self) -> tuple[int, int]:
         """Return which rank this is, and of how many the items are divided among."""
         return 0, 1
+
+    def worker_stats(self) -> list[WorkerStats]:
+        """Return how the service's processes are doing; to be called at any moment."""
+        return []
 
     def restarts(self) -> int:
         """Return how many processes of the service died and were replaced."""

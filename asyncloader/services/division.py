@@ -54,6 +54,8 @@ class FromWorkers(IterDataPipe[Any]):
 
     edges = ()
 
+    is_stand_in = True
+
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
         self.length: int | None = None

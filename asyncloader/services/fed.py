@@ -24,6 +24,8 @@ from asyncloader.workers.fed_stream import FedStream
 class FedFromWorkers(IterDataPipe[Any]):
     """Deal a source's items to workers, and yield what comes back of them, as it comes."""
 
+    is_stand_in = True
+
     def __init__(self, end: Any, source: Any) -> None:
         self.branch = stage_name(end)
         self.source = source

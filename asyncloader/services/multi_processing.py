@@ -24,6 +24,7 @@ from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unch
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
 from asyncloader.transport.code import Parcel, pack_code
+from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool
@@ -147,6 +148,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def needs_finalize(self) -> bool:
         # A pool that is dropped ends its processes by itself, and warns.
         return False
+
+    def worker_stats(self) -> list[WorkerStats]:
+        return [] if self._pool is None else self._pool.stats()
 
     def restarts(self) -> int:
         return 0 if self._pool is None else self._pool.restarts

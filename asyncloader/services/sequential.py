@@ -23,6 +23,7 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.services.calls import ServiceCalls
+from asyncloader.workers.account import WorkerStats
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):
@@ -130,6 +131,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         # The one that divides the items among ranks knows.
         ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]
         return max(ranks, key=itemgetter(1))
+
+    def worker_stats(self) -> list[WorkerStats]:
+        return [each for service in self.reading_services for each in service.worker_stats()]
 
     def restarts(self) -> int:
         return sum(service.restarts() for service in self.reading_services)

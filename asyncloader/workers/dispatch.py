@@ -23,6 +23,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
+from asyncloader.workers.account import Account
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
@@ -144,7 +145,11 @@ class Dispatcher:
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
         self._thread = LoopThread()
-        self._context = run_at(Home(self._thread.loop))
+        home = Home(self._thread.loop)
+        self._context = run_at(home)
+        self._account = Account(
+            talk, home.watching, Dispatcher._deal.__code__, lambda: [self._dealt]
+        )
         self._punctual = Punctual()
         self._outlets: list[Outlet] = []
         self._plan: DispatchPlan | None = None
@@ -166,9 +171,11 @@ class Dispatcher:
                 self._hear(wait=not self._may_deal())
                 if self._may_deal():
                     self._context.run(self._deal)
+                    self._account.tell_if_due()
                 for outlet in self._outlets:
                     outlet.settle(is_waiting=not self._may_deal())
         finally:
+            self._account.close()
             self._close_items()
             self._thread.close()
             for outlet in self._outlets:
@@ -181,7 +188,12 @@ class Dispatcher:
         outlets = {outlet.talk.fileno(): outlet for outlet in self._outlets if not outlet.is_gone}
         for fd, outlet in outlets.items():
             poll.register(fd, select.POLLIN | (select.POLLOUT if outlet.talk.has_unsent() else 0))
-        for fd, _ in poll.poll(None if wait else 0):
+        if wait:
+            self._account.rest()
+        heard = poll.poll(None if wait else 0)
+        if wait:
+            self._account.go_on()
+        for fd, _ in heard:
             if fd in outlets:
                 outlets[fd].hear()
             else:
@@ -222,6 +234,7 @@ class Dispatcher:
         try:
             end = self._reset(command)
             self._states = RandomStates()
+            self._account.begin(command.epoch, [end])
             self._begin_dealing(end, command.deal or DealStart(FIRST, (0,) * len(self._outlets)))
         except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
             self._talk.report(StartFailed(command.epoch, _packed(error)))
@@ -338,6 +351,7 @@ class Dispatcher:
     def _finish(self, error: BaseException | None) -> None:
         """Have every worker told, after its last item, that the data ended, or failed."""
         self._close_items()
+        self._account.tell()
         for worker, outlet in enumerate(self._outlets):
             if error is not None and worker == self._turn:
                 outlet.ending = StreamFailed(self._epoch, 0, _packed(error))

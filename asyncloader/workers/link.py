@@ -22,6 +22,7 @@ from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
+from asyncloader.workers.account import WorkerStats, load_tally
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.feed_line import FeedLine
@@ -37,6 +38,7 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
+    Tallied,
     dump_message,
     dump_slots,
     load_report,
@@ -70,6 +72,8 @@ class Link:
         self.has_delivered = False
         #: Of the dispatching process: where it stood, as it said in the course of the epoch.
         self.dealing = Dealing()
+        #: What the process has done in the epoch, or the one before, as it told.
+        self.tally = b""
         #: By which the worker is dealt what lives with the loader, where anything does.
         self.line: FeedLine | None = None
         self.last_heard = time.monotonic()
@@ -119,9 +123,22 @@ class Link:
         self.end_epoch()
         self._epoch = epoch
         self.epoch_failure = None
+        self.tally = b""
         self.last_heard = time.monotonic()
         if self.line is not None:
             self.line.begin_epoch(epoch)
+
+    def stats(self, restarts: int) -> WorkerStats:
+        """Return how the process is doing, given how often it was replaced."""
+        ready = sum(inbox.arrived - inbox.position for inbox in self.inboxes.values())
+        return WorkerStats(
+            **vars(load_tally(self.tally)),
+            name=self.name,
+            is_dispatcher=self.worker is None,
+            pid=self.process.pid,
+            ready=ready,
+            restarts=restarts,
+        )
 
     def begin_stream(self, number: int, mark: Mark, unwanted: int) -> Inbox:
         """Make room for the items of a stream, which goes on from a mark."""
@@ -212,6 +229,9 @@ class Link:
             case DealtMark(epoch, mark):
                 if epoch == self._epoch:
                     self.dealing.note(mark)
+            case Tallied(epoch, tally):
+                if epoch == self._epoch:
+                    self.tally = tally
             case _:
                 assert_never(report)
 

@@ -27,6 +27,7 @@ from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
+from asyncloader.workers.account import Account
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.marker import Marker
@@ -76,6 +77,8 @@ class Worker:
         self._thread = LoopThread()
         self._home = Home(self._thread.loop)
         self._context = run_at(self._home)
+        self._account = Account(talk, self._home.watching, Stream.advance.__code__, self._made)
+        talk.before_end = self._account.tell
         self._punctual = Punctual()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
         self._pipes: list[Any] = []
@@ -101,14 +104,21 @@ class Worker:
                 if stream is not None:
                     self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
+                    self._account.tell_if_due()
         finally:
+            self._account.close()
             self._end_epoch()
             self._thread.close()
             for supply in self._supplies:
                 supply.close()
 
     def _heard(self, *, wait: bool) -> list[Command]:
-        return [self._talk.command()] if wait else self._talk.commands_by_now()
+        if not wait:
+            return self._talk.commands_by_now()
+        self._account.rest()
+        command = self._talk.command()
+        self._account.go_on()
+        return [command]
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -175,6 +185,7 @@ class Worker:
         self._is_paused = False
         try:
             self._ready = self._reset(command)
+            self._account.begin(command.epoch, self._ready)
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
@@ -236,6 +247,11 @@ class Worker:
             # What user code does while it is closed is of no interest to a closed epoch.
             with contextlib.suppress(Exception):
                 self._context.run(stream.drop)
+
+    def _made(self) -> list[int]:
+        """Return how many items were made of each stream."""
+        numbers = range(len(self._ready))
+        return [self._streams[each].made if each in self._streams else 0 for each in numbers]
 
     def _next_stream(self) -> Stream | None:
         """Return the stream to go on with; they take turns."""

@@ -4,7 +4,8 @@ This file is about what may be said, in either direction:
 
     loader ──▶ worker       Setup, then per epoch StartEpoch, BeginStream for each stream,
                             Grant …, Hurry …, EndEpoch; Pause, Resume
-    worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed
+    worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed;
+                            Tallied …
     dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
     worker ──▶ dispatcher   Grant
     all                     slots of shared memory that are free again
@@ -194,14 +195,22 @@ class DealtMark:
     mark: bytes
 
 
+@dataclass(frozen=True)
+class Tallied:
+    """What the process has done in the epoch: a pickled ``WorkerTally``."""
+
+    epoch: int
+    tally: bytes
+
+
 #: What the dispatching process may say to a worker, besides items.
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
 Command = Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Pause | Resume
-Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark
+Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark | Tallied
 
 _COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Pause, Resume)
-_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark)
+_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
 NO_EPOCH = 0
 
 _DEALT = (StreamEnded, StreamFailed, EndEpoch)

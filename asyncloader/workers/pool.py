@@ -11,12 +11,14 @@ import contextlib
 import logging
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import Parcel
+from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.inbox import Inbox
@@ -90,6 +92,7 @@ class WorkerPool:
         self.settings = settings
         self.links: list[Link] = []
         self.restarts = 0
+        self._restarts_of: Counter[str] = Counter()
         self._deal = deal
         self._starter = Starter(plan, settings, deal, has_lines=fed is not None)
         #: The stream whose source lives with the loader, if there is one.
@@ -178,6 +181,10 @@ class WorkerPool:
         """Return the links to all processes, the dispatching one among them."""
         return self.links if self._dispatcher is None else [*self.links, self._dispatcher]
 
+    def stats(self) -> list[WorkerStats]:
+        """Return how all processes are doing in this epoch, or how they did in the last."""
+        return [link.stats(self._restarts_of[link.name]) for link in self.all_links()]
+
     def deal_start(self, number: int) -> DealStart | None:
         """Return how dealing goes on after what was taken of a stream, where there is any."""
         if self._deal is None or self._dispatcher is None or not self._is_dealt(number):
@@ -200,6 +207,7 @@ class WorkerPool:
             await self._patience.wait()
             await self._replace(lost)
             self.restarts += len(dead)
+            self._restarts_of.update(link.name for link in dead)
         return True
 
     async def aclose(self) -> None:

@@ -78,6 +78,11 @@ class Stream:
         return self._credits
 
     @property
+    def made(self) -> int:
+        """How many items were sent, those of the epoch's earlier workers among them."""
+        return self._made
+
+    @property
     def count(self) -> int:
         """How many items the open frame has."""
         return self._packing.count

@@ -107,6 +107,8 @@ class FromDispatcher(IterDataPipe[Any]):
 
     edges = ()
 
+    is_stand_in = True
+
     #: How many items were dealt to the worker, from the beginning of the epoch.
     taken = 0
 

@@ -39,6 +39,7 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
+    Tallied,
     dump_message,
     dump_slots,
     load_report,
@@ -77,10 +78,11 @@ class Loader:
             self.say(BeginStream(epoch, number, credits, credits == 0))
 
     def hear(self, timeout: float = SOON) -> Any:
-        """Return a report, or ``(epoch, stream, items)``."""
+        """Return a report, or ``(epoch, stream, items)``; what is told of the work goes by."""
         frame = self._channel.receive(timeout)
         if frame.kind == Kind.MESSAGE:
-            return load_report(frame.payload)
+            report = load_report(frame.payload)
+            return self.hear(timeout) if isinstance(report, Tallied) else report
         part = split_items(frame.payload)
         return part.epoch, part.stream, self._decoder.decode(part.items, frame.fds)
 
