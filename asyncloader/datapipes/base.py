@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
@@ -34,6 +34,7 @@ from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.registering import register
+from asyncloader.datapipes.unknown_name import UnknownName
 
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])
@@ -51,6 +52,10 @@ class DataPipe:
     #: The pipes this one reads from, where it wants to say so itself. Otherwise
     #: they are found among its attributes.
     edges: Iterable[Any] | None = None
+
+    #: Whether each worker gets items of its own from this pipe as it is, because the pipe asks
+    #: ``get_worker_info`` which are whose. Then no sharding pipe is to follow.
+    shards_itself: bool = False
 
     def is_replicable(self) -> bool:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
@@ -92,6 +97,15 @@ class DataPipe:
 
     def __repr__(self) -> str:
         return stage_name(self)
+
+    if not TYPE_CHECKING:  # or every name would be one that a pipe has
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property of the pipe's own failed: let its own error come out.
+                return object.__getattribute__(self, name)
+            others = MapDataPipe if isinstance(self, IterDataPipe) else IterDataPipe
+            raise UnknownName(type(self), name, others)
 
 
 class IterDataPipe(DataPipe, IterFluent[T_co]):

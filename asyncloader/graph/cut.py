@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.kinds import is_dispatch, is_filter_of_shards, lives_with_loader
+from asyncloader.graph.kinds import (
+    is_dispatch,
+    is_filter_of_shards,
+    lives_with_loader,
+    shards_itself,
+)
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring
@@ -129,7 +134,9 @@ def unsharded_sources(end: Any, inlets: Sequence[Any] = ()) -> list[Any]:
 
 
 def _shards(pipe: Any) -> bool:
-    return is_dispatch(pipe) or (is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP))
+    if is_dispatch(pipe) or shards_itself(pipe):
+        return True
+    return is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP)
 
 
 def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:
