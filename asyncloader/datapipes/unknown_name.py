@@ -7,6 +7,7 @@ the other kind have, or that is spelt otherwise.
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from typing import Any
 
 #: How pipes of one kind become those of the other, by the name of the kind that is wanted.
@@ -19,22 +20,29 @@ _WAYS = {
 class UnknownName(AttributeError):
     """A pipe has no attribute of a name; the message says what may have been meant."""
 
-    def __init__(self, cls: type, name: str, other_kind: type) -> None:
-        super().__init__(name)
-        self._cls = cls
-        self._name = name
-        self._other_kind = other_kind
-
     def __str__(self) -> str:
         # Most are never shown: whether a pipe has some method is asked all the time.
-        return f"{self._cls.__qualname__} has no attribute {self._name!r}{self._hint()}"
+        return str(self.args[0])
 
     def __reduce__(self) -> Any:
-        return AttributeError, (str(self),)
+        return UnknownName, (str(self),)
+
+
+@dataclass(frozen=True)
+class MissingName:
+    """What is said of a name that a class of pipes does not have."""
+
+    cls: type
+    name: str
+    #: The base of the pipes of the other kind.
+    others: type
+
+    def __str__(self) -> str:
+        return f"{self.cls.__qualname__} has no attribute {self.name!r}{self._hint()}"
 
     def _hint(self) -> str:
-        if hasattr(self._other_kind, self._name):
-            return f"; {_WAYS[self._other_kind.__name__]}"
-        names = [name for name in dir(self._cls) if not name.startswith("_")]
-        near = difflib.get_close_matches(self._name, names, n=1)
+        if hasattr(self.others, self.name):
+            return f"; {_WAYS[self.others.__name__]}"
+        names = [name for name in dir(self.cls) if not name.startswith("_")]
+        near = difflib.get_close_matches(self.name, names, n=1)
         return f"; did you mean {near[0]}?" if near else ""

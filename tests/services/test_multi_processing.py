@@ -385,6 +385,15 @@ def test_asking_for_the_length_warns_of_nothing_and_changes_nothing():
         assert drain(loader) == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("moment", ["worker_init_fn", "worker_reset_fn"])
+def test_a_function_in_a_worker_may_call_methods_that_the_graph_does_not_use(moment):
+    def in_pairs(pipe, *_):
+        return pipe.enumerate().map(str)
+
+    loader = loader_of(numbers(2), 1, **{moment: in_pairs})
+    assert drain(loader) == ["(0, 0)", "(1, 1)"]
+
+
 class SharesItself(IterableDataset):
     """Numbers of which each worker takes its own, as torch's documentation has it."""
 
