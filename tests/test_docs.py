@@ -5,6 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,24 @@ def test_the_examples_of_a_file_run(path: Path) -> None:
 def test_every_public_name_has_an_example(module: str) -> None:
     missing = [name for name, value in public_names(module) if ">>> " not in (value.__doc__ or "")]
     assert missing == [], f"give these a docstring with an example, in >>> lines, in {module}"
+
+
+def test_the_reference_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc", reason="the reference is built by pdoc, of the extra [docs]")
+    readme = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"&& \.venv/bin/(python -c .* pdoc.*)$", readme, re.MULTILINE)
+    _, *arguments = shlex.split(command)
+    arguments[arguments.index("api")] = str(tmp_path)
+    assert set(arguments) >= set(PUBLIC)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for module in PUBLIC:
+        page = tmp_path.joinpath(*module.split(".")).with_suffix(".html").read_text()
+        missing = [name for name, _ in public_names(module) if f'id="{name}"' not in page]
+        assert missing == []
 
 
 def public_names(module: str) -> list[tuple[str, object]]:
