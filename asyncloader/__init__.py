@@ -75,13 +75,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Defining a pipe gives all pipes its fluent method. Whoever writes a pipe is to have them
     # all, and a process where nobody does is not to import all families of pipes.
+    module: Any
     if name == "Feed":
-        from asyncloader.serving.feed import Feed
-
-        return Feed
-    if name not in ("IterDataPipe", "MapDataPipe", "functional_datapipe"):
+        from asyncloader.serving import feed as module
+    elif name in ("IterDataPipe", "functional_datapipe"):
+        from asyncloader.datapipes import iter as module
+    elif name == "MapDataPipe":
+        from asyncloader.datapipes import map as module
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from asyncloader.datapipes import iter as iter_pipes
-    from asyncloader.datapipes import map as map_pipes
-
-    return getattr(map_pipes if name == "MapDataPipe" else iter_pipes, name)
+    # Kept, so that it is found like any other name from now on.
+    globals()[name] = found = getattr(module, name)
+    return found

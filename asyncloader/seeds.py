@@ -67,6 +67,15 @@ class SeedGenerator:
     how all workers agree on one shuffle. ``spawn`` gives each worker a stream of
     its own for whatever must differ. Without a seed, one is drawn from torch's
     global generator, or from the operating system while torch is not imported.
+
+    >>> generator = SeedGenerator(123)
+    >>> generator.generate_shared_seed()
+    9025247384375923790
+    >>> workers = [generator.spawn(worker) for worker in range(2)]
+    >>> [worker.generate_shared_seed() for worker in workers]
+    [16000952678483384606, 16000952678483384606]
+    >>> [worker.generate_seed() for worker in workers]
+    [4163719935875787874, 13444131963280986346]
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -42,6 +42,11 @@ PRINTS = {
         r"\1\nthe same to the last bit: True\n$"
     ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
+    "weight_sync.py": (
+        r"step 20: \d\d% of the answers are right\n"
+        r"step 240: (9\d|100)% of the answers are right\n"
+        r"new weights reached the actor \d+ times\n$"
+    ),
     "train.py": r"final loss 0\.0\d+ after \d+ epochs at [\d,]+ items/s\n$",
 }
 

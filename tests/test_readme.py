@@ -1,5 +1,6 @@
 """README.md keeps its word: every python block runs, and its commands are one line each."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+#: Blocks that take a package which is not among what the tests install.
+NEEDING = re.findall(r"^```python needs (\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 60
-
 
 #: Of the tests; README names some of them, also by the beginning of their names.
 TEST_NAMES = {
@@ -39,6 +41,15 @@ def test_a_python_block_runs_in_a_process_of_its_own(block, tmp_path):
         timeout=LIMIT_SECONDS,
         check=True,
     )
+
+
+@pytest.mark.parametrize(("package", "block"), NEEDING, ids=[package for package, _ in NEEDING])
+def test_a_block_that_needs_a_package_runs_where_it_is_installed(package, block, tmp_path):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; pip install {package} to run this block")
+    script = tmp_path / "block.py"
+    script.write_text(block)
+    subprocess.run([sys.executable, script], cwd=tmp_path, timeout=LIMIT_SECONDS, check=True)
 
 
 def test_the_first_block_is_the_async_example_in_eight_lines():

@@ -17,7 +17,19 @@ AdapterFn = Callable[[Any], Any]
 
 
 class Adapter(ABC):
-    """Changes a graph; a class of adapters says how in ``__call__``."""
+    """Changes a graph; a class of adapters says how in ``__call__``.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> class Head(Adapter):
+    ...     def __init__(self, count):
+    ...         self.count = count
+    ...     def __call__(self, datapipe):
+    ...         return datapipe.header(self.count)
+    >>> with DataLoader2(IterableWrapper(range(1000)), Head(3)) as loader:
+    ...     list(loader)
+    [0, 1, 2]
+    """
 
     @abstractmethod
     def __call__(self, datapipe: Any) -> Any:
@@ -35,6 +47,12 @@ def adapted(datapipe: Any, adapters: AdapterFn | Iterable[AdapterFn] | None) -> 
     """Return the graph after one adapter, or several in turn.
 
     TypeError for an adapter that is no callable or returns no graph.
+
+    >>> from asyncloader.adapters import Shuffle
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(4)).shuffle()
+    >>> list(adapted(pipe, [Shuffle(False), lambda pipe: pipe.batch(2)]))
+    [[0, 1], [2, 3]]
     """
     for adapter in _each(adapters):
         if not callable(adapter):

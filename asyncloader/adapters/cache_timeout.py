@@ -17,6 +17,17 @@ class CacheTimeout(Adapter):
     """Let every caching pipe of the graph wait ``timeout`` seconds for an entry in the making.
 
     A caching pipe is one with a ``set_timeout`` method, as ``end_caching`` has.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> names = IterableWrapper(["a"]).on_disk_cache(Path(folder.name).joinpath)
+    >>> paths = names.map(lambda name: (name, b"content")).end_caching("wb", same_filepath_fn=True)
+    >>> with folder, DataLoader2(paths, CacheTimeout(5)) as loader:
+    ...     [Path(path).name for path in loader]
+    ['a']
     """
 
     def __init__(self, timeout: float | None = None) -> None:

@@ -15,6 +15,10 @@ class FullSync(Adapter):
     """End the graph with ``fullsync``; one that ends so already is left.
 
     ``timeout`` is how many seconds a rank waits for the others.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> FullSync(60)(IterableWrapper(range(4)).sharding_filter())
+    fullsync(60)
     """
 
     def __init__(self, timeout: float = 1800) -> None:

@@ -12,7 +12,12 @@ from asyncloader.graph.kinds import functional_name
 
 
 class PinMemory(Adapter):
-    """End the graph with ``pin_memory``, for a device; one that ends so already is left."""
+    """End the graph with ``pin_memory``, for a device; one that ends so already is left.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> PinMemory("cuda")(IterableWrapper(range(4)).batch(2))
+    pin_memory('cuda')
+    """
 
     def __init__(self, device: Any = None) -> None:
         self.device = device

@@ -21,6 +21,15 @@ class PrefetchPolicy(Adapter):
     ``buffer_size`` counts for every prefetch that is in the graph; if there is none,
     one is added at the end. ``after`` names pipes by their fluent names, and says how
     many items are held ready right after each of them: ``after={"open_files": 8}``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> from asyncloader.graph import to_text
+    >>> pipe = IterableWrapper(range(4)).map(str).batch(2)
+    >>> print(to_text(PrefetchPolicy(2, after={"map": 8})(pipe)))
+    IterableWrapper()
+    map(str)
+    prefetch(8)
+    batch(2)
     """
 
     def __init__(

@@ -51,6 +51,14 @@ class ShardingPolicy(Adapter):
     workers, with ``dispatch=False`` each worker runs it and takes every n-th item. Ranks
     are divided by a filter either way. ``group`` restricts filters to one of
     ``SHARDING_PRIORITIES``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> from asyncloader.graph import to_text
+    >>> print(to_text(ShardingPolicy()(IterableWrapper(range(4)).shuffle().map(str))))
+    IterableWrapper()
+    shuffle()
+    sharding_filter()
+    map(str)
     """
 
     def __init__(

@@ -15,6 +15,12 @@ class Shuffle(Adapter):
     """Let every shuffler of the graph shuffle, or none of them, or leave them (None).
 
     If there is none to switch on, one is added at the end, with a warning.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with DataLoader2(IterableWrapper(range(4)).shuffle(), Shuffle(False)) as loader:
+    ...     list(loader)
+    [0, 1, 2, 3]
     """
 
     def __init__(self, enable: bool | None = True) -> None:

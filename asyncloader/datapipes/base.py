@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
@@ -34,6 +34,7 @@ from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.registering import register
+from asyncloader.datapipes.unknown_name import MissingName, UnknownName
 
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])
@@ -51,6 +52,10 @@ class DataPipe:
     #: The pipes this one reads from, where it wants to say so itself. Otherwise
     #: they are found among its attributes.
     edges: Iterable[Any] | None = None
+
+    #: Whether each worker gets items of its own from this pipe as it is, because the pipe asks
+    #: ``get_worker_info`` which are whose. Then no sharding pipe is to follow.
+    shards_itself: bool = False
 
     def is_replicable(self) -> bool:
         """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
@@ -93,9 +98,27 @@ class DataPipe:
     def __repr__(self) -> str:
         return stage_name(self)
 
+    if not TYPE_CHECKING:  # or every name would be one that a pipe has
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property of the pipe's own failed: let its own error come out.
+                return object.__getattribute__(self, name)
+            others = MapDataPipe if isinstance(self, IterDataPipe) else IterDataPipe
+            raise UnknownName(MissingName(type(self), name, others))
+
 
 class IterDataPipe(DataPipe, IterFluent[T_co]):
-    """A stream of items: ``for`` and ``async for`` both work on it, each time afresh."""
+    """A stream of items: ``for`` and ``async for`` both work on it, each time afresh.
+
+    >>> class Countdown(IterDataPipe):
+    ...     def __init__(self, start):
+    ...         self.start = start
+    ...     def __iter__(self):
+    ...         yield from range(self.start, 0, -1)
+    >>> list(Countdown(3).map(str))
+    ['3', '2', '1']
+    """
 
     #: The latest pass, if the pipe has passes at all and was iterated.
     current_pass: Pass[T_co] | None = None
@@ -212,7 +235,16 @@ class OneToOne:
 
 
 class MapDataPipe(DataPipe, MapFluent[T_co]):
-    """Items that are looked up by key: ``pipe[key]`` and, for keys ``0 … n-1``, ``len(pipe)``."""
+    """Items that are looked up by key: ``pipe[key]`` and, for keys ``0 … n-1``, ``len(pipe)``.
+
+    >>> class Squares(MapDataPipe):
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, key):
+    ...         return key * key
+    >>> Squares().map(str)[3], list(Squares())
+    ('9', [0, 1, 4, 9])
+    """
 
     makes_again = False
 
@@ -236,6 +268,18 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
     """Register a pipe class under a fluent name: ``pipe.name(...)`` builds it over ``pipe``.
 
     The name is given to pipes of the class's own kind, or to those of kind ``on``.
+
+    >>> @functional_datapipe("every_other")
+    ... class EveryOther(IterDataPipe):
+    ...     def __init__(self, source):
+    ...         self.source = source
+    ...     def __iter__(self):
+    ...         for number, item in enumerate(self.source):
+    ...             if number % 2 == 0:
+    ...                 yield item
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper("abcde").every_other())
+    ['a', 'c', 'e']
     """
     if not name.isidentifier():
         raise ValueError(f"a functional name must be an identifier, got {name!r}")

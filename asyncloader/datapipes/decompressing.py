@@ -22,7 +22,14 @@ from asyncloader.datapipes.unpacking import compression_of, packed_stream, unpac
 
 
 class CompressionType(Enum):
-    """What ``decompress`` can be told that a file is."""
+    """What ``decompress`` can be told that a file is.
+
+    >>> import bz2, io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> packed = IterableWrapper([("data", io.BytesIO(bz2.compress(b"text")))], deepcopy=False)
+    >>> [stream.read() for _, stream in packed.decompress(CompressionType.BZIP2)]
+    [b'text']
+    """
 
     GZIP = "gzip"
     LZMA = "lzma"

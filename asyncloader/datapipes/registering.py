@@ -24,6 +24,8 @@ def register(base: type, name: str, pipe_class: type) -> None:
     build.__name__ = name
     build.__qualname__ = f"{base.__name__}.{name}"
     build.__doc__ = pipe_class.__doc__
+    # The names in its signature are those of the pipe's own file.
+    build.__module__ = pipe_class.__module__
     build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
     build.builds = pipe_class  # type: ignore[attr-defined]
     setattr(base, name, build)

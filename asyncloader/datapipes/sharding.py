@@ -24,7 +24,15 @@ T = TypeVar("T")
 
 
 class SHARDING_PRIORITIES(IntEnum):
-    """Among whom a stream is divided; the lower divides first."""
+    """Among whom a stream is divided; the lower divides first.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(4)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
+    >>> pipe.apply_sharding(2, 1, SHARDING_PRIORITIES.MULTIPROCESSING)  # for workers: not meant
+    >>> pipe.apply_sharding(2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+    >>> list(pipe)
+    [1, 3]
+    """
 
     DEFAULT = 1
     DISTRIBUTED = 2

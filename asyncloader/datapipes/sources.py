@@ -27,6 +27,8 @@ class IterableWrapper(IterDataPipe[T]):
     With ``deepcopy`` each pass reads a copy, so that items changed in place are
     whole again in the next; what cannot be copied is read as it is, with a
     warning. An iterator can be read only once: a second pass is a TypeError.
+    ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
+    that asks ``get_worker_info``.
 
     >>> list(IterableWrapper([1, 2, 3]))
     [1, 2, 3]
@@ -36,7 +38,13 @@ class IterableWrapper(IterDataPipe[T]):
 
     edges = ()
 
-    def __init__(self, iterable: Iterable[T] | AsyncIterable[T], deepcopy: bool = True) -> None:
+    def __init__(
+        self,
+        iterable: Iterable[T] | AsyncIterable[T],
+        deepcopy: bool = True,
+        *,
+        shards_itself: bool = False,
+    ) -> None:
         if is_pipe(iterable):
             raise TypeError(
                 f"{iterable!r} is a datapipe already; use it as it is, or, to iterate a map"
@@ -46,9 +54,12 @@ class IterableWrapper(IterDataPipe[T]):
             raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}")
         self.iterable = iterable
         self.deepcopy = deepcopy
+        self.shards_itself = shards_itself
         self._once = OneShot.of(iterable)
 
     def __len__(self) -> int:
+        if self.shards_itself:
+            raise TypeError(f"{self!r} has no length: how many items are a worker's is not known")
         return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
 
     def is_async(self) -> bool:

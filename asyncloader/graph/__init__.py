@@ -12,7 +12,6 @@ from asyncloader.graph.cut import (
 from asyncloader.graph.draw import to_dot, to_mermaid, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
-from asyncloader.graph.seeding import PartSeeds, SeedPlaces, SharedPipes
 from asyncloader.graph.settings import (
     apply_random_seed,
     apply_sharding,
@@ -34,9 +33,6 @@ __all__ = [
     "Branch",
     "Cut",
     "DataPipeGraph",
-    "PartSeeds",
-    "SeedPlaces",
-    "SharedPipes",
     "apply_random_seed",
     "apply_sharding",
     "apply_shuffle_settings",

@@ -43,6 +43,13 @@ def copy_graph(datapipe: Any) -> Any:
     dicts and sets, its random generators, and methods of pipes that it holds are the
     copy's; so the graphs do not notice one another. A pipe is copied as ``copy.copy``
     would: one whose ``__copy__`` returns itself is part of both graphs.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(4)).sharding_filter()
+    >>> copy = copy_graph(pipe)
+    >>> copy.apply_sharding(2, 0)
+    >>> list(copy), list(pipe)
+    ([0, 2], [0, 1, 2, 3])
     """
     pipes = breadth_first(datapipe)
     copies = {id(pipe): _copied(pipe) for pipe in pipes}

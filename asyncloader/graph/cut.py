@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.kinds import is_dispatch, is_filter_of_shards, lives_with_loader
+from asyncloader.graph.kinds import (
+    is_dispatch,
+    is_filter_of_shards,
+    lives_with_loader,
+    shards_itself,
+)
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring
@@ -31,7 +36,13 @@ Place = Literal["dispatcher", "workers", "loader"]
 
 @dataclass(frozen=True)
 class Branch:
-    """A part of a graph of which every worker runs a copy."""
+    """A part of a graph of which every worker runs a copy.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> (branch,) = cut_graph(IterableWrapper([1]).map(str).pin_memory()).branches
+    >>> branch.end, branch.is_sharded, branch.unsharded
+    (map(str), False, (IterableWrapper(),))
+    """
 
     #: The branch's last pipe; with the loader, the workers' items take its place.
     end: Any
@@ -47,7 +58,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class Cut:
-    """Which pipes of a graph run where."""
+    """Which pipes of a graph run where.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> cut = cut_graph(IterableWrapper([1]).sharding_filter().map(str).pin_memory())
+    >>> cut.pipes_in("loader"), cut.pipes_in("workers")
+    ([pin_memory()], [map(str), sharding_filter(), IterableWrapper()])
+    """
 
     #: The graph's last pipe.
     end: Any
@@ -75,6 +92,15 @@ def cut_graph(datapipe: Any) -> Cut:
     The pipes that dispatch, and whatever shares a source with them, go to the
     dispatching process; the longest branches of replicable pipes to the workers; the
     rest stays with the loader. ValueError for a graph that cannot be divided so.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> from asyncloader.graph import to_text
+    >>> end = IterableWrapper([1]).sharding_filter().map(str).pin_memory()
+    >>> print(to_text(end, cut_graph(end).places))
+    IterableWrapper()  | workers
+    sharding_filter()  | workers
+    map(str)           | workers
+    pin_memory()       | loader
     """
     wiring = Wiring(datapipe)
     whole = Reach(wiring)
@@ -98,6 +124,11 @@ def lowest_common_ancestor(datapipe: Any, pipes: Iterable[Any]) -> Any:
 
     Whatever shares a source with them is above it as well. ValueError where the graph
     has no such pipe.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> left, right = IterableWrapper([1]).map(str), IterableWrapper([2])
+    >>> lowest_common_ancestor(left.zip(right).batch(2), [left, right])
+    zip()
     """
     pipes = list(pipes)
     if not pipes:
@@ -106,7 +137,12 @@ def lowest_common_ancestor(datapipe: Any, pipes: Iterable[Any]) -> Any:
 
 
 def replicable_branches(datapipe: Any) -> list[Any]:
-    """Return the last pipes of the longest branches that workers can run copies of."""
+    """Return the last pipes of the longest branches that workers can run copies of.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> replicable_branches(IterableWrapper([1]).map(str).pin_memory())
+    [map(str)]
+    """
     return [branch.end for branch in cut_graph(datapipe).branches]
 
 
@@ -114,6 +150,11 @@ def unsharded_sources(end: Any, inlets: Sequence[Any] = ()) -> list[Any]:
     """Return the sources that every worker would read in full.
 
     Sharded is what comes through a pipe that shards for workers, or out of an inlet.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> sharded = IterableWrapper([1]).sharding_filter()
+    >>> unsharded_sources(sharded.zip(IterableWrapper([2])))
+    [IterableWrapper()]
     """
     wiring = Wiring(end)
     found, waiting = [], [end]
@@ -129,7 +170,9 @@ def unsharded_sources(end: Any, inlets: Sequence[Any] = ()) -> list[Any]:
 
 
 def _shards(pipe: Any) -> bool:
-    return is_dispatch(pipe) or (is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP))
+    if is_dispatch(pipe) or shards_itself(pipe):
+        return True
+    return is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP)
 
 
 def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:

@@ -28,6 +28,14 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
     """Let all that reads ``old_datapipe`` read ``new_datapipe``; return the graph as it is then.
 
     ``new_datapipe`` itself may go on reading the old one, which puts it in between.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> from asyncloader.graph import traverse_dps
+    >>> source = IterableWrapper(range(2))
+    >>> end = source.map(str)
+    >>> _ = replace_dp(traverse_dps(end), source, IterableWrapper(range(3)))
+    >>> list(end)
+    ['0', '1', '2']
     """
     if not is_pipe(new_datapipe):
         raise TypeError(f"only a datapipe replaces one, got {type(new_datapipe).__name__}")
@@ -44,6 +52,14 @@ def remove_dp(graph: DataPipeGraph, datapipe: Any) -> DataPipeGraph:
 
     A pipe that reads none or several, a splitter, and the branches of one cannot be
     taken out: that is a RuntimeError.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> from asyncloader.graph import traverse_dps
+    >>> shuffled = IterableWrapper(range(3)).shuffle()
+    >>> end = shuffled.map(str)
+    >>> _ = remove_dp(traverse_dps(end), shuffled)
+    >>> list(end)
+    ['0', '1', '2']
     """
     _check_is_in(graph, datapipe)
     sources = edges_of(datapipe)

@@ -34,6 +34,10 @@ def fingerprint(datapipe: Any) -> Fingerprint:
     """Return the fingerprint of the graph that ends in ``datapipe``.
 
     It is made of lists, dicts, texts and numbers only.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> fingerprint(IterableWrapper(range(3)))[0]["class"]
+    'asyncloader.datapipes.sources.IterableWrapper'
     """
     wiring = Wiring(datapipe)
     place = {id(pipe): number for number, pipe in enumerate(wiring.pipes)}
@@ -48,7 +52,13 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 def differences(before: Any, after: Any) -> list[str]:
-    """Return a sentence for each thing in which two fingerprints differ; none if they agree."""
+    """Return a sentence for each thing in which two fingerprints differ; none if they agree.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> one, other = (fingerprint(IterableWrapper(range(3)).batch(size)) for size in (2, 3))
+    >>> differences(one, other)
+    ['batch_size of Batcher was 2 and is 3']
+    """
     if not _is_fingerprint(before) or not _is_fingerprint(after):
         return ["one of them is no fingerprint of a graph"]
     # Sources first, as one reads a graph; entries are numbered from the end.
@@ -70,6 +80,11 @@ def read_without_fork(datapipe: Any) -> list[Any]:
 
     Each reader makes a pass of its own over such a pipe, so that no single place in it
     says how far the graph has come.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(3))
+    >>> read_without_fork(source.zip(source.map(str)))
+    [IterableWrapper()]
     """
     wiring = Wiring(datapipe)
     return [

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from asyncloader.datapipes.base import DataPipe
+
 
 def can(pipe: Any, *methods: str) -> bool:
     """Whether a pipe has all these methods."""
@@ -35,9 +37,14 @@ def is_dispatch(pipe: Any) -> bool:
     return functional_name(pipe) == "sharding_round_robin_dispatch"
 
 
+def shards_itself(pipe: Any) -> bool:
+    """Whether a source gives each worker items of its own without being told which."""
+    return isinstance(pipe, DataPipe) and pipe.shards_itself
+
+
 def is_sharding(pipe: Any) -> bool:
     """Whether a pipe makes the items of different workers differ."""
-    return is_filter_of_shards(pipe) or is_dispatch(pipe)
+    return is_filter_of_shards(pipe) or is_dispatch(pipe) or shards_itself(pipe)
 
 
 def is_replicable(pipe: Any) -> bool:

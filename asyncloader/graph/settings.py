@@ -39,6 +39,10 @@ def apply_sharding(
 
     One path may not be sharded twice for one group, which would lose items: that is a
     RuntimeError, and then no pipe was told anything.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(apply_sharding(IterableWrapper(range(6)).sharding_filter().map(str), 3, 1))
+    ['1', '4']
     """
     wiring = Wiring(datapipe)
     filters = [pipe for pipe in wiring.pipes if is_filter_of_shards(pipe)]
@@ -81,6 +85,10 @@ def apply_shuffle_settings(datapipe: Any, shuffle: bool | None = None) -> Any:
     """Switch every shuffler of the graph on or off; None leaves them. Return the graph.
 
     To shuffle a graph without a shuffler, one is put at its end, with a warning.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(apply_shuffle_settings(IterableWrapper(range(3)).shuffle(), shuffle=False))
+    [0, 1, 2]
     """
     if shuffle is None:
         return datapipe
@@ -99,7 +107,15 @@ def apply_shuffle_settings(datapipe: Any, shuffle: bool | None = None) -> Any:
 
 
 def check_shuffle_before_sharding(datapipe: Any) -> bool:
-    """Whether every path from a sharding pipe to a source goes through a shuffler."""
+    """Whether every path from a sharding pipe to a source goes through a shuffler.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(3))
+    >>> check_shuffle_before_sharding(source.shuffle().sharding_filter())
+    True
+    >>> check_shuffle_before_sharding(source.sharding_filter().shuffle())
+    False
+    """
     wiring = Wiring(datapipe)
     waiting = [pipe for pipe in wiring.pipes if is_sharding(pipe)]
     seen: set[int] = set()
@@ -124,6 +140,14 @@ def set_datapipes_seed(
 
     Shared seeds are the same in every process that holds the generator; the others are
     the worker's own.
+
+    >>> from asyncloader import SeedGenerator
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipes = [IterableWrapper(range(9)).shuffle() for _ in range(2)]
+    >>> for pipe in pipes:
+    ...     set_datapipes_seed([pipe], SeedGenerator(1), distributed_shared=True)
+    >>> list(pipes[0]) == list(pipes[1])
+    True
     """
     generator = seed_generator
     draw = generator.generate_shared_seed if distributed_shared else generator.generate_seed
@@ -137,6 +161,15 @@ def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
 
     What a sharding pipe reads from, however far, and the sharding pipe itself, get
     shared seeds; the others get the worker's own. Both are drawn breadth-first.
+
+    >>> from asyncloader import SeedGenerator
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(9)).shuffle().map(str)
+    >>> _ = set_graph_random_seed(pipe, SeedGenerator(1))
+    >>> first = list(pipe)
+    >>> _ = set_graph_random_seed(pipe, SeedGenerator(1))
+    >>> list(pipe) == first
+    True
     """
     shared, own = shared_and_own(datapipe)
     set_datapipes_seed(shared, seed_generator, distributed_shared=True)
@@ -145,7 +178,16 @@ def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
 
 
 def apply_random_seed(datapipe: Any, rng: Any) -> Any:
-    """Give every pipe that takes a seed one drawn from a ``torch.Generator``, breadth-first."""
+    """Give every pipe that takes a seed one drawn from a ``torch.Generator``, breadth-first.
+
+    >>> import torch
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> def drawn():
+    ...     pipe = IterableWrapper(range(9)).shuffle()
+    ...     return list(apply_random_seed(pipe, torch.Generator().manual_seed(1)))
+    >>> drawn() == drawn()
+    True
+    """
     import torch
 
     for pipe in breadth_first(datapipe):

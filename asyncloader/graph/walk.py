@@ -28,6 +28,12 @@ def traverse_dps(datapipe: Any) -> DataPipeGraph:
 
     A pipe with several readers appears under each of them. Where pipes read one
     another in a circle, the edge that closes it is left out.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> end = IterableWrapper(range(3)).map(str)
+    >>> pipe, reads_from = traverse_dps(end)[id(end)]
+    >>> pipe, len(reads_from)
+    (map(str), 1)
     """
     wiring = Wiring(datapipe)
     below: dict[int, DataPipeGraph] = {id(pipe): {} for pipe in wiring.pipes}
@@ -37,7 +43,12 @@ def traverse_dps(datapipe: Any) -> DataPipeGraph:
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type) -> list[Any]:
-    """Return the graph's pipes of a type (or of types derived from it), breadth-first."""
+    """Return the graph's pipes of a type (or of types derived from it), breadth-first.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper, Mapper
+    >>> find_dps(traverse_dps(IterableWrapper(range(3)).map(str).map(len)), Mapper)
+    [map(len), map(str)]
+    """
     return [pipe for pipe in list_dps(graph) if isinstance(pipe, dp_type)]
 
 
@@ -45,6 +56,11 @@ def list_dps(graph: DataPipeGraph, exclude_dps: Any = None) -> list[Any]:
     """Return every pipe of a graph once, breadth-first from its end.
 
     ``exclude_dps``, a pipe or several, are left out together with all they read from.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(3))
+    >>> list_dps(traverse_dps(source.map(str)), exclude_dps=source)
+    [map(str)]
     """
     excluded = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps or ())
     hidden = {id(pipe) for end in excluded for pipe in breadth_first(end)}
@@ -58,7 +74,12 @@ def list_dps(graph: DataPipeGraph, exclude_dps: Any = None) -> list[Any]:
 
 
 def breadth_first(datapipe: Any) -> list[Any]:
-    """Return every pipe of the graph that ends in ``datapipe`` once, breadth-first."""
+    """Return every pipe of the graph that ends in ``datapipe`` once, breadth-first.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> breadth_first(IterableWrapper(range(3)).map(str))
+    [map(str), IterableWrapper()]
+    """
     return list(Wiring(datapipe).pipes)
 
 
@@ -150,7 +171,12 @@ def _forward_edges(datapipe: Any, wiring: Wiring) -> Iterator[tuple[Any, Any]]:
 
 
 def edges_of(pipe: Any) -> list[Any]:
-    """Return the pipes that ``pipe`` itself reads from, each once, in its own order."""
+    """Return the pipes that ``pipe`` itself reads from, each once, in its own order.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> edges_of(IterableWrapper(range(3)).map(str))
+    [IterableWrapper()]
+    """
     declared = declared_edges(pipe)
     found = _found_edges(pipe) if declared is None else declared
     return list({id(edge): edge for edge in found if edge is not pipe}.values())

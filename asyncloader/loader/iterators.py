@@ -57,6 +57,18 @@ class DataLoader2Iterator(Generic[T_co]):
 
     ``limit``, ``pause`` and ``resume`` are plain methods. Other attributes are
     those of the graph's own iterator.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with DataLoader2(IterableWrapper(range(5))) as loader:
+    ...     items = iter(loader)
+    ...     items.limit(2)
+    ...     print(list(items))
+    ...     items.resume()
+    ...     items.limit(None)
+    ...     print(list(items))
+    [0, 1]
+    [2, 3, 4]
     """
 
     def __init__(self, engine: Engine, gate: Gate) -> None:

@@ -43,6 +43,15 @@ class ReadingServiceInterface:
 
     Every method may be written as a plain ``def`` as well. A service must be
     copyable and picklable before ``initialize``.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> class InPairs(ReadingServiceInterface):
+    ...     async def initialize(self, datapipe):
+    ...         return datapipe.batch(2)
+    >>> with DataLoader2(IterableWrapper(range(4)), reading_service=InPairs()) as loader:
+    ...     list(loader)
+    [[0, 1], [2, 3]]
     """
 
     async def initialize(self, datapipe: Any) -> Any:
@@ -118,7 +127,32 @@ class ReadingServiceInterface:
 
 
 class CheckpointableReadingServiceInterface(ReadingServiceInterface):
-    """A reading service whose own state is part of a loader's snapshot."""
+    """A reading service whose own state is part of a loader's snapshot.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> class Longer(CheckpointableReadingServiceInterface):
+    ...     def __init__(self, size):
+    ...         self.size = size
+    ...     async def initialize(self, datapipe):
+    ...         return datapipe.header(self.size)
+    ...     def checkpoint(self):
+    ...         return bytes([self.size])
+    ...     async def restore(self, datapipe, serialized_state):
+    ...         self.size = serialized_state[0]
+    ...         return await self.initialize(datapipe)
+    >>> pipe = IterableWrapper(range(9))
+    >>> with DataLoader2(pipe, reading_service=Longer(4)) as loader:
+    ...     state = loader.state_dict()
+    >>> with DataLoader2(pipe, reading_service=Longer(2)) as loader:
+    ...     list(loader)
+    [0, 1]
+    >>> resumed = DataLoader2(pipe, reading_service=Longer(2))
+    >>> resumed.load_state_dict(state)
+    >>> with resumed:
+    ...     list(resumed)
+    [0, 1, 2, 3]
+    """
 
     def checkpoint(self) -> bytes:
         """Return the service's state; called at any moment, and must not wait."""

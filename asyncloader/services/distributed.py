@@ -51,6 +51,19 @@ class DistributedReadingService(ReadingServiceInterface):
 
     For worker processes on every rank put it first:
     ``SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(2))``.
+
+    Under torchrun, with ``init_process_group("gloo")`` alone, each rank has its share; this is a
+    run of one rank.
+
+    >>> import torch.distributed as dist
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> pipe = IterableWrapper(range(4)).sharding_filter()
+    >>> with DataLoader2(pipe, reading_service=DistributedReadingService()) as loader:
+    ...     list(loader)
+    [0, 1, 2, 3]
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, timeout: float = 1800) -> None:

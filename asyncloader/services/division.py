@@ -290,6 +290,8 @@ def warn_of_repeats(division: Division) -> None:
             warnings.warn(
                 f"nothing shards the graph above {stage_name(branch.end)}: every item will come"
                 " once from each worker. Put .sharding_filter() where items are to be divided"
-                " (after shuffle), or give the loader a ShardingPolicy adapter",
+                " (after shuffle), or give the loader a ShardingPolicy adapter. If your iterable"
+                " takes its share by get_worker_info() itself, say so:"
+                " IterableWrapper(..., shards_itself=True)",
                 stacklevel=2,
             )

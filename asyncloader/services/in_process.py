@@ -23,6 +23,13 @@ class InProcessReadingService(ReadingServiceInterface):
     ``prefetch_cnt`` items are held ready at the end of the graph. ``init_fn`` is
     called once with the graph, ``reset_fn`` at each epoch; both return the graph
     to use and may be async.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> service = InProcessReadingService(prefetch_cnt=4, init_fn=lambda pipe: pipe.batch(2))
+    >>> with DataLoader2(IterableWrapper(range(4)), reading_service=service) as loader:
+    ...     list(loader)
+    [[0, 1], [2, 3]]
     """
 
     def __init__(

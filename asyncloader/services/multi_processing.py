@@ -57,6 +57,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     on where it stood, so that every item still comes once and in its place;
     ``max_restarts`` is how often in a row that is tried for workers that die before they
     have delivered anything.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(6)).sharding_filter().map(lambda number: number * number)
+    >>> service = MultiProcessingReadingService(num_workers=2)
+    >>> with DataLoader2(pipe, reading_service=service) as loader:
+    ...     list(loader)
+    [0, 1, 4, 9, 16, 25]
     """
 
     def __init__(

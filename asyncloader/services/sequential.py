@@ -32,6 +32,15 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     Typical is ``SequentialReadingService(DistributedReadingService(),
     MultiProcessingReadingService(...))``. Finalizing reaches every service, even
     where one fails; all failures come out in one ExceptionGroup.
+
+    >>> from asyncloader import DataLoader2, InProcessReadingService
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pairs = InProcessReadingService(init_fn=lambda pipe: pipe.batch(2))
+    >>> sums = InProcessReadingService(init_fn=lambda pipe: pipe.map(sum))
+    >>> service = SequentialReadingService(pairs, sums)
+    >>> with DataLoader2(IterableWrapper(range(4)), reading_service=service) as loader:
+    ...     list(loader)
+    [1, 5]
     """
 
     def __init__(self, *reading_services: Any) -> None:

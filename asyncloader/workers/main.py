@@ -8,6 +8,7 @@ far as its credits go.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -264,6 +265,7 @@ class Worker:
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
+        _learn_fluent_methods(function)
         # A plain function runs in the thread that will run the pipes.
         return self._thread.finished(function(*args))
 
@@ -286,3 +288,13 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
     for pipe in pipes:
         if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
             apply_sharding(pipe, info.num_workers, info.worker_id, group)
+
+
+def _learn_fluent_methods(function: Callable[..., Any]) -> None:
+    """Give pipes the methods of all families, which a user's function may call.
+
+    A worker imports the families of its own pipes only.
+    """
+    if not getattr(function, "__module__", "").startswith("asyncloader."):
+        importlib.import_module("asyncloader.datapipes.iter")
+        importlib.import_module("asyncloader.datapipes.map")

@@ -31,6 +31,13 @@ def shares(end: Any, of: int = 2) -> list[list[Any]]:
     return [list(apply_sharding(copy_graph(end), of, index)) for index in range(of)]
 
 
+def test_a_source_that_shards_itself_is_left() -> None:
+    end = IterableWrapper(range(12), shards_itself=True).shuffle()
+    assert lines(ShardingPolicy()(end)) == ["shuffle"]
+    with pytest.raises(ValueError, match="is a source that shards itself; it stays"):
+        ShardingPolicy("end")(end)
+
+
 # Adding ---------------------------------------------------------------------------------
 
 

@@ -55,7 +55,7 @@ def test_it_is_plain_data_with_classes_edges_and_settings() -> None:
     assert found[-1] == {
         "class": "asyncloader.datapipes.sources.IterableWrapper",
         "reads": [],
-        "settings": {"deepcopy": True},
+        "settings": {"deepcopy": True, "shards_itself": False},
     }
 
 

@@ -12,6 +12,7 @@ import warnings
 import numpy
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from asyncloader import (
     DataLoader2,
@@ -382,6 +383,35 @@ def test_asking_for_the_length_warns_of_nothing_and_changes_nothing():
     assert len(loader) == 6
     with pytest.warns(UserWarning, match="nothing shards"):
         assert drain(loader) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("moment", ["worker_init_fn", "worker_reset_fn"])
+def test_a_function_in_a_worker_may_call_methods_that_the_graph_does_not_use(moment):
+    def in_pairs(pipe, *_):
+        return pipe.enumerate().map(str)
+
+    loader = loader_of(numbers(2), 1, **{moment: in_pairs})
+    assert drain(loader) == ["(0, 0)", "(1, 1)"]
+
+
+class SharesItself(IterableDataset):
+    """Numbers of which each worker takes its own, as torch's documentation has it."""
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        return iter(range(10) if info is None else range(info.id, 10, info.num_workers))
+
+    def __len__(self):
+        return 10
+
+
+def test_an_iterable_that_shards_itself_says_so_and_draws_no_warning():
+    pipe = IterableWrapper(SharesItself(), shards_itself=True)
+    assert drain(loader_of(pipe, 0)) == drain(loader_of(pipe, 2)) == list(range(10))
+    with pytest.raises(TypeError, match="has no length"):
+        len(loader_of(pipe, 2))
+    with pytest.warns(UserWarning, match=r"say so: IterableWrapper\(\.\.\., shards_itself=True\)"):
+        assert len(drain(loader_of(IterableWrapper(SharesItself()), 2))) == 10
 
 
 def test_a_length_that_nobody_knows_is_a_type_error():
