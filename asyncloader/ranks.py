@@ -21,6 +21,7 @@ from enum import IntEnum, IntFlag
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from asyncloader.deadline import time_left
 from asyncloader.errors import RankError, RankTimeout
 
 _CLOSE_SECONDS = 2.0
@@ -186,10 +187,11 @@ class GlooGroup:
         """Destroy the group, within a bounded time."""
         self._talk.jobs.put(None)
         ended = asyncio.wrap_future(self._talk.ended)
-        await asyncio.wait([ended], timeout=_CLOSE_SECONDS)
+        seconds = time_left(_CLOSE_SECONDS)
+        await asyncio.wait([ended], timeout=seconds)
         if not ended.done():
             warnings.warn(
-                f"rank {self.rank} still waited for the others {_CLOSE_SECONDS:g} s after its"
+                f"rank {self.rank} still waited for the others {seconds:.1f} s after its"
                 " loader was closed; its group is destroyed when they answer, or after the timeout",
                 ResourceWarning,
                 stacklevel=2,

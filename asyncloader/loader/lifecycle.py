@@ -13,6 +13,7 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
 from asyncloader.datapipes.handing_out import note_orders
+from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, SnapshotError
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import set_graph_random_seed
@@ -114,7 +115,8 @@ class Lifecycle:
             return
         self.is_closed = True
         try:
-            await self.end_epoch()
+            with leaving_time(1):
+                await self.end_epoch()
         finally:
             if self.is_started:
                 await self._calls.finalize()
@@ -167,12 +169,12 @@ class Lifecycle:
         return prepared
 
 
-async def bounded(work: Any, seconds: float = CLOSE_SECONDS) -> None:
-    """Finish closing work for up to so long even if cancelled; then the cancel goes on."""
+async def bounded(work: Any) -> None:
+    """Finish closing work, for a bounded time, even if cancelled; then the cancel goes on."""
     task = begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=seconds)
+        await asyncio.wait([task], timeout=time_left(CLOSE_SECONDS))
         task.cancel()
         raise

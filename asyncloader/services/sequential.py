@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
+from asyncloader.deadline import leaving_time
 from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
@@ -163,9 +164,11 @@ def _warn_of_restart(service: Any) -> None:
 async def all_of(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
     """Make every call, one after the other; raise what failed together at the end."""
     errors = []
-    for call in calls:
+    calls = list(calls)
+    for done, call in enumerate(calls, 1):
         try:
-            await call()
+            with leaving_time(len(calls) - done):
+                await call()
         except Exception as error:  # noqa: BLE001 - every call must be tried
             errors.append(error)
     if errors:
