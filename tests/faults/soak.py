@@ -33,7 +33,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from tests.faults.child import settle, warm_up
 from tests.faults.deaths import Obedient, Reaper
-from tests.leaks import Belongings
+from tests.leaks import Belongings, left_since
 
 #: No loader may take longer than this for its epochs.
 LIFE_SECONDS = 120.0
@@ -130,7 +130,7 @@ class Soak:
         finally:
             self.reaper.end()
         settle()
-        self.report(time.monotonic() - begun, Belongings.now().beyond(before))
+        self.report(time.monotonic() - begun, left_since(before))
 
     def died(self) -> int:
         return self.reaper.kills.total()
