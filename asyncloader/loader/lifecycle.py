@@ -14,13 +14,13 @@ from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
 from asyncloader.datapipes.handing_out import note_orders
 from asyncloader.deadline import leaving_time, time_left
-from asyncloader.errors import LoaderClosed, SnapshotError
+from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import set_graph_random_seed
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task
-from asyncloader.services.base import Facts, ReadingServiceInterface, unchanged
+from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
 
 CLOSE_SECONDS = 3.0
@@ -141,7 +141,8 @@ class Lifecycle:
     async def _adapted(self) -> Any:
         state = self._service_state
         if state is None:
-            return await self._calls.initialize(self._datapipe)
+            workers = self._service.worker_count()
+            return await self._calls.initialize(self._datapipe, workers=workers)
         try:
             return await self._calls.restore(self._datapipe, state)
         except Exception as error:
@@ -154,7 +155,7 @@ class Lifecycle:
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
-        prepared = await reset(self.adapted)
+        prepared = await self._reset(reset)
         if not isinstance(prepared, Iterable | AsyncIterable):
             raise TypeError(
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
@@ -167,6 +168,20 @@ class Lifecycle:
         if start.position:
             resume(prepared, start.position, start.cursors)
         return prepared
+
+    async def _reset(self, reset: IterResetFn) -> Any:
+        try:
+            return await reset(self.adapted)
+        except LoaderError:
+            raise
+        except Exception as error:
+            if not self._service.worker_count():
+                raise
+            # The same reset runs in the workers: it must not matter where it fails first.
+            raise WorkerStartupError(
+                f"the workers could not begin the epoch: a reset of {self._service!r} raised"
+                f" {error!r}"
+            ) from error
 
 
 async def bounded(work: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
-from asyncloader.errors import SnapshotError
+from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, unchanged
 
@@ -37,9 +37,22 @@ class ServiceCalls:
     def __init__(self, service: Any) -> None:
         self.service = service
 
-    async def initialize(self, datapipe: Any) -> Any:
-        """Return the adapted graph, as a pipe."""
-        adapted = await result_of(self.service.initialize(datapipe))
+    async def initialize(self, datapipe: Any, *, workers: int = 0) -> Any:
+        """Return the adapted graph, as a pipe.
+
+        In a loader with workers, what a user's service raises is the cause of a
+        WorkerStartupError, as it is for everything else that keeps workers from starting.
+        """
+        try:
+            adapted = await result_of(self.service.initialize(datapipe))
+        except LoaderError:
+            raise
+        except Exception as error:
+            if not workers or not is_users(self.service):
+                raise
+            raise WorkerStartupError(
+                f"the workers were not started: {self.service!r}.initialize raised {error!r}"
+            ) from error
         return _as_pipe(self.service, "initialize", adapted)
 
     async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
@@ -113,6 +126,11 @@ class ServiceCalls:
                 ResourceWarning,
                 stacklevel=2,
             )
+
+
+def is_users(service: Any) -> bool:
+    """Whether a service is none of ours."""
+    return not type(service).__module__.startswith("asyncloader.")
 
 
 def _as_pipe(service: Any, method: str, adapted: Any) -> Any:

@@ -23,7 +23,7 @@ from asyncloader.services.base import (
     ReadingServiceInterface,
     unchanged,
 )
-from asyncloader.services.calls import ServiceCalls
+from asyncloader.services.calls import ServiceCalls, is_users
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):
@@ -45,7 +45,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         for service in self._calls:
             # One that fails on the way may hold something already: it is finalized too.
             self._initialized.append(service)
-            datapipe = await service.initialize(datapipe)
+            datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
     async def verify(self, facts: Facts) -> None:
@@ -72,7 +72,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 datapipe = await service.restore(datapipe, state)
                 continue
             _warn_of_restart(service.service)
-            datapipe = await service.initialize(datapipe)
+            datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
     def _states(self, serialized_state: bytes) -> list[bytes | None]:
@@ -153,7 +153,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 def _warn_of_restart(service: Any) -> None:
     # Ours have no state beside the place in the graph, which every snapshot has.
-    if not type(service).__module__.startswith("asyncloader."):
+    if is_users(service):
         warnings.warn(
             f"{service!r} does not checkpoint; it is initialized anew beside services that are"
             " restored",
