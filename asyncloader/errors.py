@@ -295,7 +295,7 @@ class WorkerTimeout(LoaderError, TimeoutError):
 
 
 class WorkerStartupError(LoaderError):
-    """A worker could not be started; what its own code raised is the ``__cause__``.
+    """A worker, or an epoch in it, could not be started; the cause is what user code raised.
 
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper

@@ -24,7 +24,7 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport", "snapshot"},
     {"seeds", "runtime", "memory", "ranks"},
-    {"errors"},
+    {"errors", "deadline"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -21,11 +21,12 @@ from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.datapipes.watching import Watching
+from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
 
 T = TypeVar("T")
 
-# What closes a whole loader takes a second more at most.
+# The close of a whole loader leaves less where it has more to do.
 CLOSE_SECONDS = 2.0
 
 
@@ -59,14 +60,13 @@ class Home:
         for giver in list(self._givers):
             giver.stop()
 
-    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
-        """End all threads and tasks within ``seconds`` in total."""
-        end = self.loop.time() + seconds
+    async def aclose(self) -> None:
+        """End all threads and tasks within a bounded time in total."""
         self.stop()
         # A thread that was about to begin a task of its own, when it was told, has begun it.
-        while self._givers:
-            left = max(0.0, end - self.loop.time())
-            await asyncio.gather(*(giver.aclose(left) for giver in list(self._givers)))
+        with ends_within(CLOSE_SECONDS):
+            while self._givers:
+                await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
 
 
 class ThreadGiver(Generic[T]):
@@ -102,9 +102,10 @@ class ThreadGiver(Generic[T]):
         """Let the thread end after the item in progress."""
         self._waiter.stop()
 
-    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+    async def aclose(self) -> None:
         """End the thread; one that does not end in time is abandoned with a warning."""
         self.stop()
+        seconds = time_left(CLOSE_SECONDS)
         await asyncio.wait([self._finished], timeout=seconds)
         if not self._finished.done() and not self._is_left_behind:
             self._is_left_behind = True
@@ -177,11 +178,11 @@ class TaskGiver(Generic[T]):
         if self._task is not None and not self._home.loop.is_closed():
             self._task.cancel()
 
-    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+    async def aclose(self) -> None:
         """Cancel the task and wait until it is done, for a bounded time."""
         self.stop()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=seconds)
+            await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
         self._home.forget(self)
 
     async def _run(self) -> None:
@@ -234,13 +235,13 @@ def present_waiter() -> ThreadWaiter:
     return (place[1] if place is not None else None) or ThreadWaiter()
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[Any]], seconds: float = CLOSE_SECONDS) -> None:
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they are done, for a bounded time."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=seconds)
+        await asyncio.wait(tasks, timeout=time_left(CLOSE_SECONDS))
 
 
 def ended_threads(threads: Iterable[threading.Thread], seconds: float = 2.0) -> None:
@@ -257,7 +258,7 @@ def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
     frame = sys._current_frames().get(thread.ident or 0)
     where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
     warnings.warn(
-        f"thread {thread.name!r} is still inside {where} {seconds:g} s after the loader was"
+        f"thread {thread.name!r} is still inside {where} {seconds:.1f} s after the loader was"
         " closed and was left behind; give long calls a timeout of their own",
         ResourceWarning,
         stacklevel=3,

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from asyncloader.datapipes.home import CLOSE_SECONDS
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.reading import abegin
+from asyncloader.deadline import time_left
 from asyncloader.runtime import LoopWaiter, begin_task
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class RunningAhead(ABC, Generic[T]):
         """End the reading and whatever belongs to it, in a bounded time."""
         if self._may_cancel:
             self._task.cancel()
-        await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
         self._task.cancel()
 
     async def work(self) -> None:

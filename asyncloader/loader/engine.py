@@ -14,10 +14,12 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from asyncloader.datapipes.base import waits
 from asyncloader.datapipes.cursors import Cursors
+from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.gate import Gate
@@ -135,7 +137,8 @@ class Engine:
             return
         self._closed = uncancellable()
         try:
-            await bounded(self._close())
+            with ends_within(CLOSE_SECONDS):
+                await bounded(self._close())
         finally:
             self._closed.set_result(None)
 
@@ -146,25 +149,21 @@ class Engine:
             return
         self._refuse_own_loop("shutdown()", "use `await loader.aclose()`")
         self._closed = uncancellable()
-        try:
-            self._private_loop().call(self._close())
-        finally:
-            if self._thread is not None:
-                self._thread.close()
-            self._closed.set_result(None)
+        with ends_within(CLOSE_SECONDS):
+            try:
+                self._private_loop().call(self._close())
+            finally:
+                if self._thread is not None:
+                    self._thread.close(time_left(CLOSE_SECONDS))
+                self._closed.set_result(None)
 
     async def _prepare(self) -> None:
         await self.end_epoch()
         await self.lifecycle.start()
 
     async def _close(self) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self.end_epoch()
-        finally:
-            await self.lifecycle.aclose()
-            if self._thread is not None and self._thread.loop is not running_loop():
-                await self._thread.aclose()
+        is_elsewhere = self._thread is not None and self._thread.loop is not running_loop()
+        await _close_all(self.end_epoch, self.lifecycle, self._thread if is_elsewhere else None)
 
     def _refuse_own_loop(self, what: str, instead: str) -> None:
         if self._items is not None and self._items.runs_on(running_loop()):
@@ -218,13 +217,29 @@ class Engine:
 async def _end_dropped(
     items: RunningItems | None, lifecycle: Lifecycle, thread: LoopThread | None
 ) -> None:
-    try:
+    async def end_epoch() -> None:
         if items is not None:
             await items.aclose()
+
+    with ends_within(CLOSE_SECONDS):
+        await _close_all(end_epoch, lifecycle, thread)
+
+
+async def _close_all(
+    end_epoch: Callable[[], Awaitable[None]], lifecycle: Lifecycle, thread: LoopThread | None
+) -> None:
+    """End an epoch, the service behind it, and a loop; each has time, and each is reached."""
+    try:
+        with leaving_time(2):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await end_epoch()
     finally:
-        await lifecycle.aclose()
-        if thread is not None:
-            await thread.aclose()
+        try:
+            with leaving_time(1):
+                await lifecycle.aclose()
+        finally:
+            if thread is not None:
+                await thread.aclose(time_left(CLOSE_SECONDS))
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -19,6 +19,7 @@ from asyncloader.datapipes.cursors import Cursors, astarted, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.home import Home, give_groups, run_at
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
@@ -45,6 +46,7 @@ class Epoch:
         self._consumer = consumer
         self._timing = timing
         self._home = Home(loop, timing.watching)
+        self._context = run_at(self._home)
         self._pipe: Any = None
         self._exchange: Exchange[Any] = Exchange(consumer, self._put_cursors, start.cursors)
         self._error: LastingError | None = None
@@ -59,8 +61,7 @@ class Epoch:
 
     def start(self) -> None:
         """Begin the epoch; to be called on its loop."""
-        context = run_at(self._home)
-        self._task = begin_task(self.loop, self._supervise(), "asyncloader epoch", context)
+        self._task = begin_task(self.loop, self._supervise(), "asyncloader epoch", self._context)
 
     def is_ready(self) -> bool:
         """Whether there is something to take: items, the end, or an error."""
@@ -107,12 +108,13 @@ class Epoch:
             await self._close()
         else:
             closing = asyncio.run_coroutine_threadsafe(self._close(), self.loop)
-            await asyncio.wait([asyncio.wrap_future(closing)], timeout=CLOSE_SECONDS)
+            await asyncio.wait([asyncio.wrap_future(closing)], timeout=time_left(CLOSE_SECONDS))
 
     async def _close(self) -> None:
+        give_time_left(self._context)
         self._cancel()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+            await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
 
     def _cancel(self) -> None:
         # Once is enough: a second cancel would disturb the cleaning up.
@@ -154,5 +156,6 @@ class Epoch:
                 await bounded(self._end())
 
     async def _end(self) -> None:
-        await self._home.aclose()
+        with leaving_time(1):
+            await self._home.aclose()
         await self._lifecycle.end_epoch()

@@ -13,13 +13,14 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
 from asyncloader.datapipes.handing_out import note_orders
-from asyncloader.errors import LoaderClosed, SnapshotError
+from asyncloader.deadline import leaving_time, time_left
+from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import set_graph_random_seed
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task
-from asyncloader.services.base import Facts, ReadingServiceInterface, unchanged
+from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls
 
 CLOSE_SECONDS = 3.0
@@ -116,7 +117,8 @@ class Lifecycle:
             return
         self.is_closed = True
         try:
-            await self.end_epoch()
+            with leaving_time(1):
+                await self.end_epoch()
         finally:
             if self.is_started:
                 await self._calls.finalize()
@@ -141,7 +143,8 @@ class Lifecycle:
     async def _adapted(self) -> Any:
         state = self._service_state
         if state is None:
-            return await self._calls.initialize(self._datapipe)
+            workers = self._service.worker_count()
+            return await self._calls.initialize(self._datapipe, workers=workers)
         try:
             return await self._calls.restore(self._datapipe, state)
         except Exception as error:
@@ -155,7 +158,7 @@ class Lifecycle:
         self.adopted_seed = seed_generator.adopted
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
-        prepared = await reset(self.adapted)
+        prepared = await self._reset(reset)
         if not isinstance(prepared, Iterable | AsyncIterable):
             raise TypeError(
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
@@ -169,13 +172,27 @@ class Lifecycle:
             resume(prepared, start.position, start.cursors)
         return prepared
 
+    async def _reset(self, reset: IterResetFn) -> Any:
+        try:
+            return await reset(self.adapted)
+        except LoaderError:
+            raise
+        except Exception as error:
+            if not self._service.worker_count():
+                raise
+            # The same reset runs in the workers: it must not matter where it fails first.
+            raise WorkerStartupError(
+                f"the workers could not begin the epoch: a reset of {self._service!r} raised"
+                f" {error!r}"
+            ) from error
 
-async def bounded(work: Any, seconds: float = CLOSE_SECONDS) -> None:
-    """Finish closing work for up to so long even if cancelled; then the cancel goes on."""
+
+async def bounded(work: Any) -> None:
+    """Finish closing work, for a bounded time, even if cancelled; then the cancel goes on."""
     task = begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=seconds)
+        await asyncio.wait([task], timeout=time_left(CLOSE_SECONDS))
         task.cancel()
         raise

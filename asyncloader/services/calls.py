@@ -7,16 +7,22 @@ instead of a pipe. Behind ``ServiceCalls`` all of them look the same.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import math
+import warnings
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.sources import IterableWrapper
-from asyncloader.errors import SnapshotError
+from asyncloader.deadline import time_left
+from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, unchanged
+
+_A_LITTLE = 0.1
 
 
 async def result_of(result: Any) -> Any:
@@ -32,9 +38,22 @@ class ServiceCalls:
     def __init__(self, service: Any) -> None:
         self.service = service
 
-    async def initialize(self, datapipe: Any) -> Any:
-        """Return the adapted graph, as a pipe."""
-        adapted = await result_of(self.service.initialize(datapipe))
+    async def initialize(self, datapipe: Any, *, workers: int = 0) -> Any:
+        """Return the adapted graph, as a pipe.
+
+        In a loader with workers, what a user's service raises is the cause of a
+        WorkerStartupError, as it is for everything else that keeps workers from starting.
+        """
+        try:
+            adapted = await result_of(self.service.initialize(datapipe))
+        except LoaderError:
+            raise
+        except Exception as error:
+            if not workers or not is_users(self.service):
+                raise
+            raise WorkerStartupError(
+                f"the workers were not started: {self.service!r}.initialize raised {error!r}"
+            ) from error
         return _as_pipe(self.service, "initialize", adapted)
 
     async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
@@ -90,11 +109,33 @@ class ServiceCalls:
 
     async def finalize_iteration(self) -> None:
         """End the epoch."""
-        await result_of(self.service.finalize_iteration())
+        await self._in_time("finalize_iteration", self.service.finalize_iteration)
 
     async def finalize(self) -> None:
         """Give back everything."""
-        await result_of(self.service.finalize())
+        await self._in_time("finalize", self.service.finalize)
+
+    async def _in_time(self, moment: str, call: Callable[[], Any]) -> None:
+        """Await a moment; one that outlasts the close of its loader is cancelled with a warning."""
+        # What waits for the time that is left, and says so by itself, comes first.
+        left = time_left() + _A_LITTLE
+        try:
+            async with asyncio.timeout(None if left == math.inf else left) as bound:
+                await result_of(call())
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            warnings.warn(
+                f"{self.service!r} was still inside {moment}() when the time to close its loader"
+                " was over, so that was cancelled",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+def is_users(service: Any) -> bool:
+    """Whether a service is none of ours."""
+    return not type(service).__module__.startswith("asyncloader.")
 
 
 def _as_pipe(service: Any, method: str, adapted: Any) -> Any:

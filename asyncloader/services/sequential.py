@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
+from asyncloader.deadline import leaving_time
 from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
@@ -22,7 +23,7 @@ from asyncloader.services.base import (
     ReadingServiceInterface,
     unchanged,
 )
-from asyncloader.services.calls import ServiceCalls
+from asyncloader.services.calls import ServiceCalls, is_users
 from asyncloader.workers.account import WorkerStats
 
 
@@ -54,7 +55,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         for service in self._calls:
             # One that fails on the way may hold something already: it is finalized too.
             self._initialized.append(service)
-            datapipe = await service.initialize(datapipe)
+            datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
     async def verify(self, facts: Facts) -> None:
@@ -81,7 +82,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 datapipe = await service.restore(datapipe, state)
                 continue
             _warn_of_restart(service.service)
-            datapipe = await service.initialize(datapipe)
+            datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
     def _states(self, serialized_state: bytes) -> list[bytes | None]:
@@ -165,7 +166,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 def _warn_of_restart(service: Any) -> None:
     # Ours have no state beside the place in the graph, which every snapshot has.
-    if not type(service).__module__.startswith("asyncloader."):
+    if is_users(service):
         warnings.warn(
             f"{service!r} does not checkpoint; it is initialized anew beside services that are"
             " restored",
@@ -176,9 +177,11 @@ def _warn_of_restart(service: Any) -> None:
 async def all_of(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
     """Make every call, one after the other; raise what failed together at the end."""
     errors = []
-    for call in calls:
+    calls = list(calls)
+    for done, call in enumerate(calls, 1):
         try:
-            await call()
+            with leaving_time(len(calls) - done):
+                await call()
         except Exception as error:  # noqa: BLE001 - every call must be tried
             errors.append(error)
     if errors:

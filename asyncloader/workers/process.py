@@ -25,6 +25,7 @@ from functools import partial
 
 import anyio
 
+from asyncloader.deadline import time_left
 from asyncloader.errors import WorkerStartupError
 from asyncloader.workers.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
 from asyncloader.workers.deathwatch import DeathWatch
@@ -41,6 +42,9 @@ START_METHODS = (None, "fork", "spawn", "forkserver")
 
 # What asyncio reports, too, of a child whose status another part of the program took.
 UNKNOWN_EXITCODE = 255
+
+# What is kept of a close for those that have to be killed.
+_KILL_SECONDS = 0.5
 
 # A cancelled start waits this long for what it began to be undone.
 _UNDO_SECONDS = 1.0
@@ -196,8 +200,11 @@ async def close_processes(
     """Wait for processes that were asked to end, end those that do not, and release all.
 
     Those alive after ``grace`` seconds are SIGKILLed. Takes ``total`` seconds at
-    most, for all of them together. A cancellation is raised when that is done.
+    most, for all of them together, or what the close of a whole loader has left. A
+    cancellation is raised when that is done.
     """
+    total = time_left(total)
+    grace = min(grace, max(0.0, total - _KILL_SECONDS))
     closing = asyncio.ensure_future(_close(list(processes), grace, total))
     cancelled: asyncio.CancelledError | None = None
     # The shield keeps anyio from cancelling over and over; the loop stands a task's own cancel.

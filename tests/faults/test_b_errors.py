@@ -369,10 +369,21 @@ class FailsToInitialize(ReadingServiceInterface):
         raise Damaged("a.txt", 7)
 
 
+class FailsToStartWorkers(MultiProcessingReadingService):
+    async def initialize(self, datapipe: Any) -> Any:
+        await super().initialize(datapipe)
+        raise Damaged("a.txt", 7)
+
+
 class FailsToReset(ReadingServiceInterface):
+    def __init__(self, *, everywhere: bool) -> None:
+        self.everywhere = everywhere
+
     async def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        everywhere = self.everywhere
+
         async def reset(datapipe: Any) -> Any:
-            if get_worker_info() is not None:
+            if everywhere or get_worker_info() is not None:
                 raise Damaged("a.txt", 7)
             return datapipe
 
@@ -400,10 +411,18 @@ def service_that_fails(stage: str) -> Any:
         case "async reset":
             return MultiProcessingReadingService(3, worker_reset_fn=fail_for_worker_1_soon)
         case "iter_reset_fn":
-            return SequentialReadingService(FailsToReset(), MultiProcessingReadingService(3))
-        case "pickling iter_reset_fn":
-            service = GivesWhatCannotTravel()
+            service = FailsToReset(everywhere=False)
             return SequentialReadingService(service, MultiProcessingReadingService(3))
+        case "iter_reset_fn everywhere":
+            service = FailsToReset(everywhere=True)
+            return SequentialReadingService(service, MultiProcessingReadingService(3))
+        case "initialize before":
+            return SequentialReadingService(FailsToInitialize(), MultiProcessingReadingService(3))
+        case "initialize alone":
+            return FailsToStartWorkers(3)
+        case "pickling iter_reset_fn":
+            cannot = GivesWhatCannotTravel()
+            return SequentialReadingService(cannot, MultiProcessingReadingService(3))
         case "death in init":
             return MultiProcessingReadingService(3, worker_init_fn=die_for_worker_1)
         case "death in reset":
@@ -412,21 +431,41 @@ def service_that_fails(stage: str) -> Any:
             return SequentialReadingService(MultiProcessingReadingService(3), FailsToInitialize())
 
 
-STAGES = {
-    "init": (WorkerStartupError, Damaged),
-    "async init": (WorkerStartupError, Damaged),
-    "reset": (WorkerStartupError, Damaged),
-    "async reset": (WorkerStartupError, Damaged),
-    "iter_reset_fn": (WorkerStartupError, Damaged),
-    "pickling iter_reset_fn": (WorkerStartupError, TypeError),
-    "death in init": (WorkerStartupError, WorkerDied),
-    "death in reset": (WorkerDied, type(None)),
-    "initialize": (Damaged, type(None)),
+START_UP = (WorkerStartupError, Damaged)
+
+#: What fails, by where, with the error and the type of its cause.
+STAGES: dict[str, dict[str, tuple[type, type]]] = {
+    "setting up": {
+        "init": START_UP,
+        "async init": START_UP,
+        "initialize after": START_UP,
+        "initialize before": START_UP,
+        "initialize alone": START_UP,
+    },
+    "an epoch": {
+        "reset": START_UP,
+        "async reset": START_UP,
+        "iter_reset_fn": START_UP,
+        "iter_reset_fn everywhere": START_UP,
+        "pickling iter_reset_fn": (WorkerStartupError, TypeError),
+    },
+    "a death": {
+        "death in init": (WorkerStartupError, WorkerDied),
+        "death in reset": (WorkerDied, type(None)),
+    },
 }
 
 
-async def a_start_fails(stage: str) -> None:
-    kind, cause = STAGES[stage]
+async def starts_fail(where: str) -> None:
+    for stage, expected in STAGES[where].items():
+        try:
+            await a_start_fails(stage, *expected)
+        except BaseException as error:
+            error.add_note(f"at the stage {stage!r}")
+            raise
+
+
+async def a_start_fails(stage: str, kind: type, cause: type) -> None:
     loader = DataLoader2(numbers(30), None, service_that_fails(stage))
     for _ in range(2):
         taken, error = await collected(loader)
@@ -442,9 +481,9 @@ async def a_start_fails(stage: str) -> None:
     await loader.aclose()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_b5_what_fails_before_the_first_item_is_one_error_and_may_be_tried_again(stage, tmp_path):
-    play(tmp_path, a_start_fails, stage)
+@pytest.mark.parametrize("where", STAGES)
+def test_b5_what_fails_before_the_first_item_is_one_error_and_may_be_tried_again(where, tmp_path):
+    play(tmp_path, starts_fail, where, limit=90)
 
 
 async def the_third_spawn_fails() -> None:
@@ -460,6 +499,11 @@ async def the_third_spawn_fails() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     async with loader:
         assert [item async for item in loader] == list(range(30))
+
+
+async def test_b5_without_workers_it_is_the_users_exception_itself():
+    with pytest.raises(Damaged):
+        await DataLoader2(numbers(5), None, FailsToInitialize()).start()
 
 
 def test_b5_when_a_later_spawn_fails_the_earlier_are_closed(tmp_path):

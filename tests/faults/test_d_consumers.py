@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import random
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from asyncloader import (
+    DataLoader2,
+    MultiProcessingReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+)
+from asyncloader.datapipes.iter import IterDataPipe
 from asyncloader.runtime import new_event_loop
 from tests.faults.child import CLOSE_SECONDS, SLACK, loader_of, numbers, play, within
 from tests.leaks import descendants
@@ -94,6 +105,78 @@ def break_while_workers_are_busy_sync() -> None:
 
 @pytest.mark.parametrize("scene", [break_while_workers_are_busy, break_while_workers_are_busy_sync])
 def test_d2_closing_is_quick_whatever_the_workers_are_doing(scene, tmp_path):
+    play(tmp_path, scene)
+
+
+class StuckService(ReadingServiceInterface):
+    """A user's service that never comes to an end."""
+
+    async def finalize_iteration(self) -> None:
+        await asyncio.sleep(1000)
+
+    async def finalize(self) -> None:
+        await asyncio.sleep(1000)
+
+
+class Stays(IterDataPipe[int]):
+    """Keeps what follows in the loader's process, and gets stuck there itself."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __iter__(self) -> Any:
+        yield next(iter(self.source))
+        time.sleep(1000)
+
+
+def long_call_soon(number: int) -> int:
+    if number:
+        time.sleep(1000)
+    return number
+
+
+def loader_to_be_stuck() -> DataLoader2[int]:
+    workers = MultiProcessingReadingService(2, main_prefetch_cnt=1)
+    service = SequentialReadingService(StuckService(), workers, StuckService())
+    return DataLoader2(Stays(numbers().map(long_call_soon)), None, service)
+
+
+@contextlib.contextmanager
+def closing_what_is_stuck() -> Iterator[None]:
+    with warnings.catch_warnings(record=True) as caught, within(CLOSE_SECONDS):
+        warnings.simplefilter("always")
+        yield
+    said = " ".join(str(each.message) for each in caught)
+    for what in ("still inside finalize_iteration()", "still inside finalize()", "left behind"):
+        assert what in said, said
+    assert not any("worker" in what for what in descendants().values())
+    # What the thread holds is let go of when the interpreter ends.
+    os._exit(0)
+
+
+async def close_while_everything_is_stuck() -> None:
+    loader = loader_to_be_stuck()
+    items = aiter(loader)
+    assert await anext(items) == 0
+    with closing_what_is_stuck():
+        await loader.aclose()
+
+
+def close_while_everything_is_stuck_sync() -> None:
+    loader = loader_to_be_stuck()
+    items = iter(loader)
+    assert next(items) == 0
+    with closing_what_is_stuck():
+        loader.shutdown()
+
+
+@pytest.mark.parametrize(
+    "scene", [close_while_everything_is_stuck, close_while_everything_is_stuck_sync]
+)
+def test_d2_a_thread_workers_and_services_that_are_stuck_share_one_deadline(scene, tmp_path):
     play(tmp_path, scene)
 
 

@@ -73,11 +73,11 @@ def test_f1_the_byte_budget_is_back_pressure(kept, tmp_path):
     play(tmp_path, the_budget_is_reached, kept)
 
 
-async def everything_is_kept() -> None:
+def everything_is_kept() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     graph = numbers(2000).map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
-    async with loader_of(graph, 2) as loader:
-        kept = [tensor async for tensor in loader]
+    with loader_of(graph, 2) as loader:
+        kept = list(loader)
     assert [int(tensor[0]) for tensor in kept] == list(range(2000))
     assert [int(tensor[-1]) for tensor in kept] == list(range(2000))
     assert len(os.listdir("/proc/self/fd")) < 40

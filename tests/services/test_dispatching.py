@@ -3,10 +3,7 @@
 import asyncio
 import os
 import random
-import resource
 import signal
-import time
-from collections.abc import Iterable
 
 import pytest
 
@@ -18,7 +15,8 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from tests.leaks import descendants, leaves_nothing
+from tests.cpu_time import share_of_a_core
+from tests.leaks import leaves_nothing
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 
@@ -175,28 +173,8 @@ def test_an_idle_or_paused_dispatcher_uses_no_cpu():
     with DataLoader2(numbers(100_000).map(increment), reading_service=service) as loader:
         iterator = iter(loader)
         next(iterator)
+        assert share_of_a_core(enough=0.01) < 0.01, "idle"
         iterator.pause()
-        _let_buffers_fill()
-        before = _cpu_seconds(descendants())
-        began = time.monotonic()
-        _let_buffers_fill(1.0)
-        used = _cpu_seconds(descendants()) - before
-        assert used < 0.05 * (time.monotonic() - began)
+        assert share_of_a_core(enough=0.01) < 0.01, "paused"
         iterator.resume()
         assert next(iterator) is not None
-
-
-def _let_buffers_fill(seconds: float = 0.3) -> None:
-    # What is measured is that nothing happens, which nothing can announce.
-    time.sleep(seconds)
-
-
-def _cpu_seconds(pids: Iterable[int]) -> float:
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    total = own.ru_utime + own.ru_stime
-    ticks = os.sysconf("SC_CLK_TCK")
-    for pid in pids:
-        with open(f"/proc/{pid}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / ticks
-    return total

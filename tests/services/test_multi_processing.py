@@ -25,6 +25,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.runtime import WorkerInfo
 from tests.collecting import drain, drain_async
+from tests.cpu_time import share_of_a_core
 from tests.leaks import leaves_nothing
 
 METHODS = [None, "fork", "spawn", "forkserver"]
@@ -691,20 +692,11 @@ def warns(item):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_an_idle_loader_uses_no_cpu():
-    async with loader_of(numbers(1000).map(with_pid), 2) as loader:
+    async with loader_of(numbers(100_000).map(double), 2) as loader:
         items = aiter(loader)
-        pids = {(await anext(items))[1] for _ in range(8)} | {os.getpid()}
+        await anext(items)
+        assert await asyncio.to_thread(share_of_a_core, enough=0.01) < 0.01, "idle"
         loader.pause()
-        await asyncio.sleep(0.2)
-        before = cpu_seconds(pids)
-        await asyncio.sleep(1.0)
-        assert cpu_seconds(pids) - before <= 0.05
-
-
-def cpu_seconds(pids) -> float:
-    ticks = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        assert await asyncio.to_thread(share_of_a_core, enough=0.01) < 0.01, "paused"
+        loader.resume()
+        assert await anext(items) is not None

@@ -1,0 +1,47 @@
+"""The time that a close has.
+
+This file is about one deadline for all that is closed together. Every wait of a close is
+for ``time_left(its own bound)``, so that two parts which are stuck do not take twice as
+long as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import time
+from collections.abc import Iterator
+
+#: What each step that is still to come is left, whatever those before it take.
+STEP_SECONDS = 0.5
+
+_end: contextvars.ContextVar[float] = contextvars.ContextVar("asyncloader_end", default=math.inf)
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """Let everything that is closed in the block share these seconds."""
+    before = _end.get()
+    _end.set(min(before, time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _end.set(before)
+
+
+@contextlib.contextmanager
+def leaving_time(steps: int) -> Iterator[None]:
+    """Let the block end so early that ``steps`` more can follow, each with a little time."""
+    with ends_within(time_left() - steps * STEP_SECONDS):
+        yield
+
+
+def give_time_left(context: contextvars.Context) -> None:
+    """Let what runs in a context, but not at this moment, share the time that is left here."""
+    context.run(_end.set, _end.get())
+
+
+def time_left(most: float = math.inf) -> float:
+    """Return how long a close may wait here: ``most`` seconds, or what its whole has left."""
+    return max(0.0, min(most, _end.get() - time.monotonic()))
