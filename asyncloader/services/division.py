@@ -50,6 +50,9 @@ class FromWorkers(IterDataPipe[Any]):
 
     edges = ()
 
+    #: Whether the next items are made whoever waits for them.
+    is_made_elsewhere = True
+
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
         self.length: int | None = None
