@@ -93,6 +93,14 @@ class LoopWaiter:
                 finally:
                     self._future = None
 
+    async def news(self) -> None:
+        """Wait for the next ``wake``; for one who is woken on the loop only."""
+        self._future = future = self._loop.create_future()
+        try:
+            await future
+        finally:
+            self._future = None
+
     def wake(self) -> None:
         """Make a waiting task look again."""
         future, self._future = self._future, None

@@ -213,6 +213,10 @@ async def give_groups(
         async for group in groups:
             exchange.give_group(group)
             del group
+            if getattr(items, "is_made_elsewhere", False):
+                # What comes next is under way already: whoever waits for this goes first.
+                await asyncio.sleep(0)
+            exchange.mark()
             await waiter.until(exchange.has_room)
 
 

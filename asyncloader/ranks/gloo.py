@@ -21,6 +21,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
+from asyncloader.deadline import time_left
 from asyncloader.errors import RankError, RankTimeout
 from asyncloader.ranks.group import Alone, Group
 from asyncloader.ranks.statements import Statement, ranks_in_words
@@ -95,10 +96,10 @@ class GlooGroup:
         """Destroy the group, within a bounded time."""
         self._talk.jobs.put(None)
         ended = asyncio.wrap_future(self._talk.ended)
-        await asyncio.wait([ended], timeout=_PATIENCE_SECONDS)
+        await asyncio.wait([ended], timeout=time_left(_PATIENCE_SECONDS))
         if not ended.done():
             self._talk.hang_up()
-            await asyncio.wait([ended], timeout=_HANG_UP_SECONDS)
+            await asyncio.wait([ended], timeout=time_left(_HANG_UP_SECONDS))
         if not ended.done():
             warnings.warn(
                 f"rank {self.rank} still waits for others though its loader was closed; its group"

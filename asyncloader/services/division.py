@@ -55,6 +55,8 @@ class FromWorkers(IterDataPipe[Any]):
     edges = ()
 
     is_stand_in = True
+    #: Whether the next items are made whoever waits for them.
+    is_made_elsewhere = True
 
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
