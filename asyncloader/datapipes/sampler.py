@@ -11,10 +11,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import random
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from random import Random
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -52,6 +52,8 @@ class Sampler:
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._usual_interval = sys.getswitchinterval()
+        # The global generator is the user's.
+        self._chance = Random()
         #: Whether it waits until one of those that it looks at goes on.
         self.is_asleep = False
 
@@ -96,7 +98,7 @@ class Sampler:
     def _run(self, news: threading.Event) -> None:
         while self._is_mine(news):
             # At random, so that it keeps no step with what is looked at.
-            news.wait(random.uniform(0.0, 2 * _REST_SECONDS))
+            news.wait(self._chance.uniform(0.0, 2 * _REST_SECONDS))
             news.clear()
             if self._is_mine(news):
                 self._look_at_all()
@@ -121,7 +123,7 @@ class Sampler:
         pause = threading.Event()
         with self._eagerly():
             for _ in range(_LOOKS if looked else 0):
-                pause.wait(random.uniform(0.0, 2 * _BETWEEN_LOOKS))
+                pause.wait(self._chance.uniform(0.0, 2 * _BETWEEN_LOOKS))
                 frames: dict[int, FrameType] = sys._current_frames()
                 for (each, owners), at in zip(looked, places, strict=True):
                     if not each.is_resting():
