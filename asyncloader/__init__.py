@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from asyncloader.datapipes.debugging import set_debug
 from asyncloader.errors import (
     ConcurrentIterationError,
     ForkedError,
@@ -69,6 +70,7 @@ __all__ = [
     "WorkerTimeout",
     "functional_datapipe",
     "get_worker_info",
+    "set_debug",
 ]
 
 

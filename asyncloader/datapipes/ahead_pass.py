@@ -22,13 +22,14 @@ class AheadPass(Pass[T]):
     """One pass over a pipe that makes one result of each item, many at a time."""
 
     marks = ()
+    holds_calls = True
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         self.source = pipe.source
         self.yielded = 0
         self.errors = 0
-        #: The calls under way, as long as there are any.
+        #: The calls that were begun, as long as there are any.
         self.calls: Sized = ()
         #: How many there may be.
         self.room = 0

@@ -17,6 +17,7 @@ from asyncloader.datapipes.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import AsyncColumnFunction, checked_columns
 from asyncloader.datapipes.cursors import Cursor, Cursors, adropped, cursor_of
+from asyncloader.datapipes.debugging import watched_async
 from asyncloader.datapipes.function import blame, is_async, itself
 from asyncloader.datapipes.handing_out import AsTheyCome
 from asyncloader.datapipes.iterating import aclose_items
@@ -159,7 +160,7 @@ class AsyncMapper(IterDataPipe[T]):
 
     def call_with(self, shared: Any) -> Call[Any]:
         """Return what is called for each item, given what the calls share."""
-        fn = self.fn
+        fn = watched_async(self.fn, self)
         if self.resource is not None:
             fn = functools.partial(_with_last, fn, shared)
         if self.input_col is not None:

@@ -86,7 +86,7 @@ class Crew:
     ) -> None:
         self._call = call
         self._count = count
-        self._room = room
+        self.room = room
         #: How many jobs were begun and not yet taken.
         self.held = 0
         self._last = 0
@@ -96,6 +96,10 @@ class Crew:
         self._done: deque[Job] = deque()
         self._results = calls_in_order(ordered, turns)
         self._threads: list[threading.Thread] = []
+
+    def __len__(self) -> int:
+        """Return how many jobs were begun and not yet taken."""
+        return self.held
 
     def begin(self, position: int, item: Any) -> None:
         """Hand a job to the threads."""
@@ -127,7 +131,7 @@ class Crew:
         ended_threads(self._threads)
 
     def _is_full(self) -> bool:
-        return self.held >= self._room and not self._results.wants(self._last + 1)
+        return self.held >= self.room and not self._results.wants(self._last + 1)
 
     def _is_ready(self) -> bool:
         while self._done:

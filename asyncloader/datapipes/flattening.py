@@ -144,7 +144,7 @@ class FlatMapPass(Expansion[T]):
         self._is_strict = self.pipe.tolerance.is_strict
 
     def __iter__(self) -> Iterator[T]:
-        with calling(self.expand) as expand:
+        with calling(self.expand, self.pipe) as expand:
             for item in self.begin():
                 parts = self.rest(self._parts(expand, item))
                 # The user's code goes on running while a generator is read.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.crossing import loop_calls
+from asyncloader.datapipes.debugging import watched_async, watched_plain
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.runtime import Stopped, get_worker_info, running_loop
 
@@ -35,13 +36,16 @@ def itself(item: T) -> T:
 
 
 @contextlib.contextmanager
-def calling(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Give the form of ``function`` that returns its result, be it sync or async."""
+def calling(function: Callable[..., Any], pipe: object = None) -> Iterator[Callable[..., Any]]:
+    """Give the form of ``function`` that returns its result, be it sync or async.
+
+    Debug mode calls it by the name of its ``pipe``.
+    """
     if not is_async(function):
-        yield function
+        yield watched_plain(function, pipe)
         return
     with loop_calls() as call:
-        yield functools.partial(call, function)
+        yield functools.partial(call, watched_async(function, pipe))
 
 
 def unawaited(pipe: object) -> TypeError:

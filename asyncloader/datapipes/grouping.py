@@ -95,7 +95,7 @@ class GroupPass(Pass[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
-        with calling(pipe.group_key_fn) as key_of:
+        with calling(pipe.group_key_fn, pipe) as key_of:
             for item in self._refilled(key_of):
                 key = self._key(key_of, item)
                 self._hold(key, item, self.taken)

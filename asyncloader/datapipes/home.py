@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iterating import close_items, groups_of
+from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watching import Watching
 from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
@@ -86,7 +87,7 @@ class ThreadGiver(Generic[T]):
         self._watched = home.watching.new(items, _GIVE_ALL, home.loop)
         context = contextvars.copy_context()
         context.run(PLACE.set, (home, self._waiter))
-        name = f"asyncloader {type(items).__name__}"
+        name = f"asyncloader {brief_name(items)}"
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name=name, daemon=True
         )
@@ -166,7 +167,7 @@ class TaskGiver(Generic[T]):
         if self._stopped:
             self._finish(Stopped())
             return
-        name = f"asyncloader {type(self._items).__name__}"
+        name = f"asyncloader {brief_name(self._items)}"
         self._task = begin_task(self._home.loop, self._run(), name, self._context)
 
     def stop(self) -> None:

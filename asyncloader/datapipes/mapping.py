@@ -101,7 +101,7 @@ class Mapper(OneToOne, IterDataPipe[T]):
         return self.tolerance.is_strict and super().picks()
 
     def _mapped(self) -> Iterator[T]:
-        with calling(self.apply) as apply:
+        with calling(self.apply, self) as apply:
             for item in begin(self.source):
                 try:
                     result = apply(item)
@@ -129,7 +129,7 @@ class MapPass(Pass[T]):
         return self.pipe.source
 
     def __iter__(self) -> Iterator[T]:
-        with calling(self.pipe.apply) as apply:
+        with calling(self.pipe.apply, self.pipe) as apply:
             for item in begin(self.source):
                 try:
                     result = apply(item)
@@ -179,7 +179,7 @@ class MapMapper(MapDataPipe[T]):
     def _apply(self, item: Any) -> T:
         if not self.waits():
             return self.fn(item)  # type: ignore[no-any-return]
-        with calling(self.fn) as apply:
+        with calling(self.fn, self) as apply:
             return apply(item)  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,14 @@ def stage_name(pipe: object) -> str:
     return f"{name}({', '.join(_settings(pipe))})"
 
 
+def brief_name(pipe: object) -> str:
+    """Return what a thread is called that iterates a pipe, or anything else: ``map(decode)``."""
+    cls = type(pipe)
+    name = getattr(cls, "functional_name", None) or cls.__name__
+    function = getattr(pipe, "fn", None) if name != cls.__name__ else None
+    return f"{name}({function_name(function)})" if callable(function) else str(name)
+
+
 def function_name(function: object) -> str:
     """Return a name for a callable that a reader recognises."""
     if isinstance(function, functools.partial):

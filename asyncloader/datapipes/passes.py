@@ -25,6 +25,8 @@ class Pass(Generic[T_co]):
     """
 
     marks: ClassVar[tuple[str, ...] | None] = None
+    #: Whether what a pass holds are calls under way, so that it is busy when it is full.
+    holds_calls: ClassVar[bool] = False
     source: Any
 
     def __iter__(self) -> Iterator[T_co]:

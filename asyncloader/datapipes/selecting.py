@@ -98,7 +98,7 @@ class FilterPass(Pass[T]):
 
     def __iter__(self) -> Iterator[T]:
         verdict = self.pipe.verdict
-        with calling(self.keeps) as keeps:
+        with calling(self.keeps, self.pipe) as keeps:
             for item in begin(self.source):
                 try:
                     kept = keeps(item)

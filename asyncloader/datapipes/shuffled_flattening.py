@@ -107,7 +107,7 @@ class ShuffledFlatMapPass(Pass[T]):
             draw()
         numbers = sorted(number for number, _ in self.were_open)
         items: Rereader[Any] = Rereader(self.pipe.source, numbers, self.taken, self.cursors)
-        with calling(self.pipe.expand) as expand, closing_items(items), self._closing():
+        with calling(self.pipe.expand, self.pipe) as expand, closing_items(items), self._closing():
             self._open_again(items.again, expand)
             self._fill(items, expand)
             while self.expansions:

@@ -98,6 +98,11 @@ class ShufflePass(Pass[T]):
         # Then the buffer holds every item with its position.
         self._looks_back = self.buffer_size > 0 and not picks(self.source)
 
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded; what passes without a buffer is not drawn."""
+        return self.drawn if self.buffer_size else self.taken
+
     def __iter__(self) -> Iterator[T]:
         items = self._refilled()
         try:

@@ -172,7 +172,7 @@ class SplitPass(Pass[T]):
 
     def _draw_all(self) -> Iterator[None]:
         split, queues = self.split, self.queues
-        with calling(split.function) as function:
+        with calling(split.function, split) as function:
             items = self._begun_source()
             try:
                 for item in items:

@@ -33,6 +33,8 @@ class Tally:
     #: How many items it holds or has under way, and how many it may; 0 where it has no bound.
     held: int = 0
     room: int = 0
+    #: Whether those are calls under way, so that it is busy when it is full.
+    holds_calls: bool = False
 
 
 def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, ...]:
@@ -50,11 +52,12 @@ def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, .
 def _tally(pipe: Any, items: int, seconds: float) -> Tally:
     place = place_of(pipe)
     running = getattr(pipe, "current_pass", None)
+    holds_calls = getattr(running, "holds_calls", False)
     fullness = getattr(running, "fullness", _no_bound)
     held, room = fullness()
     is_stand_in = getattr(pipe, "is_stand_in", False)
     name = repr(pipe) if place is None or is_stand_in else place
-    return Tally(name, items, getattr(running, "errors", 0), seconds, held, room)
+    return Tally(name, items, getattr(running, "errors", 0), seconds, held, room, holds_calls)
 
 
 def _no_bound() -> tuple[int, int]:

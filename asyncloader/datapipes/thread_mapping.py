@@ -120,8 +120,12 @@ class ThreadMapper(IterDataPipe[T]):
 class ThreadMapPass(AheadPass[T]):
     """One pass over a ThreadMapper."""
 
+    #: What it holds are also results that nobody has taken yet.
+    holds_calls = False
+
     def __iter__(self) -> Iterator[T]:
         crew = self.pipe.new_crew(self.positions.turns)
+        self.calls, self.room = crew, crew.room
         items = begin(self.source)
         try:
             for item in items:
@@ -132,6 +136,7 @@ class ThreadMapPass(AheadPass[T]):
                 yield from self._results(crew.ready())
             yield from self._results(crew.rest())
         finally:
+            self.calls = ()
             crew.close()
             close_items(items)
 

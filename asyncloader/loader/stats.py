@@ -31,6 +31,8 @@ class StageStats:
     where: str
     #: How many items it yielded, or None where it does not count them.
     items: int | None
+    #: Items a second, or None.
+    rate: float | None
     #: How many items its function failed on, where that is tolerated.
     errors: int
     #: How many seconds threads spent in it: in its function, or waiting for what it does.
@@ -40,6 +42,8 @@ class StageStats:
     #: How many items it holds or has under way, and how many it may; 0 where it has no bound.
     held: int
     room: int
+    #: Whether those are calls under way, so that it is busy when it is full.
+    holds_calls: bool
     #: Whether it reads from no other pipe.
     is_source: bool
 
@@ -105,8 +109,8 @@ def stats_of(
     seconds = timing.seconds() if epochs else 0.0
     end = timing.watching.pipes[:1]
     tallies = tallies_of(timing.watching, {id(pipe): items for pipe in end})
-    names = Names(datapipe)
-    stages = names.stages(tallies, LOADER, max(seconds, 0.0))
+    names = Names(datapipe, seconds)
+    stages = names.stages(tallies, LOADER, seconds)
     for where, those in _by_place(workers):
         total = sum(worker.working + worker.waiting for worker in those)
         stages += names.stages(_merged(worker.pipes for worker in those), where, total)
@@ -125,7 +129,8 @@ def stats_of(
 class Names:
     """What the pipes of a loader's graph are called, by their places."""
 
-    def __init__(self, datapipe: Any) -> None:
+    def __init__(self, datapipe: Any, seconds: float) -> None:
+        self._seconds = seconds
         pipes = [] if datapipe is None else breadth_first(datapipe)
         self._names = [stage_name(pipe) for pipe in pipes]
         self._sources = [not edges_of(pipe) for pipe in pipes]
@@ -141,19 +146,21 @@ class Names:
 
     def _stage(self, tally: Tally, where: str, total: float) -> StageStats:
         place = tally.place
-        is_named = isinstance(place, str)
+        items = None if tally.items == UNCOUNTED else tally.items
         stage = StageStats(
             name=place if isinstance(place, str) else self._names[place],
             where=where,
-            items=None if tally.items == UNCOUNTED else tally.items,
+            items=items,
+            rate=items / self._seconds if items is not None and self._seconds else None,
             errors=tally.errors,
             seconds=tally.seconds,
             share=min(1.0, tally.seconds / total) if total else 0.0,
             held=tally.held,
             room=tally.room,
-            is_source=False if isinstance(place, str) else self._sources[place],
+            holds_calls=tally.holds_calls,
+            is_source=isinstance(place, int) and self._sources[place],
         )
-        if not is_named and isinstance(place, int):
+        if isinstance(place, int):
             self._places[id(stage)] = place
         return stage
 
@@ -181,4 +188,5 @@ def _sum(one: Tally, other: Tally) -> Tally:
         one.seconds + other.seconds,
         one.held + other.held,
         one.room + other.room,
+        one.holds_calls,
     )

@@ -34,14 +34,14 @@ def _headline(stats: LoaderStats) -> str:
     if not stats.epochs:
         return "no epoch was begun yet"
     text = f"epoch {stats.epochs}: {stats.items:,} items in {stats.seconds:.1f} s"
-    text += f" ({_rate(stats.items, stats.seconds)})"
+    text += f" ({_rate(stats.rate)})"
     if stats.restarts:
         text += f", {stats.restarts} restarts"
     share = stats.waited / stats.seconds if stats.seconds else 0.0
     return f"{text}; the consumer waited {percent(share)} of the time"
 
 
-_STAGE = ("stage", "runs in", "items", "errors", "time", "share", "held")
+_STAGE = ("stage", "runs in", "items", "rate", "errors", "time", "share", "held")
 
 
 def _stage(stage: StageStats) -> tuple[str, ...]:
@@ -49,6 +49,7 @@ def _stage(stage: StageStats) -> tuple[str, ...]:
         stage.name,
         stage.where,
         "" if stage.items is None else f"{stage.items:,}",
+        "" if stage.rate is None else _rate(stage.rate),
         str(stage.errors or ""),
         f"{stage.seconds:.2f} s" if stage.seconds else "",
         percent(stage.share) if stage.seconds else "",
@@ -56,7 +57,18 @@ def _stage(stage: StageStats) -> tuple[str, ...]:
     )
 
 
-_WORKER = ("process", "pid", "items", "works", "sends", "waits", "ready", "shared", "restarts")
+_WORKER = (
+    "process",
+    "pid",
+    "items",
+    "rate",
+    "works",
+    "sends",
+    "waits",
+    "ready",
+    "shared",
+    "restarts",
+)
 
 
 def _worker(worker: WorkerStats) -> tuple[str, ...]:
@@ -65,6 +77,7 @@ def _worker(worker: WorkerStats) -> tuple[str, ...]:
         worker.name,
         str(worker.pid),
         f"{worker.items:,}",
+        _rate(worker.rate),
         percent((worker.working - worker.handing) / total),
         percent(worker.handing / total),
         percent(worker.waiting / total),
@@ -83,8 +96,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _rate(items: int, seconds: float) -> str:
-    rate = items / seconds if seconds else 0.0
+def _rate(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 

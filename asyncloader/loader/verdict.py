@@ -6,7 +6,7 @@ do about it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncloader.loader.table import percent
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Before that, too little was seen.
 _EARLY_SECONDS = 0.5
-#: A consumer that waits no more than this is not held up.
+#: A consumer that waits no more than this part of the time is not held up.
 _LITTLE = 0.1
 #: What takes more than this part of the time is to blame for it.
 _MUCH = 0.4
@@ -31,79 +31,66 @@ def verdict(stats: LoaderStats) -> str:
     if share <= _LITTLE:
         return (
             f"the consumer is the bottleneck: it waits for items {percent(share)} of the time,"
-            " so a faster loader would not help"
+            " and a faster loader would not help"
         )
-    return f"the consumer waits {percent(share)} of the time; {_blame(stats)}"
+    return f"the consumer waits {percent(share)} of the time; {_cause(stats)}"
 
 
-def _blame(stats: LoaderStats) -> str:
+def _cause(stats: LoaderStats) -> str:
     workers = [worker for worker in stats.workers if not worker.is_dispatcher]
-    if workers:
-        return _blame_in_workers(stats, workers)
-    return _blame_among(_stages(stats, "loader"), "the loader's", _IN_PROCESS)
-
-
-def _blame_in_workers(stats: LoaderStats, workers: Sequence[WorkerStats]) -> str:
-    stages = _stages(stats, "workers")
+    if not workers:
+        return _busiest(_stages(stats, "loader"), "the loader's", _LEAVE_LOADER)
     waiting, handing = _share(workers, "waiting"), _share(workers, "handing")
     if waiting > _MUCH:
-        return _blame_behind_workers(stats, waiting)
+        return _behind_workers(stats, waiting)
+    stages = _stages(stats, "workers")
     dealt = max((stage.share for stage in stages if _is_dealt(stage)), default=0.0)
     if dealt > _MUCH:
-        dispatching = _stages(stats, "dispatcher")
-        why = _blame_among(dispatching, "the dispatching process's", "move it behind the dealing")
+        why = _busiest(_stages(stats, "dispatcher"), "the dispatching process's", _LEAVE_DISPATCHER)
         return f"the workers wait {percent(dealt)} of theirs for what they are dealt; {why}"
     if handing > _MUCH:
         return (
-            f"{percent(handing)} of a worker's time goes into sending what it made: send less"
-            " for each item, or wait less for memory with a larger prefetch_bytes"
+            f"{percent(handing)} of a worker's time goes into sending what it made: send less,"
+            " or give a larger prefetch_bytes if it waits for shared memory"
         )
-    return _blame_among(stages, "a worker's", "add workers or thread_map")
+    return _busiest(stages, "a worker's", "add workers or thread_map")
 
 
-def _blame_behind_workers(stats: LoaderStats, waiting: float) -> str:
-    idle = f"the workers wait {percent(waiting)} of theirs, their prefetch is full"
-    stages = [stage for stage in _stages(stats, "loader") if stage.seconds]
-    if stages and _busiest(stages).share > _MUCH:
-        return f"{idle}; {_blame_among(stages, 'the loader' + chr(39) + 's', _MOVE_UP)}"
-    return f"{idle}: what is between them and the consumer holds it up"
+_LEAVE_LOADER = "use workers (MultiProcessingReadingService), or thread_map if it releases the GIL"
+_LEAVE_DISPATCHER = "do it after the dealing, in the workers, if it need not run once only"
+_LEAVE_LOADERS_PART = "do it in the workers if it can be copied there"
 
 
-_IN_PROCESS = (
-    "move it to workers (MultiProcessingReadingService), or use thread_map if it releases the GIL"
-)
-_MOVE_UP = "do it in the workers if it can be copied there"
+def _behind_workers(stats: LoaderStats, waiting: float) -> str:
+    idle = f"the workers wait for credit {percent(waiting)} of theirs, their prefetch is full"
+    stages = _stages(stats, "loader")
+    if max((stage.share for stage in stages), default=0.0) > _MUCH:
+        why = _busiest(stages, "the loader's", _LEAVE_LOADERS_PART)
+        return f"{idle}; {why}"
+    return f"{idle}: look between them and the consumer, in what runs on its event loop"
 
 
-def _blame_among(stages: Sequence[StageStats], whose: str, advice: str) -> str:
-    if not stages:
-        return "nothing is known of the pipes"
-    busiest, fullest = _busiest(stages), max(stages, key=_fullness)
-    if _fullness(fullest) > 1 - _LITTLE and fullest.name != busiest.name:
-        busiest = fullest if busiest.share < _MUCH else busiest
-    if not busiest.seconds and _fullness(busiest) <= 1 - _LITTLE:
-        return "nothing was seen of the pipes yet"
-    if busiest.room and _fullness(busiest) > 1 - _LITTLE:
-        return (
-            f"{busiest.name} has {busiest.held} of {busiest.room} calls under way: raise its"
-            " concurrency"
-        )
-    time = f"{percent(busiest.share)} of {whose} time is in {busiest.name}"
-    if busiest.is_source:
-        return f"it is the source that is waited for: {time}"
-    return f"{time}: {advice}"
+def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> str:
+    """Return which of the stages takes the time, and what to do about it."""
+    seen = [stage for stage in stages if stage.seconds or _is_full(stage)]
+    if not seen:
+        return "the pipes were not seen at work yet"
+    stage = max(seen, key=lambda each: (each.share > _MUCH, _is_full(each), each.seconds))
+    time = f"{percent(stage.share)} of {whose} time is in {stage.name}"
+    if _is_full(stage):
+        full = f"{stage.name} has {stage.held} of {stage.room} calls under way"
+        return f"{full}: raise its concurrency"
+    if stage.holds_calls or stage.name.startswith("thread"):
+        return f"{time}: raise its concurrency, or add workers"
+    return f"waiting for the source: {time}" if stage.is_source else f"{time}: {advice}"
 
 
 def _stages(stats: LoaderStats, where: str) -> list[StageStats]:
     return [stage for stage in stats.stages if stage.where == where]
 
 
-def _busiest(stages: Iterable[StageStats]) -> StageStats:
-    return max(stages, key=lambda stage: stage.seconds)
-
-
-def _fullness(stage: StageStats) -> float:
-    return stage.held / stage.room if stage.room else 0.0
+def _is_full(stage: StageStats) -> bool:
+    return stage.holds_calls and stage.held >= stage.room > 0
 
 
 def _is_dealt(stage: StageStats) -> bool:

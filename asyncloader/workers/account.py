@@ -55,6 +55,12 @@ class WorkerStats(WorkerTally):
     #: How often it died and was replaced, since the loader was started.
     restarts: int = 0
 
+    @property
+    def rate(self) -> float:
+        """Items a second."""
+        seconds = self.working + self.waiting
+        return self.items / seconds if seconds else 0.0
+
 
 class Account:
     """What this process has done in the present epoch.

@@ -43,10 +43,13 @@ def die_with_loader(loader_fd: int) -> None:
 
 
 def show_name(name: str) -> None:
-    """Let top, ps and py-spy show the name, of which the kernel keeps 15 bytes."""
+    """Let top, ps and py-spy show the name, of which the kernel keeps 15 bytes.
+
+    ``asyncloader worker 12`` is shown as ``asyncloader w12``.
+    """
     if sys.platform == "linux":
-        # The end is what tells siblings apart.
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[-_NAME_BYTES:], 0, 0, 0)
+        shown = name.replace(" worker ", " w").encode()[:_NAME_BYTES]
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, shown, 0, 0, 0)
 
 
 def end_now() -> NoReturn:

@@ -130,7 +130,7 @@ class Link:
 
     def stats(self, restarts: int) -> WorkerStats:
         """Return how the process is doing, given how often it was replaced."""
-        ready = sum(inbox.arrived - inbox.position for inbox in self.inboxes.values())
+        ready = sum(inbox.arrived - inbox.position for inbox in list(self.inboxes.values()))
         return WorkerStats(
             **vars(load_tally(self.tally)),
             name=self.name,

@@ -6,7 +6,7 @@ import pytest
 import tqdm
 import tqdm.asyncio
 
-from asyncloader import DataLoader2, InProcessReadingService
+from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 
 GRAPHS = {
@@ -44,6 +44,26 @@ async def test_a_bar_in_an_async_for_knows_the_length_and_counts_to_it(graph_and
         assert bar.total == length
         items = [item async for item in bar]
         assert bar.n == len(items) == (length or 9)
+
+
+IN_WORKERS = {
+    "items": (lambda: IterableWrapper(range(11)).sharding_filter().map(str), 11),
+    "batches": (lambda: IterableWrapper(range(11)).sharding_filter().batch(2), 6),
+    "whole batches": (lambda: IterableWrapper(range(11)).sharding_filter().batch(2, True), 5),
+    "batches before": (lambda: IterableWrapper(range(11)).batch(2).sharding_filter(), 6),
+}
+
+
+@pytest.mark.parametrize("case", IN_WORKERS)
+async def test_a_bar_over_two_workers_knows_the_length_and_counts_to_it(case, capfd):
+    build, length = IN_WORKERS[case]
+    async with DataLoader2(build(), None, MultiProcessingReadingService(2)) as loader:
+        bar = tqdm.asyncio.tqdm(loader, file=io.StringIO())
+        assert bar.total == length
+        assert len([item async for item in bar]) == bar.n == length
+        again = tqdm.tqdm(loader, file=io.StringIO())
+        assert again.total == length
+    assert capfd.readouterr() == ("", ""), "asyncloader and its processes print nothing"
 
 
 async def test_each_bar_is_an_epoch():

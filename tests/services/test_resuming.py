@@ -296,6 +296,7 @@ def test_a_state_taken_after_a_death_is_exact(caplog):
         items += [next(iterator) for _ in range(40)]
         state = loader.state_dict(include_datapipe=False)
         assert loader.stats().restarts == 1
+        assert sum(worker.restarts for worker in loader.stats().workers) == 1
     with loader_of(make, 2, state) as loader:
         assert items + list(loader) == expected
 

@@ -128,7 +128,7 @@ async def test_a_child_is_clean(method: str | None) -> None:
     async with running("echo", method=method), running("describe", method=method) as process:
         found = json.loads(await hear_line(process))
     assert found["pid"] == process.pid
-    assert found["comm"] == "loader worker 0"
+    assert found["comm"] == "asyncloader w0"
     assert found["threads"] == ["MainThread", "asyncloader lifeline"] or method == "fork"
     assert not found["loop"]
     assert found["gc"]
@@ -492,5 +492,5 @@ async def test_belongings_name_what_is_left() -> None:
         await tell(process, b"hello")
         assert await hear(process) == b"hello"
         left = left_since(before)
-        assert any(f"process {process.pid}: loader worker 0" in line for line in left)
+        assert any(f"process {process.pid}: asyncloader w0" in line for line in left)
         assert any("pidfd" in line for line in left)

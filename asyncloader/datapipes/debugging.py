@@ -1,0 +1,114 @@
+"""Mistakes that cost time and say nothing.
+
+This file is about debug mode: it names the pipe whose async function held the event loop,
+and the one whose plain function returned something that nobody will await.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Awaitable, Callable, Generator
+from time import perf_counter
+from typing import Any
+
+from asyncloader.datapipes.naming import function_name, stage_name
+
+logger = logging.getLogger("asyncloader")
+
+#: The variable of the environment that turns debug mode on. Worker processes inherit it.
+VARIABLE = "ASYNCLOADER_DEBUG"
+
+_HELD_SECONDS = 0.05
+
+
+def set_debug(enabled: bool) -> None:
+    """Turn debug mode on or off, for the epochs that begin from now on.
+
+    It is on as well where the variable ASYNCLOADER_DEBUG is set to anything but 0, and it
+    holds for the workers that are started while it is on.
+
+    >>> set_debug(True)
+    >>> is_debug()
+    True
+    >>> set_debug(False)
+    """
+    os.environ[VARIABLE] = "1" if enabled else "0"
+
+
+def is_debug() -> bool:
+    """Whether debug mode is on."""
+    return os.environ.get(VARIABLE, "0") not in ("", "0")
+
+
+def watched_async(function: Callable[..., Any], pipe: object) -> Callable[..., Any]:
+    """Return an async function that, in debug mode, tells when it holds the event loop."""
+    if not is_debug():
+        return function
+    name = _name(function, pipe)
+
+    async def call(*args: Any) -> Any:
+        return await _Steps(function(*args), name)
+
+    return call
+
+
+def watched_plain(function: Callable[..., Any], pipe: object) -> Callable[..., Any]:
+    """Return a plain function that, in debug mode, tells of results that nobody will await."""
+    if not is_debug():
+        return function
+    name = _name(function, pipe)
+
+    def call(*args: Any) -> Any:
+        result = function(*args)
+        _check_result(result, name)
+        return result
+
+    return call
+
+
+class _Steps:
+    """Awaits something and looks how long each of its steps takes."""
+
+    def __init__(self, work: Awaitable[Any], name: str) -> None:
+        self._work = work
+        self._name = name
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps: Any = self._work.__await__()
+        step, value = steps.send, None
+        while True:
+            begun = perf_counter()
+            try:
+                waited = step(value)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self._check(perf_counter() - begun)
+            try:
+                step, value = steps.send, (yield waited)
+            except BaseException as error:  # noqa: BLE001 - it is for what is awaited
+                step, value = steps.throw, error
+
+    def _check(self, seconds: float) -> None:
+        if seconds >= _HELD_SECONDS:
+            logger.warning(
+                "%s held the event loop for %.0f ms; await what it waits for, or use map or"
+                " thread_map for a plain function that computes",
+                self._name,
+                seconds * 1e3,
+            )
+
+
+def _check_result(result: Any, name: str) -> None:
+    if inspect.isasyncgen(result):
+        logger.warning("%s returned an async generator, which nobody will iterate", name)
+    # A coroutine is an error in any mode.
+    elif inspect.isawaitable(result) and not inspect.iscoroutine(result):
+        kind = type(result).__name__
+        logger.warning("%s returned a %s, which nobody will await; use async_map", name, kind)
+
+
+def _name(function: Callable[..., Any], pipe: object) -> str:
+    return function_name(function) if pipe is None else stage_name(pipe)

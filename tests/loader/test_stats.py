@@ -1,0 +1,288 @@
+"""What a loader tells of itself: who waits for whom, and where the time goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import threading
+from typing import Any
+
+import numpy
+import pytest
+
+from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from asyncloader.datapipes import sampler
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.loader.stats import LoaderStats, StageStats
+
+FAR = 10**9
+
+
+def work(rounds: int) -> None:
+    """Compute, for as long as that takes on this machine."""
+    for _ in range(rounds):
+        pass
+
+
+def light(item: Any) -> Any:
+    work(5_000)
+    return item
+
+
+def heavy(item: Any) -> Any:
+    work(25_000)
+    return item
+
+
+def weighty(item: Any) -> Any:
+    work(100_000)
+    return item
+
+
+def as_array(item: Any) -> Any:
+    return numpy.zeros(100_000, dtype=numpy.uint8)
+
+
+def numbers(count: int = FAR) -> Any:
+    return IterableWrapper(range(count), deepcopy=False)
+
+
+def stages(stats: LoaderStats) -> dict[str, StageStats]:
+    return {stage.name: stage for stage in stats.stages}
+
+
+def counts(stats: LoaderStats) -> dict[str, int | None]:
+    return {name: stage.items for name, stage in stages(stats).items()}
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Look a hundred times a second, so that a test need not take long."""
+    monkeypatch.setattr(sampler, "_REST_SECONDS", 0.005)
+
+
+# Where the time goes --------------------------------------------------------------------
+
+#: Seconds in which a stage that takes most of the time is seen often enough.
+LONG = 1.0
+
+
+def test_a_for_shows_which_pipe_takes_the_time(often):
+    with DataLoader2(numbers().map(light).map(heavy).batch(2)) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if stats.seconds > LONG and stages(stats)["map(heavy)"].seconds:
+                break
+    assert_heavy_is_to_blame(stats)
+
+
+async def test_an_async_for_shows_which_pipe_takes_the_time(often):
+    async with DataLoader2(numbers().map(light).map(heavy).batch(2)) as loader:
+        async for _ in loader:
+            stats = loader.stats()
+            if stats.seconds > LONG and stages(stats)["map(heavy)"].seconds:
+                break
+    assert_heavy_is_to_blame(stats)
+
+
+def assert_heavy_is_to_blame(stats: LoaderStats) -> None:
+    found = stages(stats)
+    assert found["map(heavy)"].seconds > found["map(light)"].seconds
+    assert found["map(heavy)"].where == "loader"
+    assert 0 < found["map(heavy)"].share <= 1
+    assert stats.waited > stats.seconds / 2
+    assert re.match(
+        r"the consumer waits \d+ % of the time; \d+ % of the loader's time is in"
+        r" map\(heavy\): use workers",
+        stats.verdict(),
+    )
+
+
+def test_workers_tell_which_pipe_takes_their_time():
+    graph = numbers().sharding_filter().map(light).map(weighty)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if stats.seconds > LONG and stages(stats).get("map(weighty)", stats).seconds:
+                break
+    found = stages(stats)
+    assert found["map(weighty)"].seconds > found["map(light)"].seconds
+    assert found["map(weighty)"].where == "workers"
+    (worker,) = stats.workers
+    assert worker.working > worker.waiting
+    assert worker.items > 0
+    assert worker.rate > 0
+    assert "% of a worker's time is in map(weighty): add workers" in stats.verdict()
+
+
+def test_a_consumer_that_works_is_the_bottleneck(often):
+    with DataLoader2(numbers().map(light)) as loader:
+        for _ in loader:
+            work(400_000)
+            if loader.stats().seconds > LONG and loader.stats().waited:
+                break
+        stats = loader.stats()
+    assert stats.waited < stats.seconds / 2
+
+
+async def test_a_consumer_that_is_away_is_the_bottleneck():
+    async with DataLoader2(numbers()) as loader:
+        async for _ in loader:
+            await asyncio.sleep(0.6)
+            break
+        stats = loader.stats()
+    assert stats.waited < stats.seconds
+    assert "the consumer is the bottleneck" in stats.verdict()
+
+
+async def test_calls_under_way_are_counted():
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def fetch(item: int) -> int:
+        nonlocal count
+        count += 1
+        if count == 4:
+            begun.set()
+        await go_on.wait()
+        return item
+
+    async with DataLoader2(numbers(9).async_map(fetch, concurrency=4)) as loader:
+        waits = asyncio.create_task(anext(aiter(loader)))
+        await begun.wait()
+        stage = stages(loader.stats())["async_map(fetch, concurrency=4)"]
+        assert (stage.held, stage.room) == (4, 4)
+        go_on.set()
+        assert await waits == 0
+
+
+# What is counted ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_items_are_counted_pipe_by_pipe(num_workers):
+    graph = numbers(10).shuffle().sharding_filter().map(light).filter(bool).batch(2)
+    service = MultiProcessingReadingService(num_workers)
+    with DataLoader2(graph, reading_service=service) as loader:
+        batches = len(list(loader))
+        found = counts(loader.stats())
+        again = len(list(loader))
+        assert counts(loader.stats())["map(light)"] == 10
+    assert found["map(light)"] == found["sharding_filter()"] == 10
+    assert found["filter(bool)"] == 9
+    assert found["batch(2)"] == batches == again
+    assert found["shuffle()"] == 10 * max(1, num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_errors_that_are_tolerated_are_counted(num_workers):
+    graph = IterableWrapper(["1", "two", "3"]).sharding_filter().map(int, on_error="skip")
+    service = MultiProcessingReadingService(num_workers)
+    with DataLoader2(graph, reading_service=service) as loader:
+        assert list(loader) == [1, 3]
+        stats = loader.stats()
+    assert stats.errors == 1
+    (stage,) = [stage for stage in stats.stages if stage.errors]
+    assert stage.name.startswith("map(int")
+    assert stage.items == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_tell_their_names_and_their_shared_memory():
+    graph = numbers(4).sharding_filter().map(as_array)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+        kept = list(loader)
+        (worker,) = loader.stats().workers
+        with open(f"/proc/{worker.pid}/comm") as file:
+            assert file.read() == "asyncloader w0\n"
+    assert len(kept) == worker.items == 4
+    assert worker.name == "worker 0"
+    assert worker.ready == 0
+    assert 0 < worker.shared_used <= worker.shared_bytes
+
+
+def test_the_dispatching_process_is_among_the_workers():
+    group = SHARDING_PRIORITIES.MULTIPROCESSING
+    graph = numbers(10).map(light).sharding_round_robin_dispatch(group).map(heavy)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+        assert len(list(loader)) == 10
+        stats = loader.stats()
+    assert [worker.name for worker in stats.workers] == ["worker 0", "the dispatching process"]
+    assert stages(stats)["map(light)"].where == "dispatcher"
+    assert stages(stats)["map(light)"].items == 10
+    assert stages(stats)["map(heavy)"].where == "workers"
+
+
+def test_stats_can_be_asked_for_before_anything_and_after_everything():
+    loader = DataLoader2(numbers(3))
+    assert repr(loader.stats()) == "no epoch was begun yet"
+    assert loader.stats().verdict() == "too early to tell: the epoch has run for 0.00 s"
+    with loader:
+        assert list(loader) == [0, 1, 2]
+    stats = loader.stats()
+    assert (stats.epochs, stats.items, stats.restarts) == (1, 3, 0)
+    assert stats.seconds == loader.stats().seconds
+
+
+async def test_an_item_that_was_prefetched_is_held():
+    async with DataLoader2(numbers(), None, InProcessReadingService(prefetch_cnt=3)) as loader:
+        items = aiter(loader)
+        await anext(items)
+        stage = loader.stats().stages[-1]
+        assert stage.name == "prefetch(3)"
+        assert stage.room == 3
+
+
+def test_printed_it_is_a_table():
+    graph = IterableWrapper(range(4)).sharding_filter().map(light)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+        list(loader)
+        headline, _, *rows = str(loader.stats()).splitlines()
+    assert headline.startswith("epoch 1: 4 items in ")
+    assert rows[0].split()[:4] == ["stage", "runs", "in", "items"]
+    assert rows[3].split()[:3] == ["map(light)", "workers", "4"]
+    assert rows[5].split()[:3] == ["process", "pid", "items"]
+    assert rows[6].split()[:2] == ["worker", "0"]
+
+
+# What looking costs ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_an_epoch_that_nobody_reads_uses_no_cpu():
+    async with DataLoader2(numbers().map(light)) as loader:
+        items = aiter(loader)
+        await anext(items)
+        await asyncio.to_thread(wait_until_asleep)
+        before = os.times()
+        await asyncio.sleep(0.5)
+        after = os.times()
+    assert after.user + after.system - before.user - before.system <= 0.05
+
+
+def test_the_callers_own_thread_is_left_alone_when_it_does_something_else(often):
+    with DataLoader2(numbers()) as loader:
+        items = iter(loader)
+        next(items)
+        wait_until_asleep()
+        next(items)
+
+
+def wait_until_asleep() -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        if sampler.SAMPLER.is_asleep:
+            return
+        pause.wait(0.01)
+    raise AssertionError("the sampler goes on looking at a thread that is about something else")
+
+
+def test_the_thread_that_looks_ends_with_what_it_looks_at(often):
+    with DataLoader2(numbers().map(light)) as loader:
+        for _ in loader:
+            if any(each.name == "asyncloader sampler" for each in threading.enumerate()):
+                break
+    assert all(each.name != "asyncloader sampler" for each in threading.enumerate())
