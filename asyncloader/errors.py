@@ -271,7 +271,7 @@ class WorkerDied(LoaderError):
 class WorkerTimeout(LoaderError, TimeoutError):
     """A worker that owes an item was silent for longer than ``timeout`` allows.
 
-    ``stack`` is where the worker's threads stood, if it could say so.
+    ``stack`` is where its threads stood, or None if it could not tell any more.
 
     >>> import threading
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService

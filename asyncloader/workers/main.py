@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from asyncloader.datapipes.base import is_pipe
@@ -25,6 +25,7 @@ from asyncloader.graph.seeding import PartSeeds, SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread, WorkerInfo
+from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.failure import pack_error
@@ -45,7 +46,8 @@ from asyncloader.workers.messages import (
     StartFailed,
 )
 from asyncloader.workers.punctual import Punctual
-from asyncloader.workers.random_states import RandomStates
+from asyncloader.workers.random_states import RandomStates, SharedGenerators
+from asyncloader.workers.resets import load_resets
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -84,7 +86,7 @@ class Worker:
         self._supplies: list[Supply] = []
         #: The last pipes of the epoch's streams, and the streams that were begun.
         self._ready: list[Any] = []
-        self._states = RandomStates()
+        self._generators = SharedGenerators(())
         self._streams: dict[int, Stream] = {}
         self._turns: deque[Stream] = deque()
         self._is_paused = False
@@ -98,6 +100,7 @@ class Worker:
                     self._obey(command)
                     stream = None
                 if stream is not None:
+                    self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
         finally:
             self._end_epoch()
@@ -173,7 +176,6 @@ class Worker:
         self._is_paused = False
         try:
             self._ready = self._reset(command)
-            self._states = RandomStates()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
@@ -184,6 +186,7 @@ class Worker:
         if command.epoch != self._epoch or not self._ready:
             return
         pipe = self._ready[command.stream]
+        self._generators.turn_to(command.stream)
         stream = Stream(
             self._talk,
             self._punctual,
@@ -193,26 +196,32 @@ class Worker:
             number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
-            marker=Marker(pipe, self._states, command.mark, command.unwanted),
+            marker=Marker(pipe, RandomStates(), command.mark, command.unwanted),
         )
         self._streams[command.stream] = stream
         self._turns.append(stream)
 
     def _reset(self, command: StartEpoch) -> list[Any]:
-        reset, worker_reset_fn = loads_code(command.resets)
+        reset, worker_reset_fn = load_resets(command.resets)
         generator = command.seed_generator
-        seed_globals(self._info, generator.generate_seed)
+        first = self._seeding(generator)
+        first()
         for inlet in self._inlets:
             inlet.epoch = command.epoch
         pipes = []
         for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
             seeds.give(pipe, command.shared_seeds, generator)
             pipe = self._run(reset, pipe)
-            if worker_reset_fn is not None:
-                pipe = self._run(worker_reset_fn, pipe, self._info, generator)
+            pipe = self._run(worker_reset_fn, pipe, self._info, generator)
             forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
             pipes.append(pipe)
+        seedings = [first, *(self._seeding(generator) for _ in pipes[1:])]
+        self._generators = SharedGenerators(seedings)
         return pipes
+
+    def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
+        """Return what seeds the global generators, always alike."""
+        return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.
@@ -242,10 +251,7 @@ class Worker:
         """Call a user's function, which may be async."""
         _learn_fluent_methods(function)
         # A plain function runs in the thread that will run the pipes.
-        result = function(*args)
-        while inspect.isawaitable(result):
-            result = self._thread.call(_result(result))
-        return result
+        return self._thread.finished(function(*args))
 
     def _packed(self, error: BaseException, when: str = "") -> bytes:
         where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
@@ -276,7 +282,3 @@ def _learn_fluent_methods(function: Callable[..., Any]) -> None:
     if not getattr(function, "__module__", "").startswith("asyncloader.services."):
         importlib.import_module("asyncloader.datapipes.iter")
         importlib.import_module("asyncloader.datapipes.map")
-
-
-async def _result(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
