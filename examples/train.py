@@ -18,7 +18,7 @@ from torch import nn
 from tqdm.asyncio import tqdm
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 
 SAMPLES = 16_000
 BATCH_SIZE = 64
@@ -32,6 +32,11 @@ def spiral_point(number: int) -> tuple[torch.Tensor, int]:
     angle = 2.5 * math.pi * turn + math.pi * spiral
     radius = 0.1 + turn + chance.gauss(0, 0.02)
     return torch.tensor([radius * math.cos(angle), radius * math.sin(angle)]), spiral
+
+
+def new_graph() -> IterDataPipe[list[torch.Tensor]]:
+    numbers = IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
+    return numbers.map(spiral_point).batch(BATCH_SIZE).collate()
 
 
 def new_model() -> nn.Module:
@@ -63,11 +68,9 @@ async def train() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     measured: list[float] = []
 
-    numbers = IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
-    graph = numbers.map(spiral_point).batch(BATCH_SIZE).collate()
     service = MultiProcessingReadingService(num_workers=2)
 
-    async with DataLoader2(graph, reading_service=service) as loader:
+    async with DataLoader2(new_graph(), reading_service=service) as loader:
         loader.seed(0)
         watcher = asyncio.create_task(watch(model, measured))
         began = time.perf_counter()

@@ -67,6 +67,24 @@ def test_a_command_is_one_line_that_does_its_own_set_up(heading):
     assert " -e '.[test,progress]' " in command
 
 
+def test_the_graph_is_drawn_as_it_is_shown():
+    command = command_under("Looking at a graph").removeprefix(".venv/bin/python ")
+    drawn = subprocess.run(
+        [sys.executable, *command.split()],
+        cwd=ROOT,
+        timeout=LIMIT_SECONDS,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert f"```text\n{drawn}```\n" in README
+
+
+def test_every_example_is_named():
+    named = set(re.findall(r"`(\w+\.py)`", README.partition("\n## Examples\n")[2]))
+    assert named >= {path.name for path in (ROOT / "examples").glob("*.py")}
+
+
 def test_every_path_in_readme_exists():
     named = re.findall(r"`((?:examples|tests|asyncloader)/[\w/]+\.py)`", README)
     assert named
