@@ -32,14 +32,20 @@ def ends_within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_time(steps: int) -> Iterator[None]:
-    """Let the block end so early that ``steps`` more can follow, each with a little time."""
-    with ends_within(time_left() - steps * STEP_SECONDS):
+    """Let the block end so early that ``steps`` more can follow, each with a little time.
+
+    However many they are, the block itself has half of what is left.
+    """
+    left = time_left()
+    with ends_within(max(left / 2, left - steps * STEP_SECONDS)):
         yield
 
 
 def give_time_left(context: contextvars.Context) -> None:
-    """Let what runs in a context, but not at this moment, share the time that is left here."""
-    context.run(_end.set, _end.get())
+    """Let what runs in a context share the time that is left here."""
+    # What closes itself runs in its context at this moment, and it is refused.
+    with contextlib.suppress(RuntimeError):
+        context.run(_end.set, _end.get())
 
 
 def time_left(most: float = math.inf) -> float:

@@ -27,6 +27,8 @@ def test_in_a_close_no_wait_is_longer_than_the_whole():
 def test_time_is_kept_for_the_steps_that_follow():
     with ends_within(100.0), leaving_time(2):
         assert time_left() <= 100.0 - 2 * STEP_SECONDS
+    with ends_within(100.0), leaving_time(10_000):
+        assert 40.0 < time_left() <= 50.0, "half of it is kept at most"
     with leaving_time(2):
         assert time_left() == math.inf
 
@@ -47,3 +49,9 @@ def test_time_may_be_given_to_what_was_begun_before():
         give_time_left(context)
     assert context.run(time_left) <= 100.0
     assert time_left() == math.inf
+
+
+def test_what_closes_itself_needs_no_time_of_another():
+    context = contextvars.copy_context()
+    with ends_within(100.0):
+        context.run(give_time_left, context)

@@ -16,11 +16,12 @@ from asyncloader.graph.walk import Wiring, breadth_first, traverse_dps
 
 
 class PrefetchPolicy(Adapter):
-    """Set how many items the graph's ``prefetch`` pipes hold ready, and add such pipes.
+    """Set how much the graph's ``prefetch`` pipes hold ready, and add such pipes.
 
-    ``buffer_size`` counts for every prefetch that is in the graph; if there is none,
+    ``buffer_size`` items count for every prefetch that is in the graph; if there is none,
     one is added at the end. ``after`` names pipes by their fluent names, and says how
     many items are held ready right after each of them: ``after={"open_files": 8}``.
+    ``buffer_bytes`` counts for each of them: none reads ahead while it holds that much.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import to_text
@@ -33,11 +34,18 @@ class PrefetchPolicy(Adapter):
     """
 
     def __init__(
-        self, buffer_size: int | None = None, *, after: Mapping[str, int] | None = None
+        self,
+        buffer_size: int | None = None,
+        *,
+        buffer_bytes: int | None = None,
+        after: Mapping[str, int] | None = None,
     ) -> None:
-        if buffer_size is None and not after:
-            raise ValueError("give a buffer_size, or after={name of a pipe: buffer size}")
+        if buffer_size is None and buffer_bytes is None and not after:
+            raise ValueError(
+                "give a buffer_size, buffer_bytes, or after={name of a pipe: buffer size}"
+            )
         self.buffer_size = None if buffer_size is None else _checked(buffer_size)
+        self.buffer_bytes = None if buffer_bytes is None else _checked(buffer_bytes)
         self.after = {name: _checked(count) for name, count in (after or {}).items()}
 
     def __call__(self, datapipe: Any) -> Any:
@@ -48,17 +56,18 @@ class PrefetchPolicy(Adapter):
                 raise ValueError(f"after names {name!r}, but no pipe of the graph is called so")
             for pipe in named:
                 datapipe = _held_after(datapipe, pipe, count)
-        return datapipe if self.buffer_size is None else self._set_others(datapipe)
-
-    def _set_others(self, datapipe: Any) -> Any:
-        wiring = Wiring(datapipe)
-        prefetches = [pipe for pipe in wiring.pipes if _is_prefetch(pipe)]
-        if not prefetches:
-            return appended(datapipe, "prefetch", self.buffer_size)
-        for pipe in prefetches:
-            if functional_name(wiring.sources(pipe)[0]) not in self.after:
-                pipe.buffer_size = self.buffer_size
+        if not any(map(_is_prefetch, breadth_first(datapipe))):
+            datapipe = appended(datapipe, "prefetch")
+        self._set(Wiring(datapipe))
         return datapipe
+
+    def _set(self, wiring: Wiring) -> None:
+        for pipe in filter(_is_prefetch, wiring.pipes):
+            is_set = functional_name(wiring.sources(pipe)[0]) in self.after
+            if self.buffer_size is not None and not is_set:
+                pipe.buffer_size = self.buffer_size
+            if self.buffer_bytes is not None:
+                pipe.buffer_bytes = self.buffer_bytes
 
 
 def _held_after(datapipe: Any, pipe: Any, count: int) -> Any:

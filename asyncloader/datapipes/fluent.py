@@ -256,7 +256,9 @@ class IterFluent(Generic[T_co]):
             **store_settings: Any,
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
-        def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]: ...
+        def prefetch(
+            self, buffer_size: int = 10, *, buffer_bytes: int | None = None
+        ) -> IterDataPipe[T_co]: ...
 
         def pin_memory(
             self, device: Any = None, pin_memory_fn: Callable[[T_co, Any], T_co] | None = None

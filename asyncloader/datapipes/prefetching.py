@@ -20,6 +20,7 @@ from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.running_ahead import RunningAhead
+from asyncloader.datapipes.weighing import weight_of
 
 T = TypeVar("T")
 
@@ -28,14 +29,25 @@ T = TypeVar("T")
 class Prefetcher(OneToOne, IterDataPipe[T]):
     """Yield the source's items in order, holding up to ``buffer_size`` of them ready.
 
+    With ``buffer_bytes`` nothing more is read ahead once those that are held take so many.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).prefetch(2))
     [0, 1, 2]
     """
 
-    def __init__(self, source_datapipe: IterDataPipe[T], buffer_size: int = 10) -> None:
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        buffer_size: int = 10,
+        *,
+        buffer_bytes: int | None = None,
+    ) -> None:
         self.source = iterable_source(source_datapipe)
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.buffer_bytes = buffer_bytes
+        if buffer_bytes is not None:
+            checked_count("buffer_bytes", buffer_bytes, at_least=1)
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         return True
@@ -44,7 +56,7 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
         return len(self.source)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        self.current_pass = ahead = ReadAhead(self.source, self.buffer_size)
+        self.current_pass = ahead = ReadAhead(self.source, self.buffer_size, self.buffer_bytes)
         ahead.start(repr(self))
         try:
             while await ahead.has_next():
@@ -60,9 +72,12 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
 class ReadAhead(RunningAhead[T], Pass[T]):
     """The items read ahead of a consumer on the same loop."""
 
-    def __init__(self, source: Iterable[T], buffer_size: int) -> None:
+    def __init__(
+        self, source: Iterable[T], buffer_size: int, buffer_bytes: int | None = None
+    ) -> None:
         super().__init__(source)
         self.buffer_size = buffer_size
+        self.weights = NoWeights() if buffer_bytes is None else Weights(buffer_bytes)
         self.taken = 0
         self.yielded = 0
         self.above = Marks(
@@ -72,18 +87,20 @@ class ReadAhead(RunningAhead[T], Pass[T]):
 
     def hold(self, item: T) -> None:
         self.buffer.append(item)
+        self.weights.add(item)
         self.taken += 1
         self.above.passed(self.taken)
         self.wake_consumer()
 
     def has_room(self) -> bool:
-        return len(self.buffer) < self.buffer_size
+        return len(self.buffer) < self.buffer_size and self.weights.have_room()
 
     def has_something(self) -> bool:
         return bool(self.buffer)
 
     def next(self) -> T:
         item = self.buffer.popleft()
+        self.weights.remove()
         self.yielded += 1
         self.wake_reader()
         return item
@@ -93,6 +110,40 @@ class ReadAhead(RunningAhead[T], Pass[T]):
 
     def fullness(self) -> tuple[int, int]:
         return len(self.buffer), self.buffer_size
+
+
+class NoWeights:
+    """The weights of items that are not weighed."""
+
+    def add(self, item: Any) -> None:
+        """An item came last."""
+
+    def remove(self) -> None:
+        """The first went."""
+
+    def have_room(self) -> bool:
+        """Whether there may be more."""
+        return True
+
+
+class Weights(NoWeights):
+    """How many bytes the items in a buffer take."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._each: deque[int] = deque()
+        self._sum = 0
+
+    def add(self, item: Any) -> None:
+        weight = weight_of(item)
+        self._each.append(weight)
+        self._sum += weight
+
+    def remove(self) -> None:
+        self._sum -= self._each.popleft()
+
+    def have_room(self) -> bool:
+        return self._sum < self._most
 
 
 @functional_datapipe("pin_memory")

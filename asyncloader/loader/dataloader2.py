@@ -130,7 +130,11 @@ class DataLoader2(Generic[T_co]):
         self._engine.lifecycle.limit(num_items)
 
     def pause(self) -> None:
-        """Produce and hand out nothing until ``resume``; the item in progress finishes."""
+        """Hand out nothing until ``resume``, and let no worker work; items in progress finish.
+
+        What runs ahead in this process (prefetch, async_map, thread_map) still fills its
+        buffers.
+        """
         self._gate.pause()
         self._engine.lifecycle.pause()
 

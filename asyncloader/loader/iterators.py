@@ -87,7 +87,7 @@ class DataLoader2Iterator(Generic[T_co]):
             self._engine.lifecycle.limit(num_items)
 
     def pause(self) -> None:
-        """Produce and hand out nothing until ``resume``."""
+        """Hand out nothing until ``resume``, and let no worker work."""
         self._hand.gate.pause()
         if self._is_live():
             self._engine.lifecycle.pause()

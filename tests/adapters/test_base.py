@@ -37,4 +37,4 @@ def test_an_adapter_returns_a_graph() -> None:
 
 def test_adapters_show_what_they_were_told() -> None:
     assert repr(Shuffle(False)) == "Shuffle(enable=False)"
-    assert repr(PrefetchPolicy(3)) == "PrefetchPolicy(buffer_size=3, after={})"
+    assert repr(PrefetchPolicy(3)) == "PrefetchPolicy(buffer_size=3, buffer_bytes=None, after={})"

@@ -14,6 +14,7 @@ from asyncloader.datapipes import full_sync, prefetching
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import edges_of, to_text
+from asyncloader.graph.walk import breadth_first
 
 wrappers = pytest.mark.parametrize("wrap", [IterableWrapper, torch_iter.IterableWrapper])
 
@@ -77,6 +78,19 @@ def test_places_have_counts_of_their_own() -> None:
     ]
 
 
+def test_bytes_count_for_every_prefetch() -> None:
+    end = IterableWrapper([1]).map(str).prefetch(4).batch(1)
+    end = PrefetchPolicy(buffer_bytes=1 << 20, after={"batch": 5})(end)
+    prefetches = [pipe for pipe in breadth_first(end) if isinstance(pipe, prefetching.Prefetcher)]
+    assert [(pipe.buffer_size, pipe.buffer_bytes) for pipe in prefetches] == [
+        (5, 1 << 20),
+        (4, 1 << 20),
+    ]
+    end = PrefetchPolicy(buffer_bytes=100)(IterableWrapper([1]))
+    assert (end.buffer_size, end.buffer_bytes) == (10, 100)
+    assert list(end) == [1]
+
+
 def test_a_prefetch_follows_the_last_pipe() -> None:
     end = PrefetchPolicy(after={"map": 9})(IterableWrapper([1]).map(str))
     assert to_text(end).splitlines()[1:] == ["map(str)", "prefetch(9)"]
@@ -89,6 +103,8 @@ def test_policies_that_make_no_sense_say_so() -> None:
         PrefetchPolicy()
     with pytest.raises(ValueError, match="at least 1, got 0"):
         PrefetchPolicy(0)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        PrefetchPolicy(buffer_bytes=0)
     with pytest.raises(TypeError, match="must be an integer, got float"):
         PrefetchPolicy(after={"map": 1.5})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="no pipe of the graph is called so"):

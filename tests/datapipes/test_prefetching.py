@@ -10,13 +10,14 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 class Counting(IterDataPipe[int]):
     """An async pipe that tells how many items were taken from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, make=int) -> None:
+        self.make = make
         self.taken: list[int] = []
 
     async def __aiter__(self):
         for number in range(100):
             self.taken.append(number)
-            yield number
+            yield self.make(number)
 
 
 async def test_prefetch_holds_a_buffer_and_no_more():
@@ -27,6 +28,18 @@ async def test_prefetch_holds_a_buffer_and_no_more():
         await asyncio.sleep(0)
     assert len(source.taken) <= 1 + 5 + 1
     assert [number async for number in stream] == list(range(1, 100))
+
+
+async def test_prefetch_reads_no_further_while_it_holds_so_many_bytes():
+    source = Counting(lambda _: bytes(1000))
+    stream = aiter(source.prefetch(50, buffer_bytes=3500))
+    for taken in range(1, 4):
+        await anext(stream)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        # Four are held, which are the first to take as much, and one may be on its way.
+        assert taken + 4 <= len(source.taken) <= taken + 5
+    assert len([item async for item in stream]) == 97
 
 
 async def test_an_error_comes_after_the_items_before_it():

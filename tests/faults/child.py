@@ -32,7 +32,7 @@ CLOSE_SECONDS = 3.0
 SLACK = 4.0
 
 
-def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 40.0) -> str:
+def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 100.0) -> str:
     """Run a scene in a child process; return what it printed."""
     call = f"{scene.__module__!r}, {scene.__name__!r}, {args!r}"
     source = f"""

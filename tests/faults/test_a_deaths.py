@@ -21,7 +21,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import get_worker_info, new_event_loop
-from asyncloader.workers import last_words, worker_stream
+from asyncloader.workers import last_words, link, worker_stream
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from tests.faults.child import (
     CLOSE_SECONDS,
@@ -314,3 +314,23 @@ async def a_worker_asks_for_too_much() -> None:
 
 def test_a4_memory_that_is_not_there_is_the_items_error(tmp_path):
     play(tmp_path, a_worker_asks_for_too_much)
+
+
+async def a_worker_is_killed_for_memory(flag: str) -> None:
+    # The kernel's counter, which rises when it kills, is the flag: without a control group
+    # of one's own nobody can be brought to the end of its memory.
+    link.oom_kills = lambda: int(os.path.exists(flag))
+    graph = numbers(1000).map(in_the_first_epoch(flag, lambda: die_of(signal.SIGKILL)))
+    async with loader_of(graph, 2) as loader:
+        _, error = await collected(loader)
+        assert isinstance(error, WorkerDied), error
+        assert "the system has killed for lack of memory meanwhile" in str(error)
+        os.unlink(flag)
+        link.oom_kills = lambda: 1
+        _, error = await collected(loader)
+        assert isinstance(error, WorkerDied), error
+        assert "memory" not in str(error), "nobody was killed so meanwhile"
+
+
+def test_a4_a_kill_hints_at_memory_where_the_kernels_count_rose(tmp_path):
+    play(tmp_path, a_worker_is_killed_for_memory, str(tmp_path / "flag"))

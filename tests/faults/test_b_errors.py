@@ -340,7 +340,7 @@ def matrix_sync(method: str | None) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scene", [matrix_async, matrix_sync])
 def test_b4_crash_exit_error_at_every_moment_is_a_typed_error(scene, method, tmp_path):
-    play(tmp_path, scene, method, limit=90)
+    play(tmp_path, scene, method)
 
 
 # B5 -------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ async def a_start_fails(stage: str, kind: type, cause: type) -> None:
 
 @pytest.mark.parametrize("where", STAGES)
 def test_b5_what_fails_before_the_first_item_is_one_error_and_may_be_tried_again(where, tmp_path):
-    play(tmp_path, starts_fail, where, limit=90)
+    play(tmp_path, starts_fail, where)
 
 
 async def the_third_spawn_fails() -> None:
@@ -554,6 +554,24 @@ def test_b6_no_exception_of_user_code_is_the_end_of_data(name, where, tmp_path):
     if (name, where) == ("StopAsyncIteration", "a pipe"):
         pytest.skip("a generator may raise it: it comes out as itself")
     play(tmp_path, user_code_pretends_to_end, name, where)
+
+
+@pytest.mark.parametrize("name", ["StopIteration", "StopAsyncIteration", "GeneratorExit"])
+@pytest.mark.parametrize("prefetched", [False, True])
+async def test_b6_nor_in_the_loaders_own_process(name, prefetched):
+    graph = IterableWrapper(range(20)).map(raises_at_7(name))
+    async with DataLoader2(graph.prefetch(2) if prefetched else graph) as loader:
+        taken, error = await collected(loader)
+        assert (taken, type(error)) == (list(range(7)), RuntimeError), repr(error)
+
+    def by_for() -> list[int]:
+        taken: list[int] = []
+        loader = DataLoader2(graph.prefetch(2) if prefetched else graph)
+        with loader, pytest.raises(RuntimeError):
+            taken.extend(loader)
+        return taken
+
+    assert await asyncio.to_thread(by_for) == list(range(7))
 
 
 async def a_function_at_start_up_pretends_to_end(name: str) -> None:

@@ -27,7 +27,7 @@ import asyncio, ctypes, os, sys, time
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 
-graph = IterableWrapper(range(10_000)).sharding_filter().map({work})
+graph = IterableWrapper(range(10**12)).sharding_filter().map({work})
 loader = DataLoader2(graph, None, MultiProcessingReadingService(3))
 
 async def main():

@@ -121,6 +121,8 @@ async def closed_in_a_long_call() -> None:
     assert [await anext(items) for _ in range(3)] == [0, 1, 2]
     with one_resource_warning("long_call()"), within(CLOSE_SECONDS):
         await loader.aclose()
+    executor = asyncio.get_running_loop()._default_executor  # type: ignore[attr-defined]
+    assert executor is None, "its threads would be waited for at the end"
     # What the thread holds is let go of when the interpreter ends.
     os._exit(0)
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import random
+import re
 import resource
 import socket
 import stat
 import struct
 import threading
 import time
+import zlib
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.runtime import get_worker_info
+from asyncloader.transport import channel, frame
+from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.workers.messages import Kind
 from tests.faults.child import METHODS, collected, loader_of, numbers, play
 
 # F --------------------------------------------------------------------------------------
@@ -40,6 +46,7 @@ async def shared_memory_is_full() -> None:
             assert taken == list(range(7))
             assert type(error) is ResourceExhausted, error
             assert str(8 << 20) in str(error)
+            assert re.search(r"about \d+ are available", str(error)), error
             assert "prefetch_bytes" in str(error)
 
 
@@ -47,8 +54,15 @@ def test_f1_full_shared_memory_is_an_error_in_the_items_place(tmp_path):
     play(tmp_path, shared_memory_is_full)
 
 
+def tensor_of(number: int) -> Any:
+    # Scenes without tensors are quicker without torch.
+    import torch
+
+    return torch.full((1 << 18,), number, dtype=torch.int32)
+
+
 async def the_budget_is_reached(kept: bool) -> None:
-    graph = numbers(200).map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
+    graph = numbers(200).map(tensor_of)
     held = []
     async with loader_of(graph, 2, prefetch_bytes=8 << 20) as loader:
         async for tensor in loader:
@@ -75,7 +89,7 @@ def test_f1_the_byte_budget_is_back_pressure(kept, tmp_path):
 
 def everything_is_kept() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    graph = numbers(2000).map(lambda number: torch.full((1 << 18,), number, dtype=torch.int32))
+    graph = numbers(2000).map(tensor_of)
     with loader_of(graph, 2) as loader:
         kept = list(loader)
     assert [int(tensor[0]) for tensor in kept] == list(range(2000))
@@ -84,7 +98,7 @@ def everything_is_kept() -> None:
 
 
 def test_f2_everything_may_be_kept_with_few_descriptors(tmp_path):
-    play(tmp_path, everything_is_kept, limit=90)
+    play(tmp_path, everything_is_kept)
 
 
 # G --------------------------------------------------------------------------------------
@@ -142,6 +156,61 @@ async def a_worker_babbles(how: str) -> None:
 @pytest.mark.parametrize("how", ["noise", "zeros"])
 def test_g1_garbage_from_a_worker_is_an_error_that_names_it(how, tmp_path):
     play(tmp_path, a_worker_babbles, how)
+
+
+def damaged_frame(how: str, encode: Any, kind: int, payload: Any, sequence: int, **fds: int) -> Any:
+    """What a worker sends instead of its later frames."""
+    whole = encode(kind, payload, sequence, **fds)
+    if sequence < 2:
+        return whole
+    match how:
+        case "truncated":
+            # The next frame is never made: what follows is silence.
+            channel.encode_frame = lambda *_, **__: time.sleep(1000)
+            return [whole[0][:-1]]
+        case "of 1 TiB":
+            fields = frame._FIELDS.pack(frame._MAGIC, frame._VERSION, kind, 0, sequence, 1 << 40)
+            return [fields + frame._CHECK.pack(zlib.crc32(fields))]
+        case "duplicate":
+            return [*whole, *whole]
+        case "foreign":
+            return encode(Kind.RELEASED, payload, sequence)
+        case "of an unknown kind":
+            return encode(99, payload, sequence)
+        case "with an unknown message":
+            return encode(Kind.MESSAGE, pickle.dumps("hello"), sequence)
+
+
+async def a_worker_sends_damaged_frames() -> None:
+    # Nobody waits here for as long as a slow machine may need for a frame.
+    LoopChannel.__init__.__kwdefaults__["frame_deadline"] = 0.3
+    for how, says in DAMAGED.items():
+
+        def damage(pipe: Any, info: Any, how: str = how) -> Any:
+            if info.worker_id == 1:
+                channel.encode_frame = partial(damaged_frame, how, channel.encode_frame)
+            return pipe
+
+        async with loader_of(numbers(1000), 2, worker_init_fn=damage) as loader:
+            taken, error = await collected(loader)
+            assert taken == list(range(len(taken)))
+            assert type(error) is TransportError, (how, error)
+            assert error.worker == 1
+            assert says in str(error), (how, error)
+
+
+DAMAGED = {
+    "truncated": "nothing more came for 0.3 s",
+    "of 1 TiB": str(1 << 40),
+    "duplicate": "was due",
+    "foreign": "is not for the loader",
+    "of an unknown kind": "is not for the loader",
+    "with an unknown message": "is not for this side",
+}
+
+
+def test_g1_damaged_frames_are_errors_that_name_their_worker(tmp_path):
+    play(tmp_path, a_worker_sends_damaged_frames)
 
 
 # I --------------------------------------------------------------------------------------

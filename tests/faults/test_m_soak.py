@@ -73,4 +73,4 @@ def many_epochs_by_for(graph: str, count: int) -> None:
 @pytest.mark.parametrize("graph", ["in-process", "workers"])
 @pytest.mark.parametrize("scene", [many_epochs, many_epochs_by_for])
 def test_m1_a_thousand_epochs_grow_nothing(scene, graph, tmp_path):
-    play(tmp_path, scene, graph, 1000, limit=90)
+    play(tmp_path, scene, graph, 1000)
