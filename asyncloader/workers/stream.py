@@ -2,9 +2,8 @@
 
 This file is about which items travel together. Small ones ride in one frame and
 never wait for company: a frame is sent when it is heavy, when it has 256 items or
-what its credits allow, after an item that took long to make, at once where its first
-item was not made in no time and nothing was sent for a while, and at the latest two
-milliseconds after its first item.
+what its credits allow, after an item that took long to make, at once where nothing
+was sent for a while, and at the latest two milliseconds after its first item.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from asyncloader.workers.talk import Talk
 
 FRAME_ITEMS = 256
 FRAME_BYTES = 1 << 20
-#: An item that was made so soon is likely to be followed by another.
-QUICK_SECONDS = 0.0002
 
 
 class Stream:
@@ -70,7 +67,7 @@ class Stream:
         self._packing = Packing(talk.encoder)
         #: What is said behind the last item, once it is known; at most one.
         self._ending: list[StreamEnded | StreamFailed] = []
-        self._due = self._sent = self._asked = 0.0
+        self._due = self._sent = 0.0
 
     @property
     def credits(self) -> int:
@@ -140,9 +137,7 @@ class Stream:
             self._mark = self._marker.mark(self._made)
             packing = self._packing
             tiny = packing.unchanging
-            items = self._begun()
-            self._asked = monotonic()
-            for item in items:
+            for item in self._begun():
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
                     tiny.append(item)
@@ -208,21 +203,16 @@ class Stream:
         count = self._packing.count
         now = monotonic()
         if count == 1:
-            self._due = self._due_after_first(now)
+            # At once, if the frame before it was long ago: what is made next may take long, and
+            # may keep the timer from running.
+            since = min(now, self._sent)
+            self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
         # Without credits only the loader's next words can help: they are to be heard.
         if now >= self._due or self._is_full() or self._credits <= 0:
             return True
         if count == 1:
             self._punctual.watch(self)
         return False
-
-    def _due_after_first(self, now: float) -> float:
-        """Until when a frame may wait for company, whose first item was made just now."""
-        if self._one_by_one:
-            return 0.0
-        is_quick = now - self._asked < QUICK_SECONDS
-        # Otherwise a while after the frame before it: at once, if that was long ago.
-        return (now if is_quick else min(now, self._sent)) + FRAME_SECONDS
 
     def _is_full(self) -> bool:
         packing = self._packing
