@@ -24,7 +24,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, twice
-from tests.test_contracts import on_a_thread
+from tests.standing import standing
 
 SEED = 4
 PIPES = ITER_PIPES | MAP_PIPES
@@ -128,7 +128,11 @@ def not_a_third(number: int) -> bool:
 
 
 def loader_of(make: Any, workers: int, state: Any = None, **settings: Any) -> DataLoader2[Any]:
-    service = MultiProcessingReadingService(workers, **settings)
+    return loader_with(make, MultiProcessingReadingService(workers, **settings), state)
+
+
+def loader_with(make: Any, service: Any, state: Any = None) -> DataLoader2[Any]:
+    """A fresh loader, of the first of a seed's epochs or from a state."""
     loader = DataLoader2(make(), reading_service=service)
     if state is None:
         loader.seed(SEED)
@@ -143,6 +147,7 @@ def epochs_of(make: Any, workers: int, count: int = 3) -> list[list[Any]]:
 
 
 def states_of(loader: DataLoader2[Any]) -> list[Any]:
+    """Return a state after 0, 1, 2 … items, and one after the end was seen."""
     with loader:
         states = [loader.state_dict(include_datapipe=False)]
         for _ in loader:
@@ -160,40 +165,73 @@ async def async_states_of(loader: DataLoader2[Any]) -> list[Any]:
     return states
 
 
-def some_steps(count: int) -> list[int]:
-    """Return the first and last steps and some in between; a process is started for each."""
-    return sorted({0, 1, *range(5, count, 11), count - 2, count - 1})
-
-
 def check_rest(epochs: list[list[Any]], step: int, rest: list[list[Any]]) -> None:
     first, second, third = epochs
-    if step <= len(first):
-        assert rest == [first[step:], second], f"at step {step}"
-    else:
-        assert rest == [second, third], "after the end"
+    expected = [first[step:], second] if step <= len(first) else [second, third]
+    assert rest == expected[: len(rest)], f"at step {step}"
+
+
+def some_steps(count: int) -> set[int]:
+    """Return the first and the last steps, and two between them, the same each time."""
+    return {0, 1, count - 2, count - 1, *random.Random(count).sample(range(count), 2)}
+
+
+def check_every_step(make: Any, workers: int) -> None:
+    """Go on from the state at every step, and at some steps on to the next epoch.
+
+    One worker's loader is iterated by ``for``, and by ``async for`` at some steps; that of
+    two the other way round.
+    """
+    # One item at a time, a worker says often where it stands.
+    with standing(workers, worker_prefetch_cnt=0) as service:
+        with loader_with(make, service) as loader:
+            epochs = [list(loader) for _ in range(3)]
+        check_sync_steps(make, service, epochs, everywhere=workers == 1)
+        asyncio.run(check_async_steps(make, service, epochs, everywhere=workers > 1))
+
+
+def check_sync_steps(make: Any, service: Any, epochs: Any, *, everywhere: bool) -> None:
+    states = states_of(loader_with(make, service))
+    assert len(states) == len(epochs[0]) + 2
+    some = some_steps(len(states))
+    for step in range(len(states)) if everywhere else some:
+        with loader_with(make, service, states[step]) as loader:
+            check_rest(epochs, step, [list(loader) for _ in range(1 + (step in some))])
+
+
+async def check_async_steps(make: Any, service: Any, epochs: Any, *, everywhere: bool) -> None:
+    states = await async_states_of(loader_with(make, service))
+    assert len(states) == len(epochs[0]) + 2
+    some = some_steps(len(states))
+    for step in range(len(states)) if everywhere else some:
+        async with loader_with(make, service, states[step]) as loader:
+            count = 1 + (step in some)
+            check_rest(epochs, step, [[item async for item in loader] for _ in range(count)])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", ZOO)
-def test_a_loader_with_workers_goes_on_where_it_stood(name, workers):
+def test_every_graph_of_the_zoo_goes_on_at_every_step(name, workers):
+    check_every_step(ZOO[name], workers)
+
+
+# With two workers, each item of a sample comes twice.
+@pytest.mark.filterwarnings("ignore:nothing shards the graph:UserWarning")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
+def test_every_pipe_goes_on_at_every_step(pipe_class, workers):
+    check_every_step(lambda: graph_with(pipe_class), workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["random numbers", "dispatched", "dealt beside another branch"])
+def test_workers_that_have_done_nothing_yet_go_on(name, workers):
     make = ZOO[name]
     epochs = epochs_of(make, workers)
     states = states_of(loader_of(make, workers))
-    assert len(states) == len(epochs[0]) + 2
-    for step in some_steps(len(states)):
+    for step in (1, len(states) // 2, len(states) - 2):
         with loader_of(make, workers, states[step]) as loader:
             check_rest(epochs, step, [list(loader), list(loader)])
-
-
-@pytest.mark.parametrize("name", ["batches", "random numbers", "dispatched"])
-async def test_states_of_an_async_iterator_are_as_exact(name):
-    make = ZOO[name]
-    epochs = await on_a_thread(lambda: epochs_of(make, 2))
-    states = await async_states_of(loader_of(make, 2))
-    for step in some_steps(len(states))[1::2]:
-        async with loader_of(make, 2, states[step]) as loader:
-            rest = [[item async for item in loader] for _ in range(2)]
-        check_rest(epochs, step, rest)
 
 
 def test_a_chain_of_loaders_with_workers_hands_out_every_item_once():
@@ -383,20 +421,3 @@ def test_a_worker_whose_calls_have_no_order_goes_on_with_the_rest_of_the_set():
             state = loader.state_dict(include_datapipe=False)
         with loader_of(make, 2, state) as loader:
             assert sorted(items + list(loader)) == expected
-
-
-@pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
-def test_every_pipe_goes_on_in_a_worker(pipe_class):
-    def make() -> Any:
-        return graph_with(pipe_class)
-
-    with loader_of(make, 1) as loader:
-        first, second = list(loader), list(loader)
-        step = len(first) // 2
-        iterator = iter(loader)
-        taken = list(itertools.islice(iterator, step))
-        state = loader.state_dict(include_datapipe=False)
-        rest = list(iterator)
-    with loader_of(make, 1, state) as loader:
-        assert list(loader) == rest
-    assert len(first) == len(second) == len(taken) + len(rest)
