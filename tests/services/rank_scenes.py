@@ -25,6 +25,7 @@ from asyncloader import (
 )
 from asyncloader.adapters import FullSync
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.ranks.gloo import GlooGroup
 from tests.leaks import leaves_nothing
 from tests.processes.ranks import scene
 
@@ -302,6 +303,26 @@ async def two_of_them() -> Any:
     left, right = on_this_rank(9, 8, 7).fullsync(TIMEOUT), on_this_rank(5, 6, 7).fullsync(TIMEOUT)
     async with loader_of(left.map(double).zip(right)) as loader:
         return [(await collected(loader))[0] for _ in range(2)]
+
+
+@scene
+async def agreeing_on_many(count: int) -> Any:
+    """How many collectives an epoch took."""
+    exchange, exchanges = GlooGroup.exchange, 0
+
+    async def counted(group: GlooGroup, statement: Any) -> Any:
+        nonlocal exchanges
+        exchanges += 1
+        return await exchange(group, statement)
+
+    GlooGroup.exchange = counted  # type: ignore[method-assign]  # it is only watched
+    try:
+        async with loader_of(on_this_rank(count, count, count)) as loader:
+            items, error = await collected(loader)
+    finally:
+        GlooGroup.exchange = exchange  # type: ignore[method-assign]
+    assert not error
+    return len(items), exchanges
 
 
 # Errors ---------------------------------------------------------------------------------
