@@ -58,8 +58,12 @@ class Home:
 
     async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
         """End all threads and tasks within ``seconds`` in total."""
+        end = self.loop.time() + seconds
         self.stop()
-        await asyncio.gather(*(giver.aclose(seconds) for giver in list(self._givers)))
+        # A thread that was about to begin a task of its own, when it was told, has begun it.
+        while self._givers:
+            left = max(0.0, end - self.loop.time())
+            await asyncio.gather(*(giver.aclose(left) for giver in list(self._givers)))
 
 
 class ThreadGiver(Generic[T]):
