@@ -477,6 +477,7 @@ async def resets_everywhere() -> Any:
 
 @scene
 async def ten_epochs_leave_nothing() -> Any:
+    of_the_user = dist.new_group()
     async with loader_of(shuffled(), 2) as loader:
         await collected(loader)  # the template process stays
     with leaves_nothing():
@@ -488,7 +489,11 @@ async def ten_epochs_leave_nothing() -> Any:
         async with loader_of(shuffled(), 2) as loader:
             for _ in range(5):
                 await collected(loader)
-    return threading.active_count()
+    # The groups of others are as they were.
+    for group in (None, of_the_user):
+        ranks = torch.tensor(1)
+        dist.all_reduce(ranks, group=group)
+        assert ranks == dist.get_world_size()
 
 
 @scene
@@ -542,6 +547,10 @@ async def closing_while_rank_1_is_silent(workers: int) -> Any:
     began = time.monotonic()
     await loader.aclose()
     seconds = time.monotonic() - began
+    for thread in threading.enumerate():
+        if thread.name == "asyncloader ranks":
+            thread.join(TIMEOUT / 2)
+            assert not thread.is_alive()
     say(f"{word} on {rank()}")
     return (await asked)[1], seconds
 
