@@ -87,12 +87,12 @@ class DataLoader2(Generic[T_co]):
     @classmethod
     def from_state(
         cls,
-        state: dict[str, Any],
+        state: dict[str, Any] | list[dict[str, Any]],
         reading_service: ReadingServiceInterface | None = None,
         *,
         datapipe: Any = None,
     ) -> DataLoader2[Any]:
-        """Return a loader that goes on from a state.
+        """Return a loader that goes on from a state, or a list of those of all ranks.
 
         Without a ``datapipe`` the graph in the state is unpickled, which may run any code:
         only do that with a state from a source you trust.
@@ -164,9 +164,7 @@ class DataLoader2(Generic[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Go on from a state, or a list of those of all ranks, before the first iteration.
 
-        With as many ranks as before each may load its own state; with other ranks each loads
-        the states of all, and SnapshotError names the pipe that does not allow that.
-
+        As many ranks as before may load each its own; others load those of all of them.
         The loader's own graph has to be the one of the state, or SnapshotError says what
         differs; nothing of the state is unpickled then. A loader that was made with
         ``datapipe=None`` takes the graph out of the state by unpickling it, which may run
@@ -187,7 +185,6 @@ class DataLoader2(Generic[T_co]):
         if own is None:
             self._use_graph(graph)
         self._engine.go_on(seeds, start)
-        # A rank whose state is made of those of others has one of its own now.
         self._loaded = copy.deepcopy(own_state(state_dict, share))
 
     def stats(self) -> LoaderStats:

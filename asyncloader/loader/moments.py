@@ -33,7 +33,10 @@ def own_of(moment: Sequence[Snapshot], share: Share) -> Snapshot:
 
 
 def own_state(state: Any, share: Share) -> dict[str, Any] | None:
-    """Return the state of this loader's own rank, out of what was loaded, if it is there."""
+    """Return the state of this loader's own rank, out of what was loaded.
+
+    There is none where other ranks took the states.
+    """
     states = state if isinstance(state, list | tuple) else [state]
     for each in states:
         if (each["position"]["rank"], each["position"]["ranks"]) == (share.rank, share.ranks):

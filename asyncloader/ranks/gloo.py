@@ -14,7 +14,6 @@ import contextlib
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -26,9 +25,10 @@ from asyncloader.errors import RankError, RankTimeout
 from asyncloader.ranks.group import Alone, Group
 from asyncloader.ranks.statements import Statement, ranks_in_words
 
-#: How long a closing rank waits for others that may still answer, and for gloo to let go.
+#: How long a closing rank waits for others that may still answer; and then at most until gloo
+#: has let go, which takes milliseconds unless the machine is very busy.
 _PATIENCE_SECONDS = 0.5
-_HANG_UP_SECONDS = 0.3
+_HANG_UP_SECONDS = 1.5
 
 
 def is_initialized() -> bool:
@@ -100,13 +100,6 @@ class GlooGroup:
         if not ended.done():
             self._talk.hang_up()
             await asyncio.wait([ended], timeout=time_left(_HANG_UP_SECONDS))
-        if not ended.done():
-            warnings.warn(
-                f"rank {self.rank} still waits for others though its loader was closed; its group"
-                " is destroyed when they answer, or after the timeout",
-                ResourceWarning,
-                stacklevel=2,
-            )
 
 
 _Job = tuple[Statement, "Future[list[Statement]]"]
@@ -202,7 +195,8 @@ class _Talk:
             if unheard.by_rank and not self._is_late(began):
                 break
             left = max(began + self.timeout - time.monotonic(), 0.001)
-            unheard.of(rank, work.wait, timedelta(seconds=left))
+            if rank not in unheard.by_rank:
+                unheard.of(rank, work.wait, timedelta(seconds=left))
         return [Statement.from_words(words.tolist()) for words in said]
 
     def _is_late(self, began: float) -> bool:

@@ -52,6 +52,12 @@ class DistributedReadingService(ReadingServiceInterface):
     For worker processes on every rank put it first:
     ``SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(2))``.
 
+    To go on later, keep the ``state_dict()`` of every rank, taken after the same number of
+    items. As many ranks as before load each its own, or all of them a list of all states,
+    ``loader.load_state_dict([of_rank_0, of_rank_1])``. From that list any other number of
+    ranks and workers goes on, where only one-to-one pipes follow the ``sharding_filter``
+    (batch before it); elsewhere a SnapshotError names the pipe in the way.
+
     Under torchrun, with ``init_process_group("gloo")`` alone, each rank has its share; this is a
     run of one rank.
 

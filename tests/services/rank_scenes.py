@@ -25,6 +25,7 @@ from asyncloader import (
 )
 from asyncloader.adapters import FullSync
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.ranks.gloo import GlooGroup
 from tests.leaks import leaves_nothing
 from tests.processes.ranks import scene
 
@@ -304,6 +305,26 @@ async def two_of_them() -> Any:
         return [(await collected(loader))[0] for _ in range(2)]
 
 
+@scene
+async def agreeing_on_many(count: int) -> Any:
+    """How many collectives an epoch took."""
+    exchange, exchanges = GlooGroup.exchange, 0
+
+    async def counted(group: GlooGroup, statement: Any) -> Any:
+        nonlocal exchanges
+        exchanges += 1
+        return await exchange(group, statement)
+
+    GlooGroup.exchange = counted  # type: ignore[method-assign]  # it is only watched
+    try:
+        async with loader_of(on_this_rank(count, count, count)) as loader:
+            items, error = await collected(loader)
+    finally:
+        GlooGroup.exchange = exchange  # type: ignore[method-assign]
+    assert not error
+    return len(items), exchanges
+
+
 # Errors ---------------------------------------------------------------------------------
 
 
@@ -456,6 +477,7 @@ async def resets_everywhere() -> Any:
 
 @scene
 async def ten_epochs_leave_nothing() -> Any:
+    of_the_user = dist.new_group()
     async with loader_of(shuffled(), 2) as loader:
         await collected(loader)  # the template process stays
     with leaves_nothing():
@@ -467,7 +489,11 @@ async def ten_epochs_leave_nothing() -> Any:
         async with loader_of(shuffled(), 2) as loader:
             for _ in range(5):
                 await collected(loader)
-    return threading.active_count()
+    # The groups of others are as they were.
+    for group in (None, of_the_user):
+        ranks = torch.tensor(1)
+        dist.all_reduce(ranks, group=group)
+        assert ranks == dist.get_world_size()
 
 
 @scene
@@ -521,6 +547,10 @@ async def closing_while_rank_1_is_silent(workers: int) -> Any:
     began = time.monotonic()
     await loader.aclose()
     seconds = time.monotonic() - began
+    for thread in threading.enumerate():
+        if thread.name == "asyncloader ranks":
+            thread.join(TIMEOUT / 2)
+            assert not thread.is_alive()
     say(f"{word} on {rank()}")
     return (await asked)[1], seconds
 

@@ -214,6 +214,13 @@ def test_two_full_syncs_do_not_disturb_each_other(play):
     assert all(found == [expected] * 2 for found in play("two_of_them"))
 
 
+def test_many_items_share_a_collective(company):
+    # How much quicker that is than one all_reduce for each item, tests.benchmarks.full_sync says.
+    for items, collectives in company.play("agreeing_on_many", 2, 20_000):
+        assert items == 20_000
+        assert collectives < items / 10
+
+
 # Errors ---------------------------------------------------------------------------------
 
 

@@ -100,6 +100,18 @@ def test_where_the_order_depends_on_the_number_the_pipe_in_the_way_is_named(name
     loader.shutdown()
 
 
+def test_a_filter_behind_what_is_dealt_divides_among_ranks_alone():
+    def make() -> Any:
+        return dispatched(numbers()).sharding_filter().map(double)
+
+    state = state_after(make, 1, 4)
+    with (
+        loader_of(make, 2) as loader,
+        pytest.raises(SnapshotError, match=r"sharding_filter.* comes out otherwise"),
+    ):
+        loader.load_state_dict(state)
+
+
 def test_between_epochs_any_number_goes_on():
     def make() -> Any:
         return numbers().sharding_filter().batch(3)
