@@ -117,7 +117,10 @@ class WorkerDied(LoaderError):
 
 
 class WorkerTimeout(LoaderError, TimeoutError):
-    """A worker that owes an item was silent for longer than ``timeout`` allows."""
+    """A worker that owes an item was silent for longer than ``timeout`` allows.
+
+    ``stack`` is where its threads stood, or None if it could not tell any more.
+    """
 
     def __init__(self, message: str, *, worker: int | None, stack: str | None = None) -> None:
         super().__init__(message)

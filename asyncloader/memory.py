@@ -24,7 +24,7 @@ from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
 
-__all__ = ["Segment", "SharedBytes"]
+__all__ = ["Segment", "SharedBytes", "memory_file"]
 
 _HUGE_PAGE = 2 << 20
 _POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
@@ -224,7 +224,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _unnamed_file() -> int:
-    for make in (_memfd, _unlinked_shm):
+    for make in (memory_file, _unlinked_shm):
         with contextlib.suppress(OSError, AttributeError, ImportError):
             return make()
     with tempfile.TemporaryFile(prefix="asyncloader-") as file:
@@ -233,14 +233,20 @@ def _unnamed_file() -> int:
 
 def _writable_file() -> int:
     # POSIX shared memory is not written to as a file everywhere.
-    with contextlib.suppress(OSError, AttributeError):
-        return _memfd()
+    with contextlib.suppress(OSError):
+        return memory_file()
     with tempfile.TemporaryFile(prefix="asyncloader-") as file:
         return os.dup(file.fileno())
 
 
-def _memfd() -> int:
-    return os.memfd_create("asyncloader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def memory_file(label: str = "asyncloader") -> int:
+    """Return a file that lies in memory, which the system shows by its label.
+
+    OSError where there is no such thing; some sandboxes refuse it.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def _unlinked_shm() -> int:
@@ -277,8 +283,8 @@ def _is_sealed(fd: int, seals: int = _SEALS) -> bool:
 def _can_seal() -> bool:
     """Whether this system gives us memfds; some sandboxes refuse them."""
     try:
-        os.close(_memfd())
-    except (OSError, AttributeError):
+        os.close(memory_file())
+    except OSError:
         return False
     return True
 

@@ -1,5 +1,7 @@
 """What all tests share: settings, no fixtures."""
 
+import asyncio.constants
+import gc
 import signal
 
 from hypothesis import settings
@@ -9,9 +11,20 @@ from tqdm import tqdm
 settings.register_profile("asyncloader", deadline=None)
 settings.load_profile("asyncloader")
 
+# A loop in debug mode remembers where each of its calls was made: the last frames will do,
+# and each frame less is a call of stat() less, for every call of the loop.
+asyncio.constants.DEBUG_STACK_DEPTH = 2
+
 # tqdm's monitor is a thread that outlives every bar, and fork refuses foreign threads.
 tqdm.monitor_interval = 0
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests have imported out of the garbage that they collect."""
+    # Modules live as long as the process, and tests collect thousands of times.
+    gc.collect()
+    gc.freeze()

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,8 +50,19 @@ def leaves_nothing() -> Iterator[None]:
     """Fail with a list of the fds, threads, tasks, processes and memfds that the block left."""
     before = Belongings.now()
     yield
-    left = Belongings.now().beyond(before)
+    left = left_since(before)
     assert not left, "left behind:\n" + "\n".join(left)
+
+
+def left_since(before: Belongings) -> list[str]:
+    """What is held now and was not before, given a moment for threads that are at their end."""
+    # A thread's last deed is to say that it is done: it lives on for a moment after that,
+    # and on a busy machine the moment is long.
+    end = time.monotonic() + 2.0
+    for thread in threading.enumerate():
+        if f"thread {thread.name}" not in before.threads:
+            thread.join(max(0.0, end - time.monotonic()))
+    return Belongings.now().beyond(before)
 
 
 def descendants(root: int | None = None) -> dict[int, str]:

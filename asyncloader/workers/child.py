@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from asyncloader.workers.last_words import leave_last_words_when_asked
 from asyncloader.workers.lifeline import die_with_loader, die_with_parent, show_name
 
 STDIO = (0, 1, 2)
@@ -28,6 +29,7 @@ STDIO = (0, 1, 2)
 def settle(name: str, *, parent: int, loader_fd: int) -> None:
     """Become a child of ``parent`` that ends with the loader and ignores Ctrl-C."""
     forget_signals()
+    leave_last_words_when_asked()
     show_name(name)
     die_with_parent(parent)
     os.set_inheritable(loader_fd, False)

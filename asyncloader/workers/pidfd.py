@@ -7,6 +7,7 @@ which any event loop can wait for.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -29,13 +30,16 @@ def open_pidfd(pid: int) -> int:
 
 def kill_pidfd(pidfd: int) -> None:
     """SIGKILL the process, which ends a stopped one too. A dead one is left in peace."""
-    try:
-        if hasattr(signal, "pidfd_send_signal"):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        else:
-            _syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, signal.SIGKILL, 0, 0)
-    except ProcessLookupError:
-        pass
+    with contextlib.suppress(ProcessLookupError):
+        signal_pidfd(pidfd, signal.SIGKILL)
+
+
+def signal_pidfd(pidfd: int, number: int) -> None:
+    """Send the process a signal; ProcessLookupError if it is dead."""
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(pidfd, number)
+    else:
+        _syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, number, 0, 0)
 
 
 def is_readable(fd: int, timeout: float = 0.0) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, in_thread
 from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.last_words import last_words
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
 from asyncloader.workers.messages import DealStart, Grant, Hurry
@@ -138,7 +139,7 @@ class WorkerStream:
                 async with asyncio.timeout(self._patience(begun)):
                     await self._waiter.until(self._has_news)
             except TimeoutError:
-                self._complain(begun)
+                await self._complain(begun)
             finally:
                 hurry.cancel()
 
@@ -189,7 +190,7 @@ class WorkerStream:
         owing = (self._crew.links[inbox.worker] for inbox in self._merge.awaited())
         return min(owing, key=lambda link: link.last_heard)
 
-    def _complain(self, begun: float) -> None:
+    async def _complain(self, begun: float) -> None:
         link = self._most_silent()
         owing, silence = link.worker, self._silence(begun)
         limit = self._settings.timeout
@@ -204,5 +205,16 @@ class WorkerStream:
             worker=owing,
         )
         link.fail(failure)
+        await self._find_stacks(failure, link)
         link.process.kill()
         raise failure
+
+    async def _find_stacks(self, failure: WorkerTimeout, hanging: Link) -> None:
+        # A worker may wait for the dispatching process, and that one hang. Both are of no use
+        # to an epoch that has failed.
+        asked = [hanging, *(link for link in self._crew.all_links() if link.worker is None)]
+        words = await asyncio.gather(*(last_words(link.process) for link in asked))
+        known = [(link.name, text) for link, text in zip(asked, words, strict=True) if text]
+        if known:
+            failure.stack = "\n".join(f"{name} stood here:\n{text}" for name, text in known)
+            failure.add_note(failure.stack)

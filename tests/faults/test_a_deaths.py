@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import get_worker_info, new_event_loop
-from asyncloader.workers import worker_stream
+from asyncloader.workers import last_words, worker_stream
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from tests.faults.child import (
     CLOSE_SECONDS,
@@ -185,10 +188,13 @@ HANGS: dict[str, Callable[[], Any]] = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "in C with the GIL": lambda: ctypes.PyDLL(None).sleep(1000),
     "sleeping": lambda: time.sleep(1000),
+    "waiting": lambda: threading.Event().wait(),
 }
 
 
 async def a_worker_hangs(how: str, flag: str) -> None:
+    is_silent = how == "stopped"
+    last_words.PATIENCE_SECONDS = 0.5 if is_silent else 10.0
     graph = numbers(100).map(in_the_first_epoch(flag, HANGS[how]))
     async with loader_of(graph, 2, timeout=0.5) as loader:
         with within(0.5 + 1.0):
@@ -198,36 +204,90 @@ async def a_worker_hangs(how: str, flag: str) -> None:
         assert error.worker == 1
         assert "worker 1" in str(error)
         assert "timeout=0.5" in str(error)
+        stack = error.stack or ""
+        if is_silent:
+            assert error.stack is None
+        else:
+            assert stack.startswith("worker 1 stood here"), stack
+            assert "in maybe" in stack
+            assert stack in error.__notes__
         assert [item async for item in loader] == list(range(100))
 
 
 @pytest.mark.parametrize("how", HANGS)
-def test_a3_a_worker_that_is_silent_for_too_long_is_killed(how, tmp_path):
+def test_a3_a_worker_that_is_silent_for_too_long_is_killed_and_says_where(how, tmp_path):
     play(tmp_path, a_worker_hangs, how, str(tmp_path / "flag"))
 
 
-async def a_worker_hangs_without_a_timeout(how: str, flag: str) -> None:
+def once_in_all(flag: str, number: int) -> int:
+    if number == 20 and not os.path.exists(flag):
+        open(flag, "x").close()
+        time.sleep(1000)
+    return number
+
+
+async def the_dispatching_process_hangs(flag: str) -> None:
+    last_words.PATIENCE_SECONDS = 10.0
+    slow = IterableWrapper(range(100)).map(partial(once_in_all, flag))
+    graph = slow.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    async with loader_of(graph, 2, timeout=0.5) as loader:
+        taken, error = await collected(loader)
+        assert taken == list(range(len(taken)))
+        assert isinstance(error, WorkerTimeout), error
+        _, _, stack = (error.stack or "").partition("the dispatching process stood here")
+        assert "in once_in_all" in stack
+        assert [item async for item in loader] == list(range(100))
+
+
+def test_a3_a_dispatching_process_that_hangs_says_where(tmp_path):
+    play(tmp_path, the_dispatching_process_hangs, str(tmp_path / "flag"))
+
+
+async def a_worker_hangs_without_a_timeout(flag: str) -> None:
     worker_stream.WARN_SECONDS = 0.3
     told: list[str] = []
+    told_twice = asyncio.Event()
+
+    def note(record: logging.LogRecord) -> None:
+        told.append(record.getMessage())
+        if len(told) == 2:
+            told_twice.set()
+
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = note  # type: ignore[method-assign]
     logging.getLogger("asyncloader").addHandler(handler)
-    graph = numbers(100).map(in_the_first_epoch(flag, HANGS[how]))
-    loader = loader_of(graph, 2)
+    graph = numbers(100).map(in_the_first_epoch(flag, HANGS["sleeping"]))
+    async with loader_of(graph, 2) as loader:
+        items = asyncio.ensure_future(collected(loader))
+        await told_twice.wait()
+        assert not items.done()
+        assert all("waiting for worker 1" in each for each in told), told
+    await items
+
+
+def test_a3_without_a_timeout_a_warning_names_it_again_and_again(tmp_path):
+    assert worker_stream.WARN_SECONDS == 30.0
+    play(tmp_path, a_worker_hangs_without_a_timeout, str(tmp_path / "flag"))
+
+
+def hang_in_three_ways(number: int) -> int:
+    info = get_worker_info()
+    # The first item of a worker goes at once; a call that keeps the GIL may hold up a later one.
+    if info is not None and number >= 3:
+        list(HANGS.values())[info.worker_id]()
+    return number
+
+
+async def workers_hang_at_close() -> None:
+    loader = loader_of(numbers(100).map(hang_in_three_ways), 3)
     items = aiter(loader)
-    with pytest.raises(TimeoutError):  # noqa: PT012 - both wait for the same worker
-        async with asyncio.timeout(1.5):
-            async for _ in items:
-                pass
-    assert told
-    assert all("worker 1" in each for each in told), told
+    assert [await anext(items) for _ in range(3)] == [0, 1, 2]
     with within(CLOSE_SECONDS):
         await loader.aclose()
 
 
-@pytest.mark.parametrize("how", HANGS)
-def test_a3_without_a_timeout_a_warning_names_it_and_closing_is_quick(how, tmp_path):
-    play(tmp_path, a_worker_hangs_without_a_timeout, how, str(tmp_path / "flag"))
+def test_a3_closing_is_quick_whatever_they_hang_in(tmp_path):
+    play(tmp_path, workers_hang_at_close)
 
 
 def limited(pipe: Any, info: Any) -> Any:

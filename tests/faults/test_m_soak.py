@@ -14,7 +14,7 @@ import pytest
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.faults.child import loader_of, numbers, play
-from tests.leaks import Belongings
+from tests.leaks import Belongings, left_since
 from tests.processes.scripts import ROOT
 
 #: What a soak of the test suite may take; by hand it may be as long as one likes.
@@ -53,7 +53,7 @@ async def many_epochs(graph: str, count: int) -> None:
             if epoch == count // 4:
                 before, size = Belongings.now(), rss_mib()
         await asyncio.sleep(0)
-        assert not Belongings.now().beyond(before)
+        assert not left_since(before)
         assert rss_mib() - size < 8
 
 
@@ -66,7 +66,7 @@ def many_epochs_by_for(graph: str, count: int) -> None:
             assert list(loader) == list(range(20))
             if epoch == count // 4:
                 before, size = Belongings.now(), rss_mib()
-        assert not Belongings.now().beyond(before)
+        assert not left_since(before)
         assert rss_mib() - size < 8
 
 
