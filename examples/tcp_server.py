@@ -2,15 +2,22 @@
 
 A client sends a number in a line and is answered with its prime factors. The factoring
 keeps a processor busy, so it runs in two worker processes; the graph itself ends in the
-answers, so `feed.serve(loader)` does all the replying. This example is its own client, too.
+answers, so `feed.serve(loader)` does all the replying. On SIGTERM what was accepted is
+answered first.
 
-    python examples/tcp_server.py
+    python examples/tcp_server.py 8000    # serves on 127.0.0.1:8000, until SIGTERM
+    python examples/tcp_server.py         # is its own client, too, and ends by itself
 """
 
 import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
-from asyncloader.errors import Overloaded
+from asyncloader.errors import LoaderClosed, Overloaded
 
 CLIENTS = 20
 REQUESTS = 25
@@ -26,30 +33,54 @@ def prime_factors(number: int) -> list[int]:
     return [*factors, number] if number > 1 else factors
 
 
-async def main() -> None:
+async def answer(feed: Feed, line: str) -> str:
+    try:
+        return " ".join(map(str, await feed.ask(line, timeout=10)))
+    except (Overloaded, LoaderClosed, TimeoutError, ValueError) as error:
+        return f"error: {error}"
+
+
+async def serve(port: int, on_ready: Callable[[int], None] = print) -> None:
+    """Serve until SIGTERM; ``on_ready`` is told the port."""
     feed = Feed(max_pending=1000)
     graph = feed.map(int).map(prime_factors)
-    service = MultiProcessingReadingService(num_workers=2)
+    loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(num_workers=2))
+    talks: dict[asyncio.Task, asyncio.StreamWriter] = {}
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            try:
-                factors = await feed.ask(line.decode(), timeout=10)
-                text = " ".join(map(str, factors))
-            except (Overloaded, TimeoutError, ValueError) as error:
-                text = f"error: {error}"
-            writer.write(f"{text}\n".encode())
-            await writer.drain()
-        writer.close()
+        talks[asyncio.current_task()] = writer
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                writer.write(f"{await answer(feed, line.decode())}\n".encode())
+                await writer.drain()
+        del talks[asyncio.current_task()]
 
-    async with feed.serve(DataLoader2(graph, reading_service=service)):
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            right = await asyncio.gather(*(client(port, each) for each in range(CLIENTS)))
-            print(f"{sum(right)} of {CLIENTS * REQUESTS} answers are right")
-            print("an error:", await ask(port, "seven"))
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    async with feed.serve(loader):
+        server = await asyncio.start_server(talk, "127.0.0.1", port)
+        on_ready(server.sockets[0].getsockname()[1])
+        await stopped.wait()
+        server.close()
+    # Everything that was accepted was answered. Clients that would go on are told good-bye.
+    for writer in talks.values():
+        writer.close()
+    await asyncio.gather(*talks)
     print(f"answered {feed.stats().answered}, failed {feed.stats().failed}")
+
+
+async def main() -> None:
+    if len(sys.argv) > 1:
+        await serve(int(sys.argv[1]))
+        return
+    ready = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(0, ready.set_result))
+    port = await ready
+    right = await asyncio.gather(*(client(port, each) for each in range(CLIENTS)))
+    print(f"{sum(right)} of {CLIENTS * REQUESTS} answers are right")
+    print("an error:", await ask(port, "seven"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
 
 
 async def client(port: int, which: int) -> int:
@@ -68,10 +99,10 @@ async def client(port: int, which: int) -> int:
 async def ask(port: int, question: str) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{question}\n".encode())
-    answer = (await reader.readline()).decode().strip()
+    found = (await reader.readline()).decode().strip()
     writer.close()
     await writer.wait_closed()
-    return answer
+    return found
 
 
 if __name__ == "__main__":

@@ -75,8 +75,10 @@ class FedStream:
         finally:
             await aclose_items(items)
             self._is_dealt = True
-            for link in self._living():
-                self._line_to(link).finish()
+            # One whose worker is being replaced hands on what it was told.
+            for link in self._crew.links:
+                if link.line is not None:
+                    link.line.finish()
             self._waiter.wake()
 
     async def take(self) -> list[Any]:
@@ -183,6 +185,9 @@ class FedStream:
                 while arrived := self._opened(self._inboxes[link.worker or 0]):
                     items += arrived
                 self._lose_all(link, link.failure)
+                if link.line is not None and link.line.has_nameless:
+                    # Nobody can say which of them came back.
+                    self._error = link.failure
                 self._recover(link)
         lost, self._lost = self._lost, []
         return items + lost

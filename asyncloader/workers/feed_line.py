@@ -43,6 +43,8 @@ class FeedLine:
         self.on_credit: Callable[[], None] = _nothing
         #: Whether the worker was told that every item was dealt.
         self.is_finished = False
+        #: Whether the worker was dealt items without a key.
+        self.has_nameless = False
         self.last_heard = time.monotonic()
         self._channel = LoopChannel(sock)
         self._arena = Arena(arena_bytes)
@@ -74,7 +76,7 @@ class FeedLine:
         self.credits = 0
         self.out.clear()
         self.on_credit = _nothing
-        self.is_finished = False
+        self.is_finished = self.has_nameless = False
 
     def go_on_for(self, predecessor: FeedLine) -> None:
         """Deal in the place of another, whose worker is gone."""
@@ -141,6 +143,7 @@ class FeedLine:
     def _note(self, item: Any) -> Key | None:
         self.credits -= 1
         if not isinstance(item, Envelope):
+            self.has_nameless = True
             return None
         self.out[item.key] = (item, time.monotonic())
         return item.key

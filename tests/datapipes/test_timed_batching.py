@@ -106,6 +106,60 @@ async def test_a_loader_runs_timed_batches(num_workers):
         assert [batch async for batch in loader] == ["01", "23", "4"]
 
 
+PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+CHAINS = {
+    "alone": lambda pipe: pipe,
+    "prefetch": lambda pipe: pipe.prefetch(2),
+    "prefetch and map": lambda pipe: pipe.prefetch(2).map(list),
+    "async_map": lambda pipe: pipe.async_map(soon, concurrency=2),
+}
+
+
+async def soon(batch: Any) -> Any:
+    await asyncio.sleep(0)
+    return batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+async def test_limits_and_pauses_stop_between_batches_and_lose_none(chain, num_workers):
+    graph = chain(IterableWrapper(range(10)).batch(2, max_wait=LONG))
+    service = MultiProcessingReadingService(num_workers)
+    async with DataLoader2(graph, reading_service=service) as loader:
+        batches = aiter(loader)
+        batches.limit(2)
+        assert [batch async for batch in batches] == PAIRS[:2]
+        batches.limit(None)
+        batches.pause()
+        assert [batch async for batch in batches] == []
+        batches.resume()
+        assert [batch async for batch in batches] == PAIRS[2:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_a_for_has_the_same_batches(chain, num_workers):
+    graph = chain(IterableWrapper(range(10)).batch(2, max_wait=LONG))
+    service = MultiProcessingReadingService(num_workers)
+    with DataLoader2(graph, reading_service=service) as loader:
+        loader.limit(3)
+        assert list(loader) == PAIRS[:3]
+        loader.limit(None)
+        assert list(loader) == PAIRS
+
+
+async def test_a_batch_that_nobody_takes_holds_no_more_than_there_is_room_for():
+    arrivals = Arrivals()
+    batches = aiter(arrivals.batch(3, max_wait=LONG))
+    arrivals.put(*range(10))
+    assert await anext(batches) == [0, 1, 2]
+    await asyncio.sleep(0.01)
+    # Three are held; the rest waits where it is.
+    assert arrivals.queue.qsize() >= 3
+    assert [await anext(batches) for _ in range(2)] == [[3, 4, 5], [6, 7, 8]]
+    await batches.aclose()
+
+
 def test_there_is_no_length_and_no_snapshot():
     graph = IterableWrapper(range(5)).batch(2, max_wait=1)
     with pytest.raises(TypeError, match="by the clock"):

@@ -296,6 +296,70 @@ async def test_a_full_feed_refuses_at_once():
     assert feed.stats().refused == 1
 
 
+async def test_under_overload_those_accepted_wait_for_no_more_than_max_pending_others():
+    answered = refused = 0
+    overtaken: list[int] = []
+
+    async def client(number: int) -> None:
+        nonlocal answered, refused
+        for _ in range(40):
+            before = answered
+            try:
+                assert await feed.ask(number) == 2 * number
+            except Overloaded:
+                refused += 1
+                await asyncio.sleep(0)
+            else:
+                overtaken.append(answered - before)
+                answered += 1
+
+    feed = Feed(max_pending=8)
+    async with feed.serve(DataLoader2(feed.map(double))), asyncio.TaskGroup() as group:
+        for number in range(64):
+            group.create_task(client(number))
+    assert (answered, refused) == (feed.stats().answered, feed.stats().refused)
+    assert answered + refused == 64 * 40
+    assert refused > 0
+    # Those before it in the feed, and those whose clients had not yet heard their answers.
+    assert max(overtaken) < 2 * 8
+
+
+async def test_requests_are_begun_in_the_order_in_which_they_were_asked():
+    begun: list[str] = []
+
+    def begin(name: str) -> str:
+        begun.append(name)
+        return name
+
+    feed = Feed()
+    names = [*(f"flood {n}" for n in range(50)), "one", *(f"flood {n}" for n in range(50, 100))]
+    async with feed.serve(DataLoader2(feed.thread_map(begin, concurrency=1))):
+        await asyncio.gather(*map(feed.ask, names))
+    assert begun == names
+
+
+async def test_stats_say_how_many_wait_for_how_long_and_how_full_batches_are():
+    feed = Feed()
+    asked = [asyncio.create_task(feed.ask(number)) for number in range(6)]
+    await asyncio.sleep(0.01)
+    before = feed.stats()
+    assert (before.queued, before.under_way, before.answered) == (6, 0, 0)
+    async with DataLoader2(feed.batch(4, max_wait=LONG)) as loader:
+        feed.close()
+        counts = []
+        async for batch in loader:
+            stats = feed.stats()
+            counts.append((stats.queued + stats.under_way, stats.answered))
+            batch.reply(batch.data)
+    assert counts == [(6, 0), (2, 4)]
+    assert await asyncio.gather(*asked) == [*range(6)]
+    stats = feed.stats()
+    assert (stats.queued, stats.under_way, stats.answered) == (0, 0, 6)
+    assert 0.009 < stats.mean_wait <= stats.longest_wait
+    # A batch of four, and one of two that was closed by the end.
+    assert stats.batch_fill == (1 + 0.5) / 2
+
+
 async def test_a_request_that_waited_in_vain_times_out():
     feed = Feed(max_pending=1)
     for _ in range(3):

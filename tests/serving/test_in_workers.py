@@ -434,3 +434,35 @@ async def test_the_error_of_a_source_that_lives_with_the_loader_is_raised():
     async with DataLoader2(Failing(1).map(double), reading_service=workers()) as loader:
         with pytest.raises(ArithmeticError, match="broken"):
             [item async for item in loader]
+
+
+@pytest.mark.parametrize("on_worker_death", ["raise", "restart"])
+async def test_a_source_whose_items_have_no_names_fails_with_the_worker_that_has_some(
+    tmp_path, on_worker_death
+):
+    def die_at_twenty(number: int) -> int:
+        if number == 20:
+            die_once(str(tmp_path / "died"))
+        return number
+
+    service = workers(on_worker_death=on_worker_death)
+    async with DataLoader2(Ticks(40).map(die_at_twenty), reading_service=service) as loader:
+        with pytest.raises(WorkerDied):
+            [item async for item in loader]
+        assert sorted([item async for item in loader]) == [*range(40)]
+
+
+async def test_a_feed_that_is_closed_while_a_worker_is_replaced_comes_to_its_end():
+    feed = Feed()
+    service = workers(on_worker_death="restart")
+    async with DataLoader2(feed.map(with_place), reading_service=service) as loader:
+
+        async def answer() -> None:
+            async for request in loader:
+                request.reply(request.data)
+
+        answering = asyncio.create_task(answer())
+        _, (pid, _) = await feed.ask(1)
+        os.kill(pid, signal.SIGKILL)
+        feed.close()
+        await answering
