@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -76,12 +76,8 @@ class ThreadGiver(Generic[T]):
         self.iterator: Iterator[T] = iter(())
         self.error: BaseException | None = None
         exchange.giver = self._waiter
-        context = contextvars.copy_context()
-        context.run(PLACE.set, (home, self._waiter))
         name = f"asyncloader {type(items).__name__}"
-        self._thread = threading.Thread(
-            target=context.run, args=(self._run,), name=name, daemon=True
-        )
+        self._thread = thread_at(name, home, self._waiter, self._run)
         self._thread.start()
 
     async def finish(self) -> None:
@@ -106,6 +102,9 @@ class ThreadGiver(Generic[T]):
     def _run(self) -> None:
         try:
             self._give_all()
+        except Stopped:
+            # One without a traceback, by which all that was under way would live on.
+            self.error = Stopped()
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
         self._exchange.end(self.error)
@@ -211,10 +210,32 @@ def run_at(home: Home) -> contextvars.Context:
     return context
 
 
+# The waiter of the present thread, if it was started at a home.
+_own = threading.local()
+
+
+def thread_at(
+    name: str, home: Home, waiter: ThreadWaiter, work: Callable[..., object], *args: Any
+) -> threading.Thread:
+    """Return a daemon thread to be started, whose waits end when its waiter is stopped."""
+
+    def run() -> None:
+        _own.waiter = waiter
+        work(*args)
+
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, waiter))
+    return threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
+
+
 def present_waiter() -> ThreadWaiter:
     """Return a waiter for this thread, which ends its waits when its pass is closed."""
     place = PLACE.get()
-    return (place[1] if place is not None else None) or ThreadWaiter()
+    own: ThreadWaiter | None = getattr(_own, "waiter", None)
+    # Threads that were begun here have the place too, but a waiter is for one thread.
+    if own is None or place is None or place[1] is not own:
+        return ThreadWaiter()
+    return own
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]], seconds: float = CLOSE_SECONDS) -> None:

@@ -22,13 +22,18 @@ async def groups_of(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
         try:
             async for group in source:
                 yield group
+                del group
         finally:
             await aclose_items(source)
         return
     iterator = aiter(items)
     try:
         async for item in iterator:
-            yield [item]
+            group = [item]
+            # Nothing handed out is kept alive here while the next is made.
+            del item
+            yield group
+            del group
     finally:
         await aclose_items(iterator)
 
