@@ -11,6 +11,9 @@ counts what is asked and which connections are open.
     /silent              no answer at all
     /stall               the head and half a body, then nothing
     /squeezed            a megabyte of zeros, compressed
+    /file/2/x            the file x or the part of it that is asked for; half of that (or
+                         another share) the first two times
+    /endless             zeros, as fast as they are read
     /cookie              whether a cookie came back; sets one
     /auth                the Authorization header
 """
@@ -36,6 +39,18 @@ class HttpServer:
     connections: int = 0
     asked: Counter[str] = field(default_factory=Counter)
     extra_head: str = ""
+    #: What ``/file`` answers with, and the tags of the files that have one.
+    files: dict[str, bytes] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    #: Whether ``/file`` gives parts of files.
+    gives_parts: bool = True
+    #: How much of it an answer has that is cut short.
+    share: float = 0.5
+    #: Where each answer of ``/file`` began.
+    begun_at: list[int] = field(default_factory=list)
+    #: How much of ``/endless`` was sent, and whether a reader made it wait.
+    sent: int = 0
+    waited: asyncio.Event = field(default_factory=asyncio.Event)
     _all_closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def url(self, path: str) -> str:
@@ -101,6 +116,12 @@ class HttpServer:
             case ["squeezed"]:
                 squeezed = zlib.compress(bytes(1 << 20))
                 writer.write(whole(200, squeezed, "Content-Encoding: deflate\r\n"))
+            case ["file", times, name]:
+                is_cut = self.asked[path] <= int(times)
+                writer.write(self._part(name, headers, is_cut))
+                return not is_cut
+            case ["endless"]:
+                await self._send_zeros(writer)
             case ["cookie"]:
                 came = headers.get("Cookie", "none").encode()
                 writer.write(whole(200, came, "Set-Cookie: a=b\r\n"))
@@ -109,6 +130,28 @@ class HttpServer:
             case _:
                 writer.write(whole(404, b"no such path"))
         return True
+
+    def _part(self, name: str, headers: dict[str, str], is_cut: bool) -> bytes:
+        content, tag = self.files[name], self.tags.get(name, "")
+        more = f"ETag: {tag}\r\n" if tag else ""
+        begin = int(headers.get("Range", "bytes=0-")[6:-1])
+        if headers.get("If-Range", tag) != tag or not self.gives_parts:
+            begin = 0
+        if begin:
+            more += f"Content-Range: bytes {begin}-{len(content) - 1}/{len(content)}\r\n"
+        self.begun_at.append(begin)
+        answer = whole(206 if begin else 200, content[begin:], more)
+        rest = len(content) - begin
+        return answer[: len(answer) - rest + int(rest * self.share)] if is_cut else answer
+
+    async def _send_zeros(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole(200, b"").replace(b": 0", b": %d" % (1 << 50)))
+        while True:
+            writer.write(bytes(1 << 16))
+            self.sent += 1 << 16
+            if writer.transport.get_write_buffer_size():  # type: ignore[attr-defined]
+                self.waited.set()
+            await writer.drain()
 
     async def _head(self, reader: asyncio.StreamReader) -> str:
         try:

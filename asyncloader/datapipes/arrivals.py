@@ -43,6 +43,10 @@ class OldestFirst(Generic[C]):
         """Return the next, with the position of its item."""
         return self._calls.popleft()
 
+    def clear(self) -> None:
+        """Forget them all."""
+        self._calls.clear()
+
     def wants(self, position: int) -> bool:
         """Whether none can be taken before the item at a position, or a later one, is begun."""
         return False
@@ -82,6 +86,11 @@ class ReadyFirst(Generic[C]):
     def take(self) -> tuple[int, C]:
         """Return the next, with the position of its item."""
         return self._ready.popleft()
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._ready.clear()
+        self._early.clear()
 
     def wants(self, position: int) -> bool:
         """Whether none can be taken before the item at a position, or a later one, is begun."""

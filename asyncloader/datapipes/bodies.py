@@ -28,7 +28,7 @@ async def whole_body(chunks: AsyncIterable[Any], name: str, max_bytes: int) -> b
     return b"".join(held) if size < LARGE else await in_thread(b"".join, held)
 
 
-def check_size(size: int, name: str, max_bytes: int) -> None:
+def check_size(size: int, name: str, max_bytes: float) -> None:
     """Raise ResourceExhausted for a body that is too large."""
     if size > max_bytes:
         raise ResourceExhausted(

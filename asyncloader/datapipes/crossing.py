@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.cursors import first_cursors, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.datapipes.home import PLACE, Home
+from asyncloader.datapipes.home import PLACE, Home, present_waiter
 from asyncloader.runtime import LoopThread, LoopWaiter, Stopped, ThreadWaiter, running_loop
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ async def from_thread(items: Iterable[T], crossing: Exchange[T] | None = None) -
         # Its home waits for the thread. A wait right here would be cut off by the end of
         # the loop where a reader drops this generator instead of closing it.
         giver.stop()
+        exchange.drop()
         if shared is None:
             await giver.aclose()
 
@@ -56,8 +57,7 @@ def from_loop(items: AsyncIterable[T], crossing: Exchange[T] | None = None) -> I
     place = PLACE.get()
     exchange = crossing or crossing_of(items)
     if place is not None and place[0].loop is not running_loop():
-        home, waiter = place
-        yield from _taken(home, items, exchange, waiter or ThreadWaiter())
+        yield from _taken(place[0], items, exchange, present_waiter())
         return
     thread = LoopThread()
     try:
@@ -91,6 +91,7 @@ def _taken(
         with contextlib.suppress(RuntimeError, Stopped):
             home.loop.call_soon_threadsafe(giver.stop)
             waiter.until(lambda: giver.is_done)
+        exchange.drop()
 
 
 def draw_for_all(items: Iterator[T]) -> T:
@@ -117,21 +118,22 @@ def loop_calls() -> Iterator[Callable[..., Any]]:
     """
     place = PLACE.get()
     if place is not None and place[0].loop is not running_loop():
-        yield functools.partial(_call, place[0].loop, place[1] or ThreadWaiter())
+        yield functools.partial(call_on, place[0].loop, present_waiter())
         return
     thread = LoopThread()
     try:
-        yield functools.partial(_call, thread.loop, ThreadWaiter())
+        yield functools.partial(call_on, thread.loop, ThreadWaiter())
     finally:
         thread.close()
 
 
-def _call(
+def call_on(
     loop: asyncio.AbstractEventLoop,
     waiter: ThreadWaiter,
     function: Callable[..., Coroutine[Any, Any, T]],
     *args: Any,
 ) -> T:
+    """Run an async function on a loop of another thread, and wait for its result."""
     future = asyncio.run_coroutine_threadsafe(function(*args), loop)
     future.add_done_callback(lambda _: waiter.wake())
     try:

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from asyncloader.datapipes.cursors import Cursors, Marks
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.runtime import Stopped
 
 T = TypeVar("T")
 
@@ -83,7 +84,13 @@ class Exchange(Generic[T]):
         if not self._ended:
             self._error = None if error is None else LastingError(error)
             self._ended = True
+        if isinstance(error, Stopped):
+            self.drop()
         self.taker.wake()
+
+    def drop(self) -> None:
+        """Let go of items that nobody will take; the pipe may live on, and keep this."""
+        self._items.clear()
 
     def has_room(self) -> bool:
         """Whether the giver may go on."""

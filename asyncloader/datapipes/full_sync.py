@@ -120,6 +120,7 @@ class FullSync(OneToOne, IterDataPipe[T]):
                 group = ahead.take()
                 ahead.yielded += len(group)
                 yield group
+                del group
 
     async def _windows(self) -> AsyncGenerator[AgreedAhead[T], None]:
         """Yield the pass whenever there are items in it that may be taken."""

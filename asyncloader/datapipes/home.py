@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -85,12 +85,8 @@ class ThreadGiver(Generic[T]):
         self.error: BaseException | None = None
         exchange.giver = self._waiter
         self._watched = home.watching.new(items, _GIVE_ALL, home.loop)
-        context = contextvars.copy_context()
-        context.run(PLACE.set, (home, self._waiter))
         name = f"asyncloader {brief_name(items)}"
-        self._thread = threading.Thread(
-            target=context.run, args=(self._run,), name=name, daemon=True
-        )
+        self._thread = thread_at(name, home, self._waiter, self._run)
         self._thread.start()
 
     async def finish(self) -> None:
@@ -118,6 +114,9 @@ class ThreadGiver(Generic[T]):
         self._watched.thread = threading.get_ident()
         try:
             self._give_all()
+        except Stopped:
+            # One without a traceback, by which all that was under way would live on.
+            self.error = Stopped()
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
         self._watched.end()
@@ -234,10 +233,32 @@ def run_at(home: Home) -> contextvars.Context:
     return context
 
 
+# The waiter of the present thread, if it was started at a home.
+_own = threading.local()
+
+
+def thread_at(
+    name: str, home: Home, waiter: ThreadWaiter, work: Callable[..., object], *args: Any
+) -> threading.Thread:
+    """Return a daemon thread to be started, whose waits end when its waiter is stopped."""
+
+    def run() -> None:
+        _own.waiter = waiter
+        work(*args)
+
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, waiter))
+    return threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
+
+
 def present_waiter() -> ThreadWaiter:
     """Return a waiter for this thread, which ends its waits when its pass is closed."""
     place = PLACE.get()
-    return (place[1] if place is not None else None) or ThreadWaiter()
+    own: ThreadWaiter | None = getattr(_own, "waiter", None)
+    # Threads that were begun here have the place too, but a waiter is for one thread.
+    if own is None or place is None or place[1] is not own:
+        return ThreadWaiter()
+    return own
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -24,7 +24,11 @@ async def _one_by_one(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
     iterator = aiter(items)
     try:
         async for item in iterator:
-            yield [item]
+            group = [item]
+            # Nothing handed out is kept alive here while the next is made.
+            del item
+            yield group
+            del group
     finally:
         await aclose_items(iterator)
 

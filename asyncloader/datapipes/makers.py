@@ -7,13 +7,12 @@ the pass, and goes on whether or not anybody takes what was made before it.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.home import PLACE, Home, ended_threads, present_waiter
+from asyncloader.datapipes.home import PLACE, Home, ended_threads, present_waiter, thread_at
 from asyncloader.runtime import LoopThread, ThreadWaiter, running_loop
 
 T = TypeVar("T")
@@ -82,13 +81,8 @@ class Makers:
         """Begin to make something; what waits in there is stopped when the makers are left."""
         making: Making[T] = Making()
         waiter = ThreadWaiter()
-        context = contextvars.copy_context()
-        context.run(PLACE.set, (self._home, waiter))
-        thread = threading.Thread(
-            target=context.run,
-            args=(self._make, making, function, *args),
-            name="asyncloader maker",
-            daemon=True,
+        thread = thread_at(
+            "asyncloader maker", self._home, waiter, self._make, making, function, *args
         )
         self._threads[thread] = waiter
         thread.start()

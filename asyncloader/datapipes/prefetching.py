@@ -105,6 +105,9 @@ class ReadAhead(RunningAhead[T], Pass[T]):
         self.wake_reader()
         return item
 
+    def drop(self) -> None:
+        self.buffer.clear()
+
     def put_above(self, into: Cursors) -> None:
         into.update(self.above.at(self.yielded))
 

@@ -56,6 +56,9 @@ class RunningAhead(ABC, Generic[T]):
     def next(self) -> T:
         """Take the next of what is held; only after ``has_next`` said that it is there."""
 
+    def drop(self) -> None:
+        """Let go of what is held, which nobody will take."""
+
     async def has_next(self) -> bool:
         """Wait for something to take; False at the end, and an error in its place."""
         await self._consumer.until(self._is_ready)
@@ -79,6 +82,8 @@ class RunningAhead(ABC, Generic[T]):
             self._task.cancel()
         await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
         self._task.cancel()
+        # The errors that ended it keep this alive for a while.
+        self.drop()
 
     async def work(self) -> None:
         """Do what the task is for."""

@@ -46,9 +46,9 @@ class TarArchiveLoader(Expander[PathAndStream]):
 
     A file's path is that of the archive with the file's name after it, and never leads
     out of the archive. Links, folders and devices are left out. A file may be held and
-    read later; where the archive itself cannot seek, it has to be read before the next
-    is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to insist on a compression.
-    What a hostile archive could do is limited, as ``Limits`` says.
+    read later; where the archive itself cannot seek, what was not read of it is held in
+    memory when the next is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to
+    insist on a compression. What a hostile archive could do is limited, as ``Limits`` says.
 
     >>> import io, tarfile
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -119,8 +119,9 @@ class TarArchive:
             with naming(path):
                 kind = compression_of(source) if compression == "*" else compression
                 content = unpacked_stream(source, kind, unpacking) if kind else source
+                self._input = TarInput(path, content)
                 self._tar = tarfile.TarFile(
-                    fileobj=TarInput(path, content),  # type: ignore[arg-type]
+                    fileobj=self._input,  # type: ignore[arg-type]
                     mode="r",
                     tarinfo=StrictTarInfo,
                 )
@@ -151,6 +152,8 @@ class TarArchive:
 
     def _next(self) -> tarfile.TarInfo | None:
         with self.archive.lock, naming(self.path):
+            if not self._input.seekable():
+                self.archive.keep_latest()
             # A tar remembers all that it has seen, which may be millions.
             self._tar.members.clear()  # type: ignore[attr-defined]
             return self._tar.next()
@@ -196,9 +199,6 @@ class TarInput:
             self._place = place
             return
         if place < self._place:
-            raise tarfile.StreamError(
-                "the archive's stream cannot seek, so that a member has to be read before"
-                " the next is taken"
-            )
+            raise tarfile.StreamError("the archive's stream cannot seek back")
         while self._place < place and self.read(min(place - self._place, PIECE_BYTES)):
             pass

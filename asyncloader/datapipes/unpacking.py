@@ -14,6 +14,7 @@ import lzma
 import re
 import tarfile
 import threading
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -204,6 +205,7 @@ class Archive:
         self.lock = threading.RLock()
         self._stream = stream
         self._holders = 1
+        self._latest: Callable[[], Member | None] = nobody
 
     def open_member(
         self, name: str, opener: Any, at_once: int = AT_ONCE_BYTES
@@ -212,7 +214,18 @@ class Archive:
 
         No more than ``at_once`` bytes are asked of its opener at a time.
         """
-        return io.BufferedReader(Member(self, name, opener, at_once), BUFFER_BYTES)
+        member = Member(self, name, opener, at_once)
+        self._latest = weakref.ref(member)
+        return io.BufferedReader(member, BUFFER_BYTES)
+
+    def keep_latest(self) -> None:
+        """Hold what is left of the member opened last, if somebody has it still.
+
+        To be called before the stream goes on, where it cannot go back.
+        """
+        latest = self._latest()
+        if latest is not None:
+            latest.keep()
 
     def hold(self) -> None:
         """Keep the stream open."""
@@ -225,6 +238,10 @@ class Archive:
             self._holders -= 1
             if self._holders == 0:
                 self._stream.close()
+
+
+def nobody() -> None:
+    """Return that there is no member."""
 
 
 class Member(Counted):
@@ -243,9 +260,30 @@ class Member(Counted):
             place: int = self._opener.seek(offset, whence)
         return place
 
+    def keep(self) -> None:
+        """Hold what is left in memory: the archive is going on."""
+        with self._lock:
+            if not self.closed:
+                place = self.tell()
+                self._opener = Rest(place, self.readall())
+
     def close(self) -> None:
         if not self.closed:
             super().close()
             with self._lock:
                 self._opener.close()
             self._archive.let_go()
+
+
+class Rest(io.BytesIO):
+    """What was left of a member at some place in it."""
+
+    def __init__(self, place: int, content: bytes) -> None:
+        super().__init__(content)
+        self._begin = place
+
+    def seekable(self) -> bool:
+        return self._begin == 0
+
+    def tell(self) -> int:
+        return self._begin + super().tell()

@@ -1,42 +1,50 @@
 """What is read over HTTP.
 
 This file is about read_from_http: many URLs at once, each body whole and checked
-before it is handed on.
+before it is handed on, or as a stream that is read as it is wanted.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import email.utils
-import time
-import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.async_mapping import AsyncMapper
+from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.bodies import handed_on, whole_body
 from asyncloader.datapipes.extras import imported
+from asyncloader.datapipes.http_body import HttpBody
+from asyncloader.datapipes.http_requests import (
+    Sessions,
+    check_status,
+    failing,
+    request_settings_of,
+    shown,
+    with_headers,
+)
 from asyncloader.datapipes.tolerance import OnError
-from asyncloader.errors import HttpError, HttpUnavailable
+from asyncloader.datapipes.wire import Wire, wired
+from asyncloader.errors import HttpUnavailable
 
-#: A server that takes longer to accept a connection, or to send a next byte, is gone.
-CONNECT_SECONDS = 30.0
-SILENCE_SECONDS = 60.0
+#: How many requests are under way: for whole bodies, and for streams, of which one is read.
+BODIES, STREAMS = 64, 2
 
-#: Statuses of a server that may do better when it is asked again.
-PASSING = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
+#: No whole body is larger, unless it is said.
+MAX_BODY_BYTES = 1 << 30
+
+#: Errors of a server that may do better when it is asked again.
+PASSING_ERRORS = (HttpUnavailable, TimeoutError)
 
 
 @functional_datapipe("read_from_http")
 class HttpReader(AsyncMapper[Any]):
     """Yield ``(url, stream)`` for each URL, the stream holding the whole body.
 
-    ``as_bytes=True`` yields ``(url, bytes)`` instead. Up to ``concurrency`` requests are
-    under way, in the source's order or with ``ordered=False`` as they are ready, over
+    ``as_bytes=True`` yields ``(url, bytes)`` instead. Up to ``concurrency`` requests (64)
+    are under way, in the source's order or with ``ordered=False`` as they are ready, over
     connections that are kept for the pass and closed with it.
 
     An attempt may take ``timeout`` seconds; in any case a server is given up that takes
@@ -44,15 +52,22 @@ class HttpReader(AsyncMapper[Any]):
     connections, bodies cut short and timeouts are tried again up to ``retries`` times,
     first after ``backoff`` seconds, then twice as long each time, or as long as the server
     asks for (30 s at most). At most ``max_redirects`` redirects are followed. A body of
-    more than ``max_bytes``, decompressed, is a ``ResourceExhausted``; any other
+    more than ``max_bytes`` (1 GiB), decompressed, is a ``ResourceExhausted``; any other
     failure is an ``HttpError``, or a ``TimeoutError``.
+
+    ``stream=True`` is for bodies too large to hold, such as tars for load_from_tar. Each
+    comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2),
+    and is read over the network as it is read here, where ``timeout`` and ``retries`` are
+    for every step. After a lost connection the rest is asked for; a server that does not
+    send it, of the same version, makes an ``HttpError`` of the read. ``max_bytes`` has no
+    default. A stream keeps its connection until it is at its end, closed, or dropped.
+    Reading one blocks its thread, so on a loop leave it to a pipe or to a thread.
 
     ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
     function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
     ``request_settings`` go to aiohttp's ``ClientSession.get``: ``headers``, ``params``,
     ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``. Proxies of the
-    environment are used. Needs aiohttp (the
-    extra ``cloud``).
+    environment are used. Needs aiohttp (the extra ``cloud``).
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> urls = IterableWrapper(["http://127.0.0.1:9/none"])
@@ -66,137 +81,96 @@ class HttpReader(AsyncMapper[Any]):
         timeout: float | None = None,
         skip_on_error: bool = False,
         *,
-        concurrency: int = 64,
+        concurrency: int | None = None,
         ordered: bool = True,
         retries: int = 3,
         backoff: float = 0.1,
         max_redirects: int = 10,
-        max_bytes: int = 1 << 30,
+        max_bytes: int | None = None,
         as_bytes: bool = False,
+        stream: bool = False,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         **request_settings: Any,
     ) -> None:
         if skip_on_error and on_error != "raise":
             raise ValueError('skip_on_error=True is on_error="skip"; give one of the two')
+        if stream and as_bytes:
+            raise ValueError("stream=True and as_bytes=True are two forms; give one of the two")
         self.skip_on_error = skip_on_error
         self.max_redirects = checked_count("max_redirects", max_redirects, at_least=0)
-        self.max_bytes = checked_count("max_bytes", max_bytes, at_least=1)
+        self.max_bytes = max_bytes
+        if max_bytes is not None:
+            checked_count("max_bytes", max_bytes, at_least=1)
         self.as_bytes = as_bytes
+        self.stream = stream
         # The request's settings may hold secrets, which are no matter for a fingerprint.
+        settings = {"max_redirects": max_redirects, **request_settings_of(request_settings)}
+        if concurrency is None:
+            concurrency = STREAMS if stream else BODIES
+        self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff)
         super().__init__(
             source_datapipe,
-            Get(self.max_redirects, self.max_bytes, as_bytes, request_settings),
+            OpenStream(settings, self.attempts, max_bytes)
+            if stream
+            else GetBody(settings, max_bytes or MAX_BODY_BYTES, as_bytes),
             concurrency=concurrency,
             ordered=ordered,
             timeout=timeout,
             retries=retries,
-            retry_on=(HttpUnavailable, TimeoutError),
+            retry_on=PASSING_ERRORS,
             backoff=backoff,
-            resource=Sessions(concurrency),
+            resource=Wires() if stream else Sessions(concurrency),
             on_error="skip" if skip_on_error else on_error,
             max_errors=max_errors,
         )
 
 
-class Sessions:
-    """Opens sessions with up to so many connections."""
+class GetBody:
+    """Reads the whole body of a URL, with a session."""
 
-    def __init__(self, connections: int) -> None:
-        self.connections = connections
-
-    @contextlib.asynccontextmanager
-    async def __call__(self) -> AsyncIterator[Any]:
-        aiohttp = await imported("aiohttp", "read_from_http")
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self.connections),
-            # What a server sets for one item must not change what another gets.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
-            ),
-            # Looking for proxies takes a thread for each request.
-            trust_env=bool(urllib.request.getproxies_environment()),
-        ) as session:
-            yield session
-
-
-class Get:
-    """Reads one URL with a session."""
-
-    def __init__(
-        self, max_redirects: int, max_bytes: int, as_bytes: bool, settings: dict[str, Any]
-    ) -> None:
+    def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
+        self.settings = settings
         self.max_bytes = max_bytes
         self.as_bytes = as_bytes
-        self.settings = {"max_redirects": max_redirects, **request_settings_of(settings)}
 
     async def __call__(self, url: str, session: Any) -> tuple[str, Any]:
-        if not isinstance(url, str):
-            raise TypeError(f"read_from_http reads URLs, got {type(url).__name__}")
-        body = await self._body_of(url, session)
-        return url, handed_on(body, self.as_bytes)
-
-    async def _body_of(self, url: str, session: Any) -> bytes:
-        import aiohttp
-
-        try:
+        check_url(url)
+        with failing(url):
             async with session.get(url, **self.settings) as response:
                 check_status(url, response)
-                return await whole_body(response.content.iter_any(), shown(url), self.max_bytes)
-        except HttpError:
-            raise
-        except TimeoutError as error:
-            raise TimeoutError(f"{shown(url)}: {described(error)}") from error
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-            raise HttpUnavailable(f"{shown(url)}: {described(error)}", url=url) from error
-        except aiohttp.ClientError as error:
-            raise HttpError(f"{shown(url)}: {described(error)}", url=url) from error
+                chunks = response.content.iter_any()
+                body = await whole_body(chunks, shown(url), self.max_bytes)
+        return url, handed_on(body, self.as_bytes)
 
 
-def request_settings_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as aiohttp takes them: user and password become a header."""
-    auth = settings.get("auth")
-    if not isinstance(auth, tuple):
-        return settings
-    code = base64.b64encode(":".join(auth).encode()).decode()
-    headers = {"Authorization": f"Basic {code}", **settings.get("headers", {})}
-    others = {name: value for name, value in settings.items() if name != "auth"}
-    return {**others, "headers": headers}
+class OpenStream:
+    """Opens the body of a URL, over a wire."""
+
+    def __init__(self, settings: dict[str, Any], attempts: Attempts, max_bytes: int | None) -> None:
+        # Parts of a body can be asked for where it is not compressed on its way.
+        self.settings = with_headers(settings, {"Accept-Encoding": "identity"})
+        self.attempts = attempts
+        self.max_bytes = float("inf") if max_bytes is None else max_bytes
+
+    async def __call__(self, url: str, wire: Wire) -> tuple[str, Any]:
+        check_url(url)
+        body = HttpBody(url, self.settings, self.attempts, self.max_bytes)
+        return url, await wire.opened(body)
 
 
-def check_status(url: str, response: Any) -> None:
-    """Raise an HttpError for an answer that is none."""
-    status = response.status
-    if status < 400:
-        return
-    message = f"{shown(url)}: the server answered {status} {response.reason}"
-    if status not in PASSING:
-        raise HttpError(message, url=url, status=status)
-    wait = seconds_of(response.headers.get("Retry-After", ""))
-    raise HttpUnavailable(message, url=url, status=status, retry_after=wait)
+class Wires:
+    """Opens a wire whose session is without a limit: who holds streams holds connections."""
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Wire]:
+        # In the wire's thread there would be nobody to hear that it is not installed.
+        await imported("aiohttp", "read_from_http")
+        async with wired(Sessions(0)) as wire:
+            yield wire
 
 
-def seconds_of(retry_after: str) -> float | None:
-    """Return how long a server asks to wait, in seconds or until a date; None if it does not."""
-    if retry_after.isdecimal():
-        return float(retry_after)
-    try:
-        date = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, date.timestamp() - time.time())
-
-
-def shown(url: str) -> str:
-    """Return a URL for a message, without what may be secret: user, password, query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def described(error: BaseException) -> str:
-    """Return what an error of aiohttp says, which may be nothing but its type."""
-    redirects = getattr(error, "history", ())
-    if redirects:
-        return f"it was redirected too often ({len(redirects)} times)"
-    return f"{type(error).__name__} {error}".rstrip()
+def check_url(url: Any) -> None:
+    """Raise a TypeError for an item that is no URL."""
+    if not isinstance(url, str):
+        raise TypeError(f"read_from_http reads URLs, got {type(url).__name__}")

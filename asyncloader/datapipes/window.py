@@ -91,6 +91,9 @@ class Window(RunningAhead[tuple[int, T]]):
         self.wake_reader()
         return position, task.result()
 
+    def drop(self) -> None:
+        self.results.clear()
+
     def _finish(self, task: asyncio.Task[T]) -> None:
         position = self.under_way.pop(task)
         if not task.cancelled():

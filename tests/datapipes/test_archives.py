@@ -6,6 +6,7 @@ import io
 import stat
 import tarfile
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -117,10 +118,39 @@ def test_files_may_be_read_after_the_pass_in_any_order_and_twice(
         assert files[path].read() == EXPECTED[path]
 
 
-def test_a_file_left_behind_in_what_cannot_seek_says_so() -> None:
-    files = list(loaded(TarArchiveLoader, packed_tar(CONTENTS), OneWay))
-    with pytest.raises(tarfile.StreamError, match=r"x/a.txt: .* has to be read before"):
-        files[0][1].read()
+@tars
+def test_files_of_what_cannot_seek_may_be_held_and_read_later(kind: str) -> None:
+    loader, content = PACKED[kind]
+    files = dict(loaded(loader, content, OneWay))
+    for path in reversed(EXPECTED):
+        assert files[path].read() == EXPECTED[path]
+        assert files[path].seek(0) == 0
+        assert files[path].read() == EXPECTED[path]
+
+
+def test_a_file_that_was_begun_is_held_from_there_on() -> None:
+    files = []
+    for path, file in loaded(TarArchiveLoader, packed_tar(CONTENTS), OneWay):
+        assert file.raw.read(2) == EXPECTED[path][:2]
+        files.append((path, file))
+    for path, file in files:
+        assert file.tell() == min(2, len(EXPECTED[path]))
+        assert file.read() == EXPECTED[path][2:]
+        assert file.tell() == len(EXPECTED[path])
+
+
+def test_a_file_that_nobody_holds_is_not_kept_in_memory() -> None:
+    content = packed_tar({"large": bytes(1 << 24), "small": b"x"})
+    tracemalloc.start()
+    try:
+        for _, file in TarArchiveLoader([("x", OneWay(content))]):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            del file
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 1 << 22
 
 
 def test_a_tar_does_not_have_to_begin_where_the_stream_does() -> None:

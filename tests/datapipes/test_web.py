@@ -14,8 +14,8 @@ import time
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.http_requests import seconds_of
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.web import seconds_of
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
 from tests.http_server import body, http_server
 from tests.leaks import leaves_nothing

@@ -1,0 +1,118 @@
+"""Requests over HTTP, and what is said when they fail.
+
+This file is about what aiohttp is asked with, and about ``failing``, which makes our errors
+of its own: those that may pass (``HttpUnavailable``, ``TimeoutError``) and those that will
+not.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import email.utils
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from asyncloader.datapipes.extras import imported
+from asyncloader.errors import HttpError, HttpUnavailable
+
+#: A server that takes longer to accept a connection, or to send a next byte, is gone.
+CONNECT_SECONDS = 30.0
+SILENCE_SECONDS = 60.0
+
+#: Statuses of a server that may do better when it is asked again.
+PASSING = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
+
+
+class Sessions:
+    """Opens sessions with up to so many connections; 0 is without a limit."""
+
+    def __init__(self, connections: int) -> None:
+        self.connections = connections
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Any]:
+        aiohttp = await imported("aiohttp", "read_from_http")
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self.connections),
+            # What a server sets for one item must not change what another gets.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+            ),
+            # Looking for proxies takes a thread for each request.
+            trust_env=bool(urllib.request.getproxies_environment()),
+        ) as session:
+            yield session
+
+
+@contextlib.contextmanager
+def failing(url: str, where: str = "") -> Iterator[None]:
+    """Say in an error of aiohttp's which URL it is of, and ``where``, as one of ours."""
+    import aiohttp
+
+    try:
+        yield
+    except HttpError:
+        raise
+    except TimeoutError as error:
+        raise TimeoutError(f"{shown(url)}{where}: {described(error)}") from error
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
+        raise HttpUnavailable(f"{shown(url)}{where}: {described(error)}", url=url) from error
+    except aiohttp.ClientError as error:
+        raise HttpError(f"{shown(url)}{where}: {described(error)}", url=url) from error
+
+
+def request_settings_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as aiohttp takes them: user and password become a header."""
+    auth = settings.get("auth")
+    if not isinstance(auth, tuple):
+        return settings
+    code = base64.b64encode(":".join(auth).encode()).decode()
+    others = {name: value for name, value in settings.items() if name != "auth"}
+    return with_headers(others, {"Authorization": f"Basic {code}"})
+
+
+def with_headers(settings: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    """Return settings that have these headers too, unless they are given already."""
+    return {**settings, "headers": headers | dict(settings.get("headers") or {})}
+
+
+def check_status(url: str, response: Any) -> None:
+    """Raise an HttpError for an answer that is none."""
+    status = response.status
+    if status < 400:
+        return
+    message = f"{shown(url)}: the server answered {status} {response.reason}"
+    if status not in PASSING:
+        raise HttpError(message, url=url, status=status)
+    wait = seconds_of(response.headers.get("Retry-After", ""))
+    raise HttpUnavailable(message, url=url, status=status, retry_after=wait)
+
+
+def seconds_of(retry_after: str) -> float | None:
+    """Return how long a server asks to wait, in seconds or until a date; None if it does not."""
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        date = email.utils.parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, date.timestamp() - time.time())
+
+
+def shown(url: str) -> str:
+    """Return a URL for a message, without what may be secret: user, password, query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def described(error: BaseException) -> str:
+    """Return what an error of aiohttp says, which may be nothing but its type."""
+    redirects = getattr(error, "history", ())
+    if redirects:
+        return f"it was redirected too often ({len(redirects)} times)"
+    return f"{type(error).__name__} {error}".rstrip()
