@@ -76,7 +76,8 @@ class Link:
         self.tally = b""
         #: By which the worker is dealt what lives with the loader, where anything does.
         self.line: FeedLine | None = None
-        self.last_heard = time.monotonic()
+        self._is_paused = False
+        self._last_heard = time.monotonic()
         self._oom_kills = oom_kills()
         self._channel = LoopChannel(process.sock)
         self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
@@ -84,6 +85,16 @@ class Link:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_news: Callable[[], None] = _nothing
         self._epoch = NO_EPOCH
+
+    @property
+    def last_heard(self) -> float:
+        """When the worker said something, the last time; now where it has to be silent."""
+        return time.monotonic() if self._is_paused else self._last_heard
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Note whether the worker has to be silent; its silence counts from when it has not."""
+        self._last_heard = time.monotonic()
+        self._is_paused = is_paused
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
         """Listen on a loop; ``on_news`` is called when something came or the worker ended."""
@@ -124,7 +135,8 @@ class Link:
         self._epoch = epoch
         self.epoch_failure = None
         self.tally = b""
-        self.last_heard = time.monotonic()
+        self._is_paused = False
+        self._last_heard = time.monotonic()
         if self.line is not None:
             self.line.begin_epoch(epoch)
 
@@ -187,7 +199,7 @@ class Link:
         self.on_news()
 
     def _receive(self, frames: list[Frame]) -> None:
-        self.last_heard = time.monotonic()
+        self._last_heard = time.monotonic()
         try:
             for frame in frames:
                 self._take(frame)

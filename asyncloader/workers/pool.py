@@ -306,6 +306,7 @@ class WorkerPool:
     def _tell_all(self, command: Pause | Resume) -> None:
         for link in self.all_links():
             link.send(command)
+            link.set_paused(isinstance(command, Pause))
 
     def _wake(self) -> None:
         for waiter in self._waiters:

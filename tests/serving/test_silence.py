@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
+import socket
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +19,126 @@ import pytest
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, WorkerTimeout
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.workers import silence
+from asyncloader.workers.link import Link
+from asyncloader.workers.silence import Silence
 
 LONG = 60.0
+
+
+def workers(count: int, **settings: Any) -> MultiProcessingReadingService:
+    return MultiProcessingReadingService(count, **settings)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _template() -> None:
     """The process that workers are forked from outlives every loader."""
-    graph = IterableWrapper([1]).sharding_filter()
-    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+    with DataLoader2(IterableWrapper([1]).sharding_filter(), reading_service=workers(1)) as loader:
         list(loader)
+
+
+# Without a process ----------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """What is known of a worker's requests."""
+
+    dealt: float = math.inf
+    last_heard: float = 0.0
+
+    def owes_since(self) -> float:
+        return self.dealt
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker that is a note of what it was told."""
+
+    line: Line
+    last_heard: float = 0.0
+    name: str = "worker 7"
+    worker: int = 7
+    pid: int = 77
+    failure: BaseException | None = None
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_killed: bool = False
+
+    @property
+    def process(self) -> Worker:
+        return self
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def fail(self, failure: BaseException) -> None:
+        self.failure = failure
+        self.failed.set()
+
+
+async def test_who_owes_and_is_silent_is_given_up_and_who_owes_nothing_is_not():
+    owing, idle = Worker(Line(dealt=time.monotonic())), Worker(Line())
+    watch = Silence(lambda: [owing, idle], limit=0.02)
+    watch.watch()
+    async with asyncio.timeout(LONG):
+        await owing.failed.wait()
+    assert isinstance(owing.failure, WorkerTimeout)
+    assert str(owing.failure) == (
+        "worker 7 (pid 77) owes an answer and said nothing for 0.02 s; it was killed"
+    )
+    assert owing.is_killed
+    assert not idle.is_killed
+    watch.close()
+
+
+@pytest.mark.parametrize("heard_by", ["frames", "the line"])
+async def test_who_says_something_is_heard(heard_by):
+    later = time.monotonic() + LONG
+    line = Line(dealt=0.0, last_heard=later if heard_by == "the line" else 0.0)
+    speaking = Worker(line, last_heard=later if heard_by == "frames" else 0.0)
+    silent = Worker(Line(dealt=0.0))
+    watch = Silence(lambda: [speaking, silent], limit=0.02)
+    watch.watch()
+    async with asyncio.timeout(LONG):
+        await silent.failed.wait()
+    assert not speaking.is_killed
+    watch.close()
+
+
+async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(silence, "WARN_SECONDS", 0.02)
+    worker = Worker(Line(dealt=time.monotonic()))
+    told = asyncio.Event()
+    heard = logging.Handler()
+    heard.emit = lambda record: told.set()  # type: ignore[method-assign]
+    silence.logger.addHandler(heard)
+    watch = Silence(lambda: [worker], limit=None)
+    try:
+        watch.watch()
+        async with asyncio.timeout(LONG):
+            await told.wait()
+    finally:
+        watch.close()
+        silence.logger.removeHandler(heard)
+    assert caplog.messages[0].startswith("waiting for worker 7")
+    assert not worker.is_killed
+
+
+def test_a_worker_that_was_told_to_pause_is_not_silent():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        link = Link("worker 0", 0, SimpleNamespace(sock=ours))
+        link.set_paused(True)
+        paused = link.last_heard
+        time.sleep(0.002)
+        assert link.last_heard > paused
+        link.set_paused(False)
+        resumed = link.last_heard
+        time.sleep(0.002)
+        assert paused < link.last_heard == resumed
+        link.close()
+
+
+# With processes -------------------------------------------------------------------------
 
 
 def stop_once(path: str) -> str:
@@ -40,55 +155,13 @@ def stop_or_double(item: int | str) -> Any:
     return stop_once(item) if isinstance(item, str) else 2 * item
 
 
-def pid_of_worker(item: Any) -> int:
-    return os.getpid()
-
-
-def restarting(count: int, **settings: Any) -> MultiProcessingReadingService:
-    return MultiProcessingReadingService(count, on_worker_death="restart", **settings)
-
-
-async def test_who_says_nothing_is_replaced_and_only_its_requests_fail(tmp_path):
+async def test_who_says_nothing_is_replaced_and_only_its_requests_fail_or_begin_again(tmp_path):
     feed = Feed()
-    graph = feed.map(stop_or_double)
-    async with feed.serve(DataLoader2(graph, reading_service=restarting(2, timeout=0.5))):
-        stuck = asyncio.create_task(feed.ask(str(tmp_path / "stopped"), timeout=LONG))
-        with pytest.raises(WorkerTimeout, match=r"said nothing for 0\.5 s; it was killed"):
+    service = workers(1, timeout=2.0, on_worker_death="restart")
+    async with feed.serve(DataLoader2(feed.map(stop_or_double), reading_service=service)):
+        stuck = asyncio.create_task(feed.ask(str(tmp_path / "stopped")))
+        behind = asyncio.create_task(feed.ask(3, idempotent=True))
+        with pytest.raises(WorkerTimeout, match=r"said nothing for 2 s; it was killed"):
             await stuck
-        assert await asyncio.gather(*map(feed.ask, range(20))) == [2 * n for n in range(20)]
-
-
-async def test_an_idempotent_request_is_begun_once_more_after_a_silence(tmp_path):
-    feed = Feed()
-    graph = feed.map(stop_or_double)
-    async with feed.serve(DataLoader2(graph, reading_service=restarting(1, timeout=0.5))):
-        assert await feed.ask(str(tmp_path / "stopped"), idempotent=True, timeout=LONG) == "done"
+        assert await behind == 6
         assert feed.stats().retried == 1
-
-
-async def test_a_worker_that_owes_nothing_may_be_silent():
-    feed = Feed()
-    service = MultiProcessingReadingService(1, timeout=0.05)
-    async with feed.serve(DataLoader2(feed.map(pid_of_worker), reading_service=service)):
-        first = await feed.ask(1)
-        await asyncio.sleep(0.2)
-        assert await feed.ask(2) == first
-
-
-async def test_without_a_timeout_a_silence_is_told(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(silence, "WARN_SECONDS", 0.05)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    feed = Feed()
-    service = MultiProcessingReadingService(1)
-    with caplog.at_level(logging.WARNING, "asyncloader"):
-        async with feed.serve(
-            DataLoader2(feed.map(lambda _: gate.read_bytes()), reading_service=service)
-        ):
-            asked = asyncio.create_task(feed.ask(1))
-            async with asyncio.timeout(LONG):
-                while not caplog.messages:  # noqa: ASYNC110 - a log has nothing to wait on
-                    await asyncio.sleep(0.01)
-            await asyncio.to_thread(gate.write_bytes, b"at last")
-            assert await asked == b"at last"
-    assert "waiting for worker 0" in caplog.messages[0]
