@@ -181,16 +181,26 @@ class FedStream:
         for link in self._unburied():
             if link.failure is not None:
                 self._buried.add(link)
-                # What came before the death is whole.
-                while arrived := self._opened(self._inboxes[link.worker or 0]):
-                    items += arrived
+                items += self._left_in(self._inboxes[link.worker or 0])
                 self._lose_all(link, link.failure)
-                if link.line is not None and link.line.has_nameless:
-                    # Nobody can say which of them came back.
-                    self._error = link.failure
+                self._check_nameless(link, link.failure)
                 self._recover(link)
         lost, self._lost = self._lost, []
         return items + lost
+
+    def _left_in(self, inbox: Inbox) -> list[Any]:
+        """Return all that came before a death: it is whole."""
+        items: list[Any] = []
+        while opened := self._opened(inbox):
+            items += opened
+        return items
+
+    def _check_nameless(self, link: Link, failure: BaseException) -> None:
+        """End the stream where nobody can say which of a worker's items did not come back."""
+        inbox = self._inboxes[link.worker or 0]
+        has_given_all = inbox.is_over() and inbox.error is None
+        if link.line is not None and link.line.has_nameless and not has_given_all:
+            self._error = failure
 
     def _lose_all(self, link: Link, error: BaseException) -> None:
         line = self._lines.pop(link, None)
