@@ -1,9 +1,9 @@
 """Threads that call a function, many at once.
 
-This file is about ``Crew``: jobs are begun in one thread, run by several, and taken
-again in the first.
+This file is about ``Crew``: jobs are begun in one thread, run by several, and taken in
+another.
 
-    begin ──▶ jobs ──▶ threads ──▶ results ──next──▶ the thread that began them
+    a reader ──begin──▶ jobs ──▶ threads ──▶ results ──jobs──▶ a consumer
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncloader.datapipes.arrivals import calls_in_order
 from asyncloader.datapipes.home import ended_threads, present_waiter
-from asyncloader.runtime import ThreadWaiter
+from asyncloader.runtime import Stopped, ThreadWaiter
 
 
 class Job:
@@ -71,7 +71,8 @@ class Threads:
 class Crew:
     """Up to ``count`` threads, and up to ``room`` jobs that were begun and not yet taken.
 
-    A thread in which its initializer fails has that error for every job it gets.
+    A thread in which its initializer fails has that error for every job it gets. To be
+    made by the consumer.
     """
 
     def __init__(
@@ -87,42 +88,70 @@ class Crew:
         self._call = call
         self._count = count
         self.room = room
-        #: How many jobs were begun and not yet taken.
-        self.held = 0
-        self._last = 0
         self._settings = threads
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._waiter: ThreadWaiter = present_waiter()
+        self._consumer = present_waiter()
+        self._reader = ThreadWaiter()
         self._done: deque[Job] = deque()
         self._results = calls_in_order(ordered, turns)
+        # The reader adds to the results what the consumer takes from them.
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._taken = 0
+        self._last = 0
+        self._has_ended = False
+        self._is_closed = False
         self._threads: list[threading.Thread] = []
 
     def __len__(self) -> int:
         """Return how many jobs were begun and not yet taken."""
-        return self.held
+        return self._begun - self._taken
+
+    # The reader's side ----------------------------------------------------------------
+
+    def attend(self) -> None:
+        """Be what the present thread waits for, which begins the jobs."""
+        self._reader = present_waiter()
 
     def begin(self, position: int, item: Any) -> None:
-        """Hand a job to the threads."""
+        """Hand a job to the threads, and wait until there is room for another."""
+        if self._is_closed:
+            # Who could not be waited for comes late.
+            raise Stopped
         job = Job(position, item)
-        self.held += 1
-        self._last = position
-        self._results.begun(position, job)
+        with self._lock:
+            self._begun += 1
+            self._last = position
+            self._results.begun(position, job)
         self._jobs.put(job)
         if len(self._threads) < self._count:
             self._threads.append(self._start_thread(len(self._threads)))
+        del item, job
+        self._reader.until(self._has_room)
 
-    def ready(self) -> Iterator[Job]:
-        """Yield the jobs that are done, and wait for some while there is no room."""
-        while self._is_full() or self._is_ready():
-            yield self._next()
+    def end(self) -> None:
+        """Say that no more jobs will be begun."""
+        self._has_ended = True
+        self._consumer.wake()
 
-    def rest(self) -> Iterator[Job]:
-        """Wait for all jobs and yield them."""
-        while self.held:
+    def _has_room(self) -> bool:
+        with self._lock:
+            held = self._begun - self._taken
+            return held < self.room or self._results.wants(self._last + 1)
+
+    # The consumer's side --------------------------------------------------------------
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs when they are done, until the last one that was begun."""
+        while True:
+            self._consumer.until(self._is_ready_or_over)
+            if not self._is_ready():
+                return
             yield self._next()
 
     def close(self) -> None:
-        """Let the threads end after the jobs in progress."""
+        """Let the threads end after the jobs in progress; to be called after the reader's end."""
+        self._is_closed = True
         with contextlib.suppress(Exception):
             while True:
                 self._jobs.get_nowait()
@@ -130,20 +159,26 @@ class Crew:
             self._jobs.put(None)
         ended_threads(self._threads)
 
-    def _is_full(self) -> bool:
-        return self.held >= self.room and not self._results.wants(self._last + 1)
+    def _is_ready_or_over(self) -> bool:
+        # Before it is looked whether all were taken: the reader begins, and then it ends.
+        has_ended = self._has_ended
+        return self._is_ready() or (has_ended and self._begun == self._taken)
 
     def _is_ready(self) -> bool:
-        while self._done:
-            job = self._done.popleft()
-            self._results.finished(job.position, job)
-        return self._results.is_ready()
+        with self._lock:
+            while self._done:
+                job = self._done.popleft()
+                self._results.finished(job.position, job)
+            return self._results.is_ready()
 
     def _next(self) -> Job:
-        self._waiter.until(self._is_ready)
-        self.held -= 1
-        job: Job = self._results.take()[1]
+        with self._lock:
+            job: Job = self._results.take()[1]
+            self._taken += 1
+        self._reader.wake()
         return job
+
+    # The threads ----------------------------------------------------------------------
 
     def _start_thread(self, number: int) -> threading.Thread:
         run = contextvars.copy_context().run
@@ -158,7 +193,7 @@ class Crew:
             job.run(call)
             self._done.append(job)
             del job
-            self._waiter.wake()
+            self._consumer.wake()
 
     def _prepared(self) -> Callable[[Any], Any]:
         try:

@@ -7,8 +7,10 @@ and threadpool_map, as torchdata called it.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -16,11 +18,12 @@ from asyncloader.datapipes.ahead_pass import AheadPass
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.crew import Crew, Job, Threads
-from asyncloader.datapipes.cursors import Cursor
+from asyncloader.datapipes.crew import Crew, Threads
+from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.handing_out import BEFORE, AsTheyCome
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.makers import Makers
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
@@ -118,36 +121,58 @@ class ThreadMapper(IterDataPipe[T]):
 
 
 class ThreadMapPass(AheadPass[T]):
-    """One pass over a ThreadMapper."""
+    """One pass over a ThreadMapper, whose source is read in a thread of its own."""
 
     #: What it holds are also results that nobody has taken yet.
     holds_calls = False
 
+    def __init__(self, pipe: ThreadMapper[T]) -> None:
+        super().__init__(pipe)
+        # The reader notes what it has read while the consumer looks where the pass stands.
+        self._lock = threading.Lock()
+
     def __iter__(self) -> Iterator[T]:
         crew = self.pipe.new_crew(self.positions.turns)
         self.calls, self.room = crew, crew.room
-        items = begin(self.source)
         try:
-            for item in items:
-                position = self.begin()
-                if position != BEFORE:
-                    crew.begin(position, item)
-                del item
-                yield from self._results(crew.ready())
-            yield from self._results(crew.rest())
+            with closing(crew), Makers() as makers:
+                reading = makers.start(self._read, crew)
+                yield from self._results(crew)
+                makers.outcome(reading)
         finally:
             self.calls = ()
-            crew.close()
-            close_items(items)
 
-    def _results(self, jobs: Iterator[Job]) -> Iterator[T]:
-        for job in jobs:
-            result = self.finish(job.position, job.outcome())
+    def _results(self, crew: Crew) -> Iterator[T]:
+        for job in crew.jobs():
+            with self._lock:
+                result = self.finish(job.position, job.outcome())
             # What is handed out is not kept alive here while the next is made.
             del job
             if result is not SKIPPED:
                 yield result
             del result
+
+    def cursor(self) -> Cursor:
+        with self._lock:
+            return super().cursor()
+
+    def put_above(self, into: Cursors) -> None:
+        with self._lock:
+            super().put_above(into)
+
+    def _read(self, crew: Crew) -> None:
+        crew.attend()
+        items = begin(self.source)
+        try:
+            for item in items:
+                with self._lock:
+                    position = self.begin()
+                if position != BEFORE:
+                    crew.begin(position, item)
+                del item
+        finally:
+            crew.end()
+            close_items(items)
 
 
 @functional_datapipe("threadpool_map")

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import queue
 import threading
 
 import pytest
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from tests.datapipes.watched import Failing
 
 
 def numbers(count: int = 20) -> IterDataPipe[int]:
@@ -106,6 +108,38 @@ def test_thread_map_keeps_the_order_whatever_ends_first():
         return number
 
     assert list(numbers().thread_map(first_is_late, concurrency=2)) == list(range(20))
+
+
+class OneByOne(IterDataPipe[int]):
+    """Yields the next number when somebody has the one before."""
+
+    def __init__(self) -> None:
+        self.taken = queue.SimpleQueue()
+
+    def __iter__(self):
+        for number in range(5):
+            yield number
+            assert self.taken.get(timeout=30) == str(number)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_thread_map_yields_what_is_done_while_its_source_is_idle(ordered):
+    source = OneByOne()
+    for item in source.thread_map(str, concurrency=3, ordered=ordered):
+        source.taken.put(item)
+
+
+async def test_thread_map_does_so_on_a_loop():
+    source = OneByOne()
+    async for item in source.thread_map(str, concurrency=3):
+        source.taken.put(item)
+
+
+def test_an_error_of_the_source_of_thread_map_comes_in_its_place():
+    items = iter(Failing([1, 2], LookupError("three")).thread_map(str, concurrency=3))
+    assert [next(items), next(items)] == ["1", "2"]
+    with pytest.raises(LookupError, match="three"):
+        next(items)
 
 
 def test_thread_map_leaves_no_threads_behind():
