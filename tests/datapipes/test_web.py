@@ -7,6 +7,7 @@ import email.utils
 import functools
 import importlib.util
 import io
+import random
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.http_requests import seconds_of
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
+from tests.collecting import drain_with_cancels
 from tests.http_server import body, http_server
 from tests.leaks import leaves_nothing
 
@@ -27,11 +29,6 @@ read = functools.partial(HttpReader, as_bytes=True, backoff=0.001)
 
 async def drained(pipe):
     return [item async for item in pipe]
-
-
-def listed(loader):
-    with loader:
-        return list(loader)
 
 
 async def bodies(server, *paths, **settings):
@@ -59,26 +56,23 @@ async def test_a_body_is_a_stream_unless_bytes_are_asked_for():
         assert stream.read() == body("a", 10)
 
 
-@pytest.mark.parametrize("form", ["sync", "async"])
 @pytest.mark.parametrize("workers", [0, 2])
-async def test_urls_are_read_wherever_the_graph_runs_and_nothing_is_left(form, workers):
+async def test_urls_are_read_wherever_the_graph_runs_and_nothing_is_left(workers):
     # The first loader of a process starts what the later ones use too.
-    await read_through_a_loader(form, workers)
+    await read_through_a_loader(workers)
     with leaves_nothing():
-        await read_through_a_loader(form, workers)
+        await read_through_a_loader(workers)
 
 
-async def read_through_a_loader(form, workers):
+async def read_through_a_loader(workers):
     async with http_server() as server:
         urls = [server.url(f"/body/{number}") for number in range(40)]
         graph = IterableWrapper(urls).sharding_filter().read_from_http(as_bytes=True)
         loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(workers))
-        if form == "sync":
-            items = await asyncio.to_thread(listed, loader)
-        else:
-            async with loader:
-                items = await drained(loader)
-        assert items == [(url, body(str(n), 10)) for n, url in enumerate(urls)]
+        expected = [(url, body(str(n), 10)) for n, url in enumerate(urls)]
+        async with loader:
+            assert await drained(loader) == expected
+            assert await asyncio.to_thread(list, loader) == expected
         await server.all_closed()
 
 
@@ -209,6 +203,23 @@ async def test_leaving_early_closes_the_connections_of_requests_under_way():
             await anext(stream)
             await stream.aclose()
             await server.all_closed()
+
+
+async def test_of_ten_thousand_bodies_of_which_many_fail_none_is_lost_and_none_comes_twice():
+    # A loop that notes where each of thousands of tasks was made takes its time.
+    asyncio.get_running_loop().set_debug(False)
+    chance = random.Random(4)
+    kinds = ["/body/{}"] * 12 + ["/fail/503/1/{}", "/reset/1/{}", "/cut/1/{}", "/nowhere/{}"]
+    paths = [chance.choice(kinds).format(number) for number in range(10_000)]
+    with leaves_nothing():
+        async with http_server() as server:
+            urls = IterableWrapper([server.url(path) for path in paths])
+            pipe = read(urls, ordered=False, on_error="skip", retries=5, concurrency=128)
+            async with DataLoader2(pipe) as loader:
+                items = [url for url, _ in await drain_with_cancels(loader, chance)]
+            del loader
+            await server.all_closed()
+    assert sorted(items) == sorted(server.url(path) for path in paths if "nowhere" not in path)
 
 
 def test_what_is_wrong_is_said_when_the_pipe_is_made():
