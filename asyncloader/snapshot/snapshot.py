@@ -64,14 +64,15 @@ class Encoder:
 
     def __init__(self, fingerprint: list[dict[str, Any]]) -> None:
         self._fingerprint = to_text(fingerprint, "fingerprint")
-        self._sums = {"fingerprint": checksum(self._fingerprint)}
         # Each is replaced as a whole: several threads may take states at a time.
-        self._graph: tuple[bytes | None, str] = (None, checksum(None))
+        self._sums: dict[str, tuple[Any, str]] = {}
         self._cursors: tuple[Cursors, str] = ({}, to_text({}, "the state of a pipe"))
 
     def encode(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return a snapshot as plain data; SnapshotError if a pipe's own state is none."""
-        changing = {
+        checked = {
+            "serialized_datapipe": snapshot.graph,
+            "fingerprint": self._fingerprint,
             "reading_service_state": snapshot.service_state,
             "randomness_state": {
                 "seed": snapshot.seed,
@@ -88,28 +89,22 @@ class Encoder:
                 "cursors": self._cursors_text(snapshot.cursors),
             },
         }
-        sums = {name: checksum(value) for name, value in changing.items()}
-        sums["serialized_datapipe"] = self._graph_sum(snapshot.graph)
-        return {
-            "version": VERSION,
-            "serialized_datapipe": snapshot.graph,
-            "fingerprint": self._fingerprint,
-            **changing,
-            "checksums": self._sums | sums,
-        }
+        sums = {name: self._sum(name, value) for name, value in checked.items()}
+        return {"version": VERSION, **checked, "checksums": sums}
 
-    def _graph_sum(self, graph: bytes | None) -> str:
-        known, found = self._graph
-        if graph is not known:
-            found = checksum(graph)
-            self._graph = graph, found
-        return found
+    def _sum(self, name: str, value: Any) -> str:
+        known = self._sums.get(name)
+        if known is None or known[0] != value:
+            # What is returned belongs to the user, who may change it.
+            own = dict(value) if isinstance(value, dict) else value
+            self._sums[name] = known = (own, checksum(value))
+        return known[1]
 
     def _cursors_text(self, cursors: Cursors) -> str:
         """Return the cursors as a text, also where the latest are still those of before."""
         known, text = self._cursors
-        is_known = len(known) == len(cursors) and all(map(is_, known.values(), cursors.values()))
-        if not is_known:
+        are_same = all(map(is_, known.values(), cursors.values()))
+        if known.keys() != cursors.keys() or not are_same:
             by_name = {str(place): cursor for place, cursor in sorted(cursors.items())}
             text = to_text(by_name, "the state of a pipe")
             self._cursors = cursors, text

@@ -82,13 +82,12 @@ class Reaper(threading.Thread):
             if self._ordered(process, kind):
                 self.kills[kind] += 1
             return
-        # It may have died, and its descriptor may be closed, at this very moment.
-        with contextlib.suppress(OSError):
-            for name in kind.split(", then "):
-                signal.pidfd_send_signal(process.pidfd, signal.Signals[name])
-                if name == "SIGSTOP":
-                    self._is_ended.wait(self._luck.uniform(0, 0.05))
-            self.kills[kind] += 1
+        is_struck = False
+        for name in kind.split(", then "):
+            is_struck = _send(process, signal.Signals[name])
+            if name == "SIGSTOP":
+                self._is_ended.wait(self._luck.uniform(0, 0.05))
+        self.kills[kind] += is_struck
 
     def _ordered(self, process: Process, kind: str) -> bool:
         """Order a process to end itself; whether it heard of it before it had to."""
@@ -100,6 +99,18 @@ class Reaper(threading.Thread):
         is_obeyed = not order.exists()
         order.unlink(missing_ok=True)
         return is_obeyed
+
+
+def _send(process: Process, number: signal.Signals) -> bool:
+    """Signal a process, if it has not died meanwhile; whether it was there."""
+    # Once it is released, its descriptor may become that of any other process, the loader's
+    # own among them: its lock keeps it from being released now.
+    with process._lock:
+        is_there = not process.is_dead()
+        if is_there:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process.pidfd, number)
+        return is_there
 
 
 class Obedient:

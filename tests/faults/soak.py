@@ -38,7 +38,7 @@ from tests.faults.deaths import Obedient, Reaper
 from tests.leaks import Belongings, left_since
 
 #: No loader may take longer than this for its epochs.
-LIFE_SECONDS = 120.0
+LIFE_SECONDS = 300.0
 EPOCHS = 4
 #: Between two strikes at a loader.
 PAUSES = (0.02, 0.1, 0.3)

@@ -66,6 +66,16 @@ def test_two_states_with_nothing_in_between_are_equal():
         assert loader.state_dict() == loader.state_dict()
 
 
+def test_a_state_that_its_owner_changes_leaves_the_next_one_right():
+    with loader_at(7) as loader:
+        expected = list(loader.latest)
+    with loader_at(7) as loader:
+        # As the state of the next step will be, but for its checksum.
+        loader.state_dict()["position"].update(items=8)
+        next(loader.latest)
+        assert rest_after(loader.state_dict()) == expected[1:]
+
+
 def test_a_loaded_state_is_returned_until_the_first_item():
     with loader_at(5) as loader:
         state = loader.state_dict()

@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -23,7 +24,7 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
-from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, twice
+from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.standing import standing
 
 SEED = 4
@@ -427,3 +428,59 @@ def test_a_worker_whose_calls_have_no_order_goes_on_with_the_rest_of_the_set():
             state = loader.state_dict(include_datapipe=False)
         with loader_of(make, 2, state) as loader:
             assert sorted(items + list(loader)) == expected
+
+
+# What going on costs --------------------------------------------------------------------------
+
+
+class Called:
+    """A function that notes its calls in a file, whichever process calls it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def __call__(self, number: Any) -> Any:
+        time.sleep(0.0002)
+        with self.path.open("ab", buffering=0) as file:
+            file.write(b".")
+        return number
+
+    def count(self) -> int:
+        return self.path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        (lambda pipe, called: pipe.map(called), 0),
+        (lambda pipe, called: pipe.map(called).batch(8), 8),
+        (lambda pipe, called: pipe.map(called).filter(not_a_third), 0),
+        (lambda pipe, called: pipe.map(called).flatmap(twice), 0),
+        (lambda pipe, called: pipe.map(called).shuffle(buffer_size=40), 40),
+        (lambda pipe, called: pipe.map(called).groupby(remainder, group_size=4), 40),
+        (lambda pipe, called: pipe.map(called).bucketbatch(4, batch_num=2, bucket_num=2), 16),
+    ],
+    ids=["map", "batch", "filter", "flatmap", "shuffle", "groupby", "bucketbatch"],
+)
+def test_in_workers_only_a_window_of_what_came_before_is_made_again(shape, window, tmp_path):
+    called = Called(tmp_path / "calls")
+    count, workers = 800, 2
+
+    def make() -> Any:
+        return shape(numbers(count).sharding_filter(), called)
+
+    with loader_of(make, workers, worker_prefetch_cnt=1) as loader:
+        items = list(loader)
+        assert called.count() == count
+        iterator = iter(loader)
+        for _ in range(len(items) * 9 // 10):
+            next(iterator)
+        state = loader.state_dict(include_datapipe=False)
+        rest = list(iterator)
+    before = called.count()
+    with loader_of(make, workers, state) as loader:
+        assert list(loader) == rest
+    # Beside what is to come: what is held, and what has come since each worker's latest mark.
+    since_the_mark = 128
+    assert called.count() - before <= count // 10 + workers * (window + since_the_mark)
