@@ -3,7 +3,7 @@
 This file is about ``Sampler``: now and then it looks where the threads are that iterate
 pipes. They pay nothing for it but the moment of the look.
 
-    every 0.1 s or so:  look ─ 1 ms ─ look ─ 1 ms ─ look      (nothing while all of them rest)
+    every 0.1 s or so:  look ─ look      (nothing while all of them rest)
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from typing import Any, Protocol
 from asyncloader.datapipes.frames import Owners
 
 _REST_SECONDS = 0.1
-_LOOKS = 3
-_BETWEEN_LOOKS = 0.001
-_EAGER_SECONDS = 0.00001
+_LOOKS = 2
+_BETWEEN_LOOKS = 0.0004
+_EAGER_SECONDS = 0.00002
 
 
 class Looked(Protocol):
     """A thread to look at, which iterates ``pipes`` from within the function ``inside``."""
 
-    pipes: list[Any]
     inside: CodeType
     thread: int
+
+    @property
+    def pipes(self) -> list[Any]:
+        """The pipes, in an order of which the places speak."""
+        ...
 
     def is_resting(self) -> bool:
         """Whether the thread waits, so that there is nothing to see."""
@@ -132,7 +136,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _eagerly(self) -> Iterator[None]:
-        """Have threads let go of the GIL at once, for these few milliseconds.
+        """Have threads let go of the GIL at once, for this millisecond.
 
         Otherwise it comes to the sampler only where a thread lets go by itself, to send or
         to wait, and that is all it would ever see.
