@@ -56,6 +56,8 @@ class Sampler:
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._usual_interval = sys.getswitchinterval()
+        # Drawing from the global generator would change what the user's pipes draw.
+        self._times = random.Random()
         #: Whether it waits until one of those that it looks at goes on.
         self.is_asleep = False
 
@@ -100,7 +102,7 @@ class Sampler:
     def _run(self, news: threading.Event) -> None:
         while self._is_mine(news):
             # At random, so that it keeps no step with what is looked at.
-            news.wait(random.uniform(0.0, 2 * _REST_SECONDS))
+            news.wait(self._times.uniform(0.0, 2 * _REST_SECONDS))
             news.clear()
             if self._is_mine(news):
                 self._look_at_all()
@@ -125,7 +127,7 @@ class Sampler:
         pause = threading.Event()
         with self._eagerly():
             for _ in range(_LOOKS if looked else 0):
-                pause.wait(random.uniform(0.0, 2 * _BETWEEN_LOOKS))
+                pause.wait(self._times.uniform(0.0, 2 * _BETWEEN_LOOKS))
                 frames: dict[int, FrameType] = sys._current_frames()
                 for (each, owners), at in zip(looked, places, strict=True):
                     if not each.is_resting():
