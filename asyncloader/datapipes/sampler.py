@@ -3,7 +3,7 @@
 This file is about ``Sampler``: now and then it looks where the threads are that iterate
 pipes. They pay nothing for it but the moment of the look.
 
-    every 0.1 s or so:  look ─ 1 ms ─ look ─ 1 ms ─ look      (nothing while all of them rest)
+    every 0.1 s or so:  look ─ look      (nothing while all of them rest)
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from typing import Any, Protocol
 from asyncloader.datapipes.frames import Owners
 
 _REST_SECONDS = 0.1
-_LOOKS = 3
-_BETWEEN_LOOKS = 0.001
-_EAGER_SECONDS = 0.00001
+_LOOKS = 2
+_BETWEEN_LOOKS = 0.0004
+_EAGER_SECONDS = 0.00002
 
 
 class Looked(Protocol):
     """A thread to look at, which iterates ``pipes`` from within the function ``inside``."""
 
-    pipes: list[Any]
     inside: CodeType
     thread: int
+
+    @property
+    def pipes(self) -> list[Any]:
+        """The pipes, in an order of which the places speak."""
+        ...
 
     def is_resting(self) -> bool:
         """Whether the thread waits, so that there is nothing to see."""
@@ -52,8 +56,8 @@ class Sampler:
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._usual_interval = sys.getswitchinterval()
-        # The global generator is the user's.
-        self._chance = Random()
+        # Drawing from the global generator would change what the user's pipes draw.
+        self._times = Random()
         #: Whether it waits until one of those that it looks at goes on.
         self.is_asleep = False
 
@@ -98,7 +102,7 @@ class Sampler:
     def _run(self, news: threading.Event) -> None:
         while self._is_mine(news):
             # At random, so that it keeps no step with what is looked at.
-            news.wait(self._chance.uniform(0.0, 2 * _REST_SECONDS))
+            news.wait(self._times.uniform(0.0, 2 * _REST_SECONDS))
             news.clear()
             if self._is_mine(news):
                 self._look_at_all()
@@ -123,7 +127,7 @@ class Sampler:
         pause = threading.Event()
         with self._eagerly():
             for _ in range(_LOOKS if looked else 0):
-                pause.wait(self._chance.uniform(0.0, 2 * _BETWEEN_LOOKS))
+                pause.wait(self._times.uniform(0.0, 2 * _BETWEEN_LOOKS))
                 frames: dict[int, FrameType] = sys._current_frames()
                 for (each, owners), at in zip(looked, places, strict=True):
                     if not each.is_resting():
@@ -134,7 +138,7 @@ class Sampler:
 
     @contextlib.contextmanager
     def _eagerly(self) -> Iterator[None]:
-        """Have threads let go of the GIL at once, for these few milliseconds.
+        """Have threads let go of the GIL at once, for this millisecond.
 
         Otherwise it comes to the sampler only where a thread lets go by itself, to send or
         to wait, and that is all it would ever see.

@@ -7,8 +7,7 @@ time that was spent in it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import OneToOne
 from asyncloader.datapipes.cursors import place_of
@@ -18,8 +17,7 @@ from asyncloader.datapipes.watching import Watching
 UNCOUNTED = -1
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """What one pipe has come to in one process, in the present pass."""
 
     #: The pipe's place in its loader's graph, or its name where it has none of its own.

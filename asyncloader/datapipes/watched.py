@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import CodeType
 from typing import Any
@@ -20,21 +20,34 @@ from asyncloader.datapipes.sampler import SAMPLER
 _IDLE_LOOKS = 5
 
 
+#: Finds the pipes of a graph, which most epochs are too short to be asked for.
+FindPipes = Callable[[], list[Any]]
+
+
 class Watched:
     """A thread that iterates pipes.
 
-    ``pipes`` begin with the one that is iterated, from within the function ``inside``.
+    The pipes that are found begin with the one that is iterated, from within the function
+    ``inside``.
     """
 
-    def __init__(self, pipes: Sequence[Any], inside: CodeType) -> None:
+    def __init__(self, find: FindPipes, inside: CodeType) -> None:
         self.inside = inside
         self.thread = threading.get_ident()
         self.is_over = False
-        self.restart(pipes)
+        self._pipes: list[Any] | None = None
+        self.restart(find)
 
-    def restart(self, pipes: Sequence[Any]) -> None:
+    @property
+    def pipes(self) -> list[Any]:
+        """The pipes, in an order of which the places speak."""
+        if self._pipes is None:
+            self._pipes = self._find()
+        return self._pipes
+
+    def restart(self, find: FindPipes) -> None:
         """Count from nothing, for these pipes."""
-        self.pipes = list(pipes)
+        self._find, self._pipes = find, None
         #: How often the thread was seen in which pipe, by the pipe's place in ``pipes``.
         self.looks: Counter[int] = Counter()
         self._rested = 0.0

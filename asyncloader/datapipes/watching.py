@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
 from asyncloader.datapipes.frames import HANDING
-from asyncloader.datapipes.watched import Watched
+from asyncloader.datapipes.watched import FindPipes, Watched
 
 #: A thread is looked at when it has run for so long: most epochs of few items are shorter.
 BEGIN_SECONDS = 0.05
@@ -23,27 +22,34 @@ class Watching:
     """The threads that iterate the pipes of one graph in this process."""
 
     def __init__(self) -> None:
-        #: All pipes of the graph, the last one first; without any, nothing is watched.
-        self.pipes: list[Any] = []
         self.threads: list[Watched] = []
+        self._find: FindPipes = list
+        self._pipes: list[Any] | None = None
 
-    def begin(self, pipes: Sequence[Any]) -> None:
-        """Begin anew, with these pipes."""
-        self.pipes = list(pipes)
+    @property
+    def pipes(self) -> list[Any]:
+        """All pipes of the graph, the last one first."""
+        if self._pipes is None:
+            self._pipes = self._find()
+        return self._pipes
+
+    def begin(self, find: FindPipes) -> None:
+        """Begin anew, with the pipes that are found; before that, nothing is watched."""
         self.threads = []
+        self._find, self._pipes = find, None
 
     def add(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
         """Have a thread belong to the graph, and watch it once it has run for a while.
 
         To be called on the loop.
         """
-        if self.pipes:
+        if self._find is not list:
             self.threads.append(watched)
             loop.call_later(BEGIN_SECONDS, begin_weakly, weakref.ref(watched))
 
     def new(self, end: Any, inside: CodeType, loop: asyncio.AbstractEventLoop) -> Watched:
         """Return a thread that will iterate ``end`` and what that reads; as for ``add``."""
-        watched = Watched([end, *(pipe for pipe in self.pipes if pipe is not end)], inside)
+        watched = Watched(lambda: [end, *(x for x in self.pipes if x is not end)], inside)
         self.add(watched, loop)
         return watched
 

@@ -83,6 +83,11 @@ def breadth_first(datapipe: Any) -> list[Any]:
     return list(Wiring(datapipe).pipes)
 
 
+def pipes_of(value: Any) -> list[Any]:
+    """Return every pipe of the graph that ends in ``value``, if that is a pipe at all."""
+    return breadth_first(value) if is_pipe(value) else []
+
+
 class Wiring:
     """Who reads whom in the graph that ends in a pipe, found once and kept.
 

@@ -14,14 +14,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.base import is_async_pipe, is_pipe
+from asyncloader.datapipes.base import is_async_pipe
 from asyncloader.datapipes.cursors import Cursors, astarted, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.home import Home, give_groups, run_at
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
@@ -140,7 +140,7 @@ class Epoch:
 
     async def _run(self, pipe: Any) -> None:
         self._pipe = pipe
-        self._timing.watching.begin(breadth_first(pipe) if is_pipe(pipe) else ())
+        self._timing.watching.begin(lambda: pipes_of(pipe))
         try:
             if is_async_pipe(pipe):
                 iterator = astarted(pipe)

@@ -13,12 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import Cursors, Marks, put_own_cursors, started
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.datapipes.watched import WatchedCalls
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.seeding import EpochStart
@@ -139,7 +138,7 @@ class DirectItems(RunningItems):
         self._error: LastingError | None = None
         self._is_closed = False
         self._made = 0
-        self._watched = WatchedCalls((), DirectItems.next.__code__)
+        self._watched = WatchedCalls(list, DirectItems.next.__code__)
         pipe = thread.call(self._begin(start))
         put = functools.partial(put_own_cursors, pipe)
         self._marks = Marks(put, lambda: self._made - 1, start.cursors)
@@ -183,8 +182,8 @@ class DirectItems(RunningItems):
 
     async def _begin(self, start: EpochStart) -> Any:
         pipe = await self._lifecycle.begin_epoch(start)
-        self._watched.restart(breadth_first(pipe) if is_pipe(pipe) else ())
-        self._timing.watching.begin(self._watched.pipes)
+        self._watched.restart(lambda: pipes_of(pipe))
+        self._timing.watching.begin(lambda: self._watched.pipes)
         self._timing.watch_consumer(self._watched, self._thread.loop)
         return pipe
 

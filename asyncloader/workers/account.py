@@ -13,14 +13,13 @@ from time import perf_counter
 from types import CodeType
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.frames import HANDING
 from asyncloader.datapipes.sampler import SAMPLER
 from asyncloader.datapipes.tallies import Tally, tallies_of
 from asyncloader.datapipes.watched import Watched
 from asyncloader.datapipes.watching import Watching
 from asyncloader.errors import TransportError
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import pipes_of
 from asyncloader.workers.messages import NO_EPOCH, Tallied
 from asyncloader.workers.talk import Talk
 
@@ -75,7 +74,7 @@ class Account:
         self._talk = talk
         self._watching = watching
         self._counts = counts
-        self._watched = Watched((), inside)
+        self._watched = Watched(list, inside)
         self._ends: list[Any] = []
         self._epoch = NO_EPOCH
         self._due = 0.0
@@ -85,10 +84,9 @@ class Account:
         if self._epoch == NO_EPOCH:
             SAMPLER.watch(self._watched)
         self._epoch = epoch
-        self._ends = [end for end in ends if is_pipe(end)]
-        pipes = {id(pipe): pipe for end in self._ends for pipe in breadth_first(end)}
-        self._watched.restart(list(pipes.values()))
-        self._watching.begin(self._watched.pipes)
+        self._ends = list(ends)
+        self._watched.restart(self._pipes)
+        self._watching.begin(self._pipes)
         self._watching.threads.append(self._watched)
         self._due = perf_counter() + _BETWEEN_REPORTS
 
@@ -108,12 +106,19 @@ class Account:
     def tell(self) -> None:
         """Tell the loader what was done up to now."""
         self._due = perf_counter() + _BETWEEN_REPORTS
-        if self._epoch != NO_EPOCH:
-            self._talk.report(Tallied(self._epoch, pickle.dumps(self._tally(), protocol=5)))
+        self._talk.report(Tallied(self._epoch, self.tally()))
+
+    def tally(self) -> bytes:
+        """Return what was done up to now, pickled."""
+        return pickle.dumps(self._tally(), protocol=5)
 
     def close(self) -> None:
         """Account for nothing more."""
         self._watched.end()
+
+    def _pipes(self) -> list[Any]:
+        pipes = {id(pipe): pipe for end in self._ends for pipe in pipes_of(end)}
+        return list(pipes.values())
 
     def _tally(self) -> WorkerTally:
         counts, watched, arena = self._counts(), self._watched, self._talk.arena

@@ -232,11 +232,13 @@ class Link:
             case StartFailed(epoch, error):
                 if epoch == self._epoch:
                     self._fail_to_start(epoch, unpack_error(error))
-            case StreamEnded(epoch, stream):
+            case StreamEnded(epoch, stream, tally):
                 if epoch == self._epoch:
+                    self.tally = tally
                     self._inbox(stream).end()
-            case StreamFailed(epoch, stream, error):
+            case StreamFailed(epoch, stream, error, tally):
                 if epoch == self._epoch:
+                    self.tally = tally
                     self._inbox(stream).end(unpack_error(error))
             case DealtMark(epoch, mark):
                 if epoch == self._epoch:

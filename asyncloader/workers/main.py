@@ -79,7 +79,7 @@ class Worker:
         self._home = Home(self._thread.loop)
         self._context = run_at(self._home)
         self._account = Account(talk, self._home.watching, Stream.advance.__code__, self._made)
-        talk.before_end = self._account.tell
+        talk.tally = self._account.tally
         self._punctual = Punctual()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
         self._pipes: list[Any] = []

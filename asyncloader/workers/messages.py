@@ -22,7 +22,7 @@ import pickle
 import struct
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -172,10 +172,14 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class StreamEnded:
-    """Every item of the stream was sent."""
+    """Every item of the stream was sent.
+
+    ``tally`` is what the process has done in the epoch, as in ``Tallied``.
+    """
 
     epoch: int
     stream: int
+    tally: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,7 @@ class StreamFailed:
     epoch: int
     stream: int
     error: bytes
+    tally: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 
 from asyncloader.errors import TransportError
@@ -51,8 +52,8 @@ class Talk:
         self.fds: list[int] = []
         #: The streams, by epoch and number, whose next item the loader waits for.
         self._hurried: set[tuple[int, int]] = set()
-        #: What is done before it is told how a stream ended.
-        self.before_end: Callable[[], None] = _nothing
+        #: Gives what is told of this process's work along with the end of a stream.
+        self.tally: Callable[[], bytes] = bytes
         #: Held by whoever makes or sends a frame of items.
         self.lock = threading.Lock()
         self._say = channel.send if waits else channel.post
@@ -106,7 +107,7 @@ class Talk:
         """Tell the other end something."""
         if isinstance(report, StreamEnded | StreamFailed):
             self._hurried.discard((report.epoch, report.stream))
-            self.before_end()
+            report = self._with_tally(report)
         self._say(Kind.MESSAGE, dump_message(report))
 
     def send_items(
@@ -119,15 +120,16 @@ class Talk:
     ) -> None:
         """Send a frame of items, and that it is the last; waits while the socket is full."""
         self._hurried.discard((epoch, stream))
-        if ending:
-            self.before_end()
-        then = [(Kind.MESSAGE, dump_message(each)) for each in ending]
+        then = [(Kind.MESSAGE, dump_message(self._with_tally(each))) for each in ending]
         self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds, then)
 
     def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
         """Hand over the descriptors that came with a Setup: the plan's, and the channels."""
         fds, self.fds = self.fds, []
         return fds[:plan_fds], fds[plan_fds:]
+
+    def _with_tally(self, ending: StreamEnded | StreamFailed) -> StreamEnded | StreamFailed:
+        return replace(ending, tally=self.tally())
 
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
@@ -156,7 +158,3 @@ class Talk:
         if not self._hurried:
             self._hear(self._channel.receive())
         return not self._hurried and not any(isinstance(each, EndEpoch) for each in self._heard)
-
-
-def _nothing() -> None:
-    """What is done before an end where nobody has anything to say."""
