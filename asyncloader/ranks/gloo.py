@@ -127,13 +127,16 @@ class _Talk:
         import torch
         import torch.distributed as dist
 
-        group, peer = self._group, (self.rank + 1) % self.size
+        group = self._group
         if group is None:
             return
-        with contextlib.suppress(Exception):
-            # Gloo closes all connections of a group when one wait in it took too long.
-            never: Any = dist.irecv(torch.empty(1), peer, group=group, tag=1)
-            never.wait(timedelta(milliseconds=1))
+        # Gloo closes all connections of a group when one wait in it took too long; but where a
+        # connection is broken already it does not wait.
+        for rank in range(self.size):
+            if rank != self.rank:
+                with contextlib.suppress(Exception):
+                    never: Any = dist.irecv(torch.empty(1), rank, group=group, tag=1)
+                    never.wait(timedelta(milliseconds=1))
 
     def _run(self) -> None:
         self._open_and_answer()
