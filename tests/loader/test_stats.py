@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import sys
 import threading
@@ -304,6 +305,15 @@ def wait_until_asleep() -> None:
             return
         pause.wait(0.01)
     raise AssertionError("the sampler goes on looking at a thread that is about something else")
+
+
+def test_looking_draws_no_random_numbers_of_the_users(often):
+    before = random.getstate()
+    with DataLoader2(numbers().map(light)) as loader:
+        for _ in loader:
+            if any(stage.seconds for stage in loader.stats().stages):
+                break
+    assert random.getstate() == before
 
 
 def test_the_thread_that_looks_ends_with_what_it_looks_at(often):
