@@ -20,6 +20,8 @@ from asyncloader.tools.drawing import DrawingError, Format, drawing
 from asyncloader.tools.target import TargetError, load_target
 from asyncloader.tools.trials import ExaminationError
 
+WHAT_IT_DOES = "Draw a graph of datapipes, or examine what its stages and its workers are worth."
+
 NAMED = (
     "a pipe, a DataLoader2, or a function of no arguments that returns one, as in train:pipe"
     " or src/train.py:pipe"
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m asyncloader", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m asyncloader", description=WHAT_IT_DOES)
     commands = parser.add_subparsers(dest="command", required=True)
     graph = commands.add_parser("graph", help="draw a graph, with what runs where")
     graph.add_argument("target", metavar="module:pipe", help=NAMED)

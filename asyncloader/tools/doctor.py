@@ -21,6 +21,7 @@ from asyncloader.tools.target import Target
 from asyncloader.tools.trials import (
     ExaminationError,
     Trial,
+    as_rate,
     counts_up_to,
     tried,
     verdict,
@@ -152,7 +153,7 @@ def _row(trial: Trial) -> str:
         return f"  {trial.workers:>7}  too few items came"
     low, high = min(trial.rates), max(trial.rates)
     return (
-        f"  {trial.workers:>7}  {trial.rate:>7,.4g}  ({low:,.4g} - {high:,.4g})"
+        f"  {trial.workers:>7}  {as_rate(trial.rate):>7}  ({as_rate(low)} - {as_rate(high)})"
         f"  {_duration(trial.first_item_seconds)}"
     )
 

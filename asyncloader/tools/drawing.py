@@ -58,8 +58,8 @@ def _svg(dot: str) -> str:
         graphviz = importlib.import_module("graphviz")
     except ModuleNotFoundError as error:
         raise DrawingError(
-            "svg is drawn by the package graphviz, which is not installed: pip install"
-            " 'asyncloader[viz]'; or use --format mermaid, which needs nothing"
+            "svg is drawn by the package graphviz, which is not installed: pip install graphviz;"
+            " or use --format mermaid, which needs nothing"
         ) from error
     try:
         return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8"))

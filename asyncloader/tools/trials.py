@@ -141,13 +141,18 @@ def verdict(trials: Sequence[Trial]) -> str:
     best = max(measured, key=lambda trial: trial.rate)
     alike = sorted(_alike(best, measured), key=lambda trial: trial.workers)
     if len(alike) == 1:
-        return f"best here: {_counted(best.workers)}, {best.rate:,.4g} items/s"
+        return f"best here: {_counted(best.workers)}, {as_rate(best.rate)} items/s"
     *others, last = (str(trial.workers) for trial in alike)
     numbers = f"{', '.join(others)} and {last}"
     return (
         f"not resolved between {numbers} workers, whose ranges overlap: {alike[0].workers}"
         " takes the least; more --seconds may tell them apart"
     )
+
+
+def as_rate(rate: float) -> str:
+    """Return a rate for a reader: no more digits than were measured."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _alike(best: Trial, trials: Iterable[Trial]) -> Iterator[Trial]:

@@ -9,13 +9,13 @@ import pytest
 
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.graph import (
-    SharedPipes,
     breadth_first,
     copy_graph,
     replace_dp,
     set_graph_random_seed,
     traverse_dps,
 )
+from asyncloader.graph.seeding import SharedPipes
 from asyncloader.seeds import SeedGenerator
 
 

@@ -63,7 +63,7 @@ def test_svg_takes_graphviz(capsys, monkeypatch):
 def test_svg_without_the_package_says_how_to_get_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     assert main(["graph", PIPE, "--format", "svg"]) == 2
-    assert "pip install 'asyncloader[viz]'; or use --format mermaid" in capsys.readouterr().err
+    assert "pip install graphviz; or use --format mermaid" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line_and_the_status_2(capsys, tmp_path):
