@@ -37,7 +37,14 @@ SLACK = 4.0
 
 def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 100.0) -> str:
     """Run a scene in a child process; return what it printed."""
-    call = f"{scene.__module__!r}, {scene.__name__!r}, {args!r}"
+    return play_each(folder, scene, [args], limit=limit)
+
+
+def play_each(
+    folder: Path, scene: Callable[..., Any], cases: list[tuple[Any, ...]], *, limit: float = 100.0
+) -> str:
+    """Run a scene once for the arguments of each case, all in one child process."""
+    call = f"{scene.__module__!r}, {scene.__name__!r}, {cases!r}"
     source = f"""
 if __name__ == "__main__":
     from tests.faults.child import perform
@@ -49,21 +56,30 @@ if __name__ == "__main__":
     return done.stdout
 
 
-def perform(module: str, name: str, args: tuple[Any, ...]) -> None:
-    """In the child: warm up, and run the scene, which must leave nothing behind."""
+def perform(module: str, name: str, cases: list[tuple[Any, ...]]) -> None:
+    """In the child: warm up, and run the scene, which must leave nothing behind each time."""
     # A callback that is slow on a busy machine is no fault; errors are still printed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     scene = getattr(importlib.import_module(module), name)
     # What every worker would import for itself, with pytest, its template imports once.
     starting.ProcessPlan = partial(_plan_with, module)  # type: ignore[misc,assignment]
-    for method in [None, *(arg for arg in args if arg in METHODS)]:
+    for method in [None, *(arg for args in cases for arg in args if arg in METHODS)]:
         warm_up(method)
-    with leaves_nothing():
-        if inspect.iscoroutinefunction(scene):
-            asyncio.run(scene(*args), debug=True)
-        else:
-            scene(*args)
-        settle()
+    for args in cases:
+        try:
+            with leaves_nothing():
+                run(scene, args)
+        except BaseException as error:
+            error.add_note(f"in {name}{args}")
+            raise
+
+
+def run(scene: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if inspect.iscoroutinefunction(scene):
+        asyncio.run(scene(*args), debug=True)
+    else:
+        scene(*args)
+    settle()
 
 
 def _plan_with(module: str, name: str, main: str, preload: tuple[str, ...]) -> ProcessPlan:

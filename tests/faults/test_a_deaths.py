@@ -30,6 +30,7 @@ from tests.faults.child import (
     loader_of,
     numbers,
     play,
+    play_each,
     within,
 )
 
@@ -91,14 +92,13 @@ def check_death(error: BaseException | None, exitcode: int) -> None:
     assert str(error.pid) in str(error)
 
 
-@pytest.mark.parametrize("way", ["SIGKILL"])
-def test_a1_a_worker_that_is_killed_mid_batch_is_a_death(way, tmp_path):
-    play(tmp_path, a_worker_dies, way, str(tmp_path / "flag"))
+def test_a1_a_worker_that_is_killed_mid_batch_is_a_death(tmp_path):
+    play(tmp_path, a_worker_dies, "SIGKILL", str(tmp_path / "flag"))
 
 
-@pytest.mark.parametrize("way", ["SIGTERM", "SIGSEGV", "_exit 0", "exit 3", "in a thread"])
-def test_a2_a_worker_that_ends_early_is_a_death_with_its_code(way, tmp_path):
-    play(tmp_path, a_worker_dies, way, str(tmp_path / "flag"))
+def test_a2_a_worker_that_ends_early_is_a_death_with_its_code(tmp_path):
+    ways = ["SIGTERM", "SIGSEGV", "_exit 0", "exit 3", "in a thread"]
+    play_each(tmp_path, a_worker_dies, [(way, str(tmp_path / way)) for way in ways])
 
 
 def a_worker_dies_under_uvloop(flag: str) -> None:
@@ -150,7 +150,7 @@ def large_with_pid(number: int) -> tuple[int, int, list[int]]:
 
 async def a_worker_is_killed_while(what: str) -> None:
     # More than the frames that a worker may be ahead hold.
-    count = 1000 if what == "writing" else 5000
+    count = 200 if what == "writing" else 5000
     graph = numbers(count).map(large_with_pid if what == "writing" else with_pid)
     async with loader_of(graph, 2, worker_prefetch_cnt=2) as loader:
         items = aiter(loader)
@@ -214,9 +214,8 @@ async def a_worker_hangs(how: str, flag: str) -> None:
         assert [item async for item in loader] == list(range(100))
 
 
-@pytest.mark.parametrize("how", HANGS)
-def test_a3_a_worker_that_is_silent_for_too_long_is_killed_and_says_where(how, tmp_path):
-    play(tmp_path, a_worker_hangs, how, str(tmp_path / "flag"))
+def test_a3_a_worker_that_is_silent_for_too_long_is_killed_and_says_where(tmp_path):
+    play_each(tmp_path, a_worker_hangs, [(how, str(tmp_path / how)) for how in HANGS])
 
 
 def once_in_all(flag: str, number: int) -> int:

@@ -22,7 +22,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError, TransportError, WorkerDied, WorkerStartupError
-from tests.faults.child import collected, loader_of, numbers, play
+from tests.faults.child import collected, loader_of, numbers, play, play_each
 from tests.leaks import descendants
 
 # B1 -------------------------------------------------------------------------------------
@@ -106,9 +106,8 @@ async def a_pipe_fails(kind: str, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("kind", GRAPHS)
-def test_b1_an_exception_in_a_pipe_comes_out_as_itself(kind, num_workers, tmp_path):
-    play(tmp_path, a_pipe_fails, kind, num_workers)
+def test_b1_an_exception_in_a_pipe_comes_out_as_itself(num_workers, tmp_path):
+    play_each(tmp_path, a_pipe_fails, [(kind, num_workers) for kind in GRAPHS])
 
 
 async def a_pipe_fails_to_begin() -> None:
@@ -190,9 +189,9 @@ async def an_error_cannot_travel(kind: str) -> None:
             assert "in fail_oddly" in "".join(error.__notes__)
 
 
-@pytest.mark.parametrize("kind", ["Odd", "Refuses", "Unspeakable"])
-def test_b2_an_error_that_cannot_travel_is_named(kind, tmp_path):
-    play(tmp_path, an_error_cannot_travel, kind)
+def test_b2_an_error_that_cannot_travel_is_named(tmp_path):
+    kinds = ["Odd", "Refuses", "Unspeakable"]
+    play_each(tmp_path, an_error_cannot_travel, [(kind,) for kind in kinds])
 
 
 async def a_result_cannot_travel() -> None:
@@ -464,16 +463,8 @@ STAGES: dict[str, dict[str, tuple[type, type]]] = {
 }
 
 
-async def starts_fail(where: str) -> None:
-    for stage, expected in STAGES[where].items():
-        try:
-            await a_start_fails(stage, *expected)
-        except BaseException as error:
-            error.add_note(f"at the stage {stage!r}")
-            raise
-
-
-async def a_start_fails(stage: str, kind: type, cause: type) -> None:
+async def a_start_fails(where: str, stage: str) -> None:
+    kind, cause = STAGES[where][stage]
     loader = DataLoader2(numbers(30), None, service_that_fails(stage))
     for _ in range(2):
         taken, error = await collected(loader)
@@ -491,7 +482,7 @@ async def a_start_fails(stage: str, kind: type, cause: type) -> None:
 
 @pytest.mark.parametrize("where", STAGES)
 def test_b5_what_fails_before_the_first_item_is_one_error_and_may_be_tried_again(where, tmp_path):
-    play(tmp_path, starts_fail, where)
+    play_each(tmp_path, a_start_fails, [(where, stage) for stage in STAGES[where]])
 
 
 async def the_third_spawn_fails() -> None:
@@ -557,11 +548,12 @@ async def user_code_pretends_to_end(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["map", "a pipe"])
-@pytest.mark.parametrize("name", [*ENDINGS, "CancelledError"])
-def test_b6_no_exception_of_user_code_is_the_end_of_data(name, where, tmp_path):
-    if (name, where) == ("StopAsyncIteration", "a pipe"):
-        pytest.skip("a generator may raise it: it comes out as itself")
-    play(tmp_path, user_code_pretends_to_end, name, where)
+def test_b6_no_exception_of_user_code_is_the_end_of_data(where, tmp_path):
+    names = [*ENDINGS, "CancelledError"]
+    if where == "a pipe":
+        # A generator may raise it: it comes out as itself.
+        names.remove("StopAsyncIteration")
+    play_each(tmp_path, user_code_pretends_to_end, [(name, where) for name in names])
 
 
 @pytest.mark.parametrize("name", ["StopIteration", "StopAsyncIteration", "GeneratorExit"])
@@ -595,6 +587,6 @@ async def a_function_at_start_up_pretends_to_end(name: str) -> None:
     await loader.aclose()
 
 
-@pytest.mark.parametrize("name", [*ENDINGS, "CancelledError"])
-def test_b6_nor_in_a_function_at_start_up(name, tmp_path):
-    play(tmp_path, a_function_at_start_up_pretends_to_end, name)
+def test_b6_nor_in_a_function_at_start_up(tmp_path):
+    names = [*ENDINGS, "CancelledError"]
+    play_each(tmp_path, a_function_at_start_up_pretends_to_end, [(name,) for name in names])
