@@ -29,8 +29,8 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Pause,
     Resume,
-    StartEpoch,
 )
+from asyncloader.workers.orders import EpochOrders
 from asyncloader.workers.patience import Patience
 from asyncloader.workers.place import StreamPlace, WorkerStart, start_after_arrived
 from asyncloader.workers.process import Process, kill_processes_now
@@ -49,33 +49,6 @@ GONE = (WorkerDied, WorkerTimeout)
 
 #: More frames than a stream will ever have.
 UNBOUNDED = 1 << 62
-
-
-class EpochOrders:
-    """How an epoch begins, for every process alike; also for one that comes in its middle."""
-
-    def __init__(
-        self,
-        epoch: int,
-        shared_seeds: tuple[int, ...],
-        seed_generator: SeedGenerator,
-        resets: bytes,
-    ) -> None:
-        self.is_given = False
-        self._epoch = epoch
-        self._shared_seeds = shared_seeds
-        self._seed_generator = seed_generator
-        self._resets = resets
-
-    def for_worker(self, worker: int) -> StartEpoch:
-        """Return the order for a worker, which has random numbers of its own."""
-        generator = self._seed_generator.spawn(worker)
-        return StartEpoch(self._epoch, self._shared_seeds, generator, self._resets)
-
-    def for_dispatcher(self, deal: DealStart | None) -> StartEpoch:
-        """Return the order for the dispatching process."""
-        generator = self._seed_generator.clone()
-        return StartEpoch(self._epoch, self._shared_seeds, generator, self._resets, deal)
 
 
 class WorkerPool:

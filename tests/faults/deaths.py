@@ -84,7 +84,7 @@ class Reaper(threading.Thread):
             return
         is_struck = False
         for name in kind.split(", then "):
-            is_struck = _send(process, signal.Signals[name])
+            is_struck = signalled(process, signal.Signals[name])
             if name == "SIGSTOP":
                 self._is_ended.wait(self._luck.uniform(0, 0.05))
         self.kills[kind] += is_struck
@@ -101,7 +101,7 @@ class Reaper(threading.Thread):
         return is_obeyed
 
 
-def _send(process: Process, number: signal.Signals) -> bool:
+def signalled(process: Process, number: signal.Signals) -> bool:
     """Signal a process, if it has not died meanwhile; whether it was there."""
     # Once it is released, its descriptor may become that of any other process, the loader's
     # own among them: its lock keeps it from being released now.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
@@ -24,6 +23,7 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
+from tests.faults.deaths import signalled
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.standing import standing
 
@@ -278,8 +278,9 @@ def processes_of(loader: DataLoader2[Any]) -> list[int]:
 
 def kill_one(loader: DataLoader2[Any], luck: random.Random) -> None:
     # One that was killed before may be gone, if nothing of it was missed yet.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(luck.choice(processes_of(loader)), luck.choice([signal.SIGKILL, signal.SIGSEGV]))
+    links = loader.reading_service._pool.all_links()
+    number = luck.choice([signal.SIGKILL, signal.SIGSEGV])
+    signalled(luck.choice(links).process, number)
 
 
 @pytest.mark.parametrize(
