@@ -11,12 +11,13 @@ import asyncio
 import atexit
 import contextlib
 import contextvars
+import inspect
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -165,6 +166,12 @@ class LoopThread:
             future.cancel()
             raise
 
+    def finished(self, result: Any) -> Any:
+        """Return a result, awaiting it on the loop as long as there is something to await."""
+        while inspect.isawaitable(result):
+            result = self.call(_result(result))
+        return result
+
     def close(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, at most so long."""
         _loop_threads.discard(self)
@@ -180,6 +187,10 @@ class LoopThread:
 
     def __del__(self) -> None:
         call_soon(self.loop, self.loop.stop)
+
+
+async def _result(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, ended: Future[None]) -> None:

@@ -212,7 +212,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Filter: lambda numbers: numbers.filter(is_odd),
     it.FlatMapper: lambda numbers: numbers.flatmap(twice),
     it.Forker: lambda numbers: _joined(numbers.fork(2)),
-    it.FullSync: lambda numbers: numbers.fullsync(60),
+    it.FullSync: lambda numbers: numbers.sharding_filter().fullsync(60),
     it.Grouper: lambda numbers: numbers.groupby(remainder, group_size=3),
     it.HashChecker: lambda numbers: (
         _bytes(numbers, "txt", files.text).check_hash(_hashes()).map(files.read)
@@ -246,7 +246,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
         as_rows=True
     ),
     it.OnDiskCacheHolder: cached,
-    it.PinMemory: lambda numbers: it.PinMemory(numbers, pin_memory_fn=as_it_is),
+    it.PinMemory: lambda numbers: it.PinMemory(numbers.sharding_filter(), pin_memory_fn=as_it_is),
     it.Prefetcher: lambda numbers: numbers.prefetch(3),
     it.Repeater: lambda numbers: numbers.repeat(2),
     it.RoundRobinDemultiplexer: lambda numbers: _joined(numbers.round_robin_demux(3)),
@@ -321,7 +321,7 @@ MAP_PIPES: dict[type, Callable[[Any], Any]] = {
 SERVICES: dict[type, Callable[[], Any]] = {
     asyncloader.DistributedReadingService: lambda: asyncloader.DistributedReadingService(60),
     asyncloader.InProcessReadingService: lambda: asyncloader.InProcessReadingService(2),
-    asyncloader.MultiProcessingReadingService: lambda: asyncloader.MultiProcessingReadingService(1),
+    asyncloader.MultiProcessingReadingService: lambda: asyncloader.MultiProcessingReadingService(2),
     asyncloader.SequentialReadingService: lambda: asyncloader.SequentialReadingService(
         asyncloader.InProcessReadingService(), asyncloader.InProcessReadingService(1)
     ),

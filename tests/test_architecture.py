@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "asyncloader"
 #: The parts, from the top down. A part imports itself and the parts of lower lines only.
 LAYERS = [
     {"asyncloader", "__main__"},
+    {"tools"},
     {"loader", "serving"},
     {"services"},
     {"adapters", "workers"},

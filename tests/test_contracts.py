@@ -10,6 +10,7 @@ import inspect
 import pickle
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
-from asyncloader import DataLoader2
+from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.graph import breadth_first, copy_graph
 from asyncloader.graph.kinds import is_sharding
@@ -82,8 +83,8 @@ async def on_a_thread(function: Any) -> Any:
     return await outcome
 
 
-async def expected_of(graph: Any) -> list[list[Any]]:
-    return await epochs_of(DataLoader2(graph), "async")
+async def expected_of(graph: Any, count: int = 2) -> list[list[Any]]:
+    return await epochs_of(DataLoader2(graph), "async", count)
 
 
 @contextlib.contextmanager
@@ -247,19 +248,52 @@ def test_a_pipe_says_what_it_does(pipe_class):
 
 @every_service
 @every_pipe
-@either_form
-async def test_a_service_hands_out_what_the_graph_yields(service_class, pipe_class, form):
-    expected = await expected_of(sharded(graph_with(pipe_class)))
+async def test_a_service_hands_out_what_the_graph_yields(service_class, pipe_class):
+    first, *expected = await expected_of(sharded(graph_with(pipe_class)), 3)
     service = SERVICES[service_class]()
     loader = DataLoader2(sharded(graph_with(pipe_class)), reading_service=service)
-    assert await epochs_of(loader, form) == expected
+    loader.seed(SEED)
+    # One loader for both forms, and for an epoch that is left: a service starts once.
+    async with loader:
+        assert await anext(aiter(loader)) == first[0]
+        in_for = await on_a_thread(lambda: list(loader))
+        in_async_for = [item async for item in loader]
+    assert [in_for, in_async_for] == expected
 
 
 def sharded(graph: Any) -> Any:
     """Return a graph whose seeds are shared, so that they are the same in a worker."""
-    if any(is_sharding(pipe) for pipe in breadth_first(graph)):
+    if is_sharded(graph):
         return graph
     return (graph.to_iter_datapipe() if is_map_pipe(graph) else graph).sharding_filter()
+
+
+def is_sharded(graph: Any) -> bool:
+    return any(is_sharding(pipe) for pipe in breadth_first(graph))
+
+
+@either_form
+@pytest.mark.filterwarnings("ignore:nothing shards the graph")
+async def test_every_worker_yields_all_of_a_pipe_that_nothing_shards(form):
+    graphs = [named(cls) for cls in PIPES if not is_sharded(graph_with(cls))]
+    expected = [item async for item in it.Concater(*graphs)]
+    service = MultiProcessingReadingService(2)
+    loader = DataLoader2(it.Concater(*graphs), reading_service=service)
+    (items,) = await epochs_of(loader, form, 1)
+    for worker in range(2):
+        assert items[worker::2] == expected
+
+
+def named(pipe_class: type) -> Any:
+    """Return a pipe's sample, whose items come with its name; None for what is drawn anew."""
+    graph = graph_with(pipe_class)
+    graph = graph.to_iter_datapipe() if is_map_pipe(graph) else graph
+    is_drawn = any(hasattr(pipe, "set_seed") for pipe in breadth_first(graph))
+    return graph.map(partial(_with_name, pipe_class.__name__, is_drawn))
+
+
+def _with_name(name: str, is_drawn: bool, item: Any) -> tuple[str, Any]:
+    return name, None if is_drawn else item
 
 
 @every_service

@@ -197,7 +197,8 @@ class BatchAsyncMapper(AsyncMapper[T]):
 
     Up to ``batch_size`` calls are under way at a time, and no more than
     ``max_concurrency``; none waits for the rest of a batch. ``flatten=False`` yields
-    the results in lists of ``batch_size``.
+    the results in lists of ``batch_size``. ``on_error`` and ``max_errors`` are those of
+    ``async_map``, for single items: what is left out is made up for in its list.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> async def double(number):
@@ -217,13 +218,23 @@ class BatchAsyncMapper(AsyncMapper[T]):
         output_col: Any = None,
         max_concurrency: int = 32,
         flatten: bool = True,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         self.async_fn = async_fn
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.max_concurrency = checked_count("max_concurrency", max_concurrency, at_least=1)
         self._flatten = flatten
-        concurrency = min(batch_size, max_concurrency)
-        super().__init__(source_datapipe, async_fn, input_col, output_col, concurrency=concurrency)
+        super().__init__(
+            source_datapipe,
+            async_fn,
+            input_col,
+            output_col,
+            concurrency=min(batch_size, max_concurrency),
+            on_error=on_error,
+            max_errors=max_errors,
+        )
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         return super().carry(wrap) and self._flatten

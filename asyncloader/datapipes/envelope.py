@@ -6,7 +6,8 @@ names whose item it is, and an error takes the item's place without ending the s
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from typing import Any, SupportsIndex
 
 #: The number of a request, or the numbers of those that make up a batch.
 Key = int | tuple[int, ...]
@@ -35,5 +36,13 @@ class Envelope:
         """Return the same request's envelope with an error in the item's place."""
         return Envelope(self.key, None, error)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        kind = type(self.item)
+        if kind in (bytes, bytearray) and protocol.__index__() >= 5:
+            # Bytes are no part of the pickle then: they travel in shared memory.
+            return _of_bytes, (self.key, kind, pickle.PickleBuffer(self.item))
         return Envelope, (self.key, self.item, self.error)
+
+
+def _of_bytes(key: Key, kind: type[bytes] | type[bytearray], data: Any) -> Envelope:
+    return Envelope(key, data if type(data) is kind else kind(data))

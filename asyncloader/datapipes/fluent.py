@@ -160,6 +160,9 @@ class IterFluent(Generic[T_co]):
             output_col: None = None,
             max_concurrency: int = 32,
             flatten: Literal[True] = True,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[U]: ...
         @overload
         def async_map_batches(
@@ -170,6 +173,9 @@ class IterFluent(Generic[T_co]):
             output_col: Any = None,
             max_concurrency: int = 32,
             flatten: bool = True,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
         def async_map_batches(
             self,
@@ -179,6 +185,9 @@ class IterFluent(Generic[T_co]):
             output_col: Any = None,
             max_concurrency: int = 32,
             flatten: bool = True,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def thread_map(
@@ -200,6 +209,9 @@ class IterFluent(Generic[T_co]):
             output_col: Any = None,
             scheduled_tasks: int = 128,
             max_workers: int | None = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
             **threadpool_kwargs: Any,
         ) -> IterDataPipe[U]: ...
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iterating import close_items, groups_of
-from asyncloader.deadline import time_left
+from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
 
 T = TypeVar("T")
@@ -60,7 +60,10 @@ class Home:
     async def aclose(self) -> None:
         """End all threads and tasks within a bounded time in total."""
         self.stop()
-        await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
+        with ends_within(CLOSE_SECONDS):
+            # A thread that was about to begin a task of its own, when it was told, has begun it.
+            while self._givers:
+                await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
 
 
 class ThreadGiver(Generic[T]):

@@ -147,6 +147,9 @@ class MapPass(Pass[T]):
 class MapMapper(MapDataPipe[T]):
     """Look items up as ``fn(source[key])``.
 
+    Every key has its item, so that nothing can be left out; ``on_error`` is for pipes that
+    are iterated, as ``to_iter_datapipe().map(fn, on_error="skip")``.
+
     >>> from asyncloader.datapipes.map import SequenceWrapper
     >>> SequenceWrapper([1, 2]).map(str)[1]
     '2'

@@ -151,7 +151,8 @@ class ThreadPoolMapper(ThreadMapper[T]):
 
     Up to ``scheduled_tasks`` calls are begun and not yet taken, by ``max_workers``
     threads, by default as many as a ``ThreadPoolExecutor`` would have. Of its options
-    there are ``thread_name_prefix``, ``initializer`` and ``initargs``.
+    there are ``thread_name_prefix``, ``initializer`` and ``initargs``. ``on_error`` and
+    ``max_errors`` are those of ``thread_map``.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).threadpool_map(str, max_workers=2))
@@ -166,6 +167,9 @@ class ThreadPoolMapper(ThreadMapper[T]):
         output_col: Any = None,
         scheduled_tasks: int = 128,
         max_workers: int | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
         **threadpool_kwargs: Any,
     ) -> None:
         self.scheduled_tasks = checked_count("scheduled_tasks", scheduled_tasks, at_least=1)
@@ -174,7 +178,9 @@ class ThreadPoolMapper(ThreadMapper[T]):
         self.max_workers = max_workers
         self.threadpool_kwargs = threadpool_kwargs
         self._threads = Threads(**threadpool_kwargs)
-        super().__init__(source_datapipe, fn, input_col, output_col)
+        super().__init__(
+            source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
+        )
 
     def new_crew(self, turns: deque[int]) -> Crew:
         return Crew(

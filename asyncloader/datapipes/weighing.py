@@ -1,6 +1,7 @@
 """How much memory an item takes.
 
-This file is about ``weight_of``: a good guess, for buffers that are bounded in bytes.
+This file is about ``weight_of``, a good guess for buffers that are bounded in bytes, and
+``is_heavy``, which says at little cost what should not be copied in passing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from typing import Any
 # As deep as items are looked into.
 _DEPTH = 4
 
+# What takes longer to pickle than to begin a thread for it.
+_HEAVY_BYTES = 1 << 20
+_HEAVY_PARTS = 1000
+
 
 def weight_of(item: Any) -> int:
     """Return about how many bytes an item takes: itself, and what it holds four levels deep.
@@ -20,14 +25,37 @@ def weight_of(item: Any) -> int:
     return _weight(item, _DEPTH)
 
 
+def is_heavy(item: Any) -> bool:
+    """Whether an item takes more than a MiB, or is made of more than a thousand parts.
+
+    It is looked into only as far as it takes to know.
+    """
+    room, parts = _HEAVY_BYTES, [item]
+    for _ in range(_HEAVY_PARTS):
+        if not parts:
+            return False
+        part = parts.pop()
+        room -= _own_weight(part)
+        if room < 0:
+            return True
+        parts += _parts(part)
+    return bool(parts)
+
+
 def _weight(item: Any, depth: int) -> int:
-    weight = sys.getsizeof(item, 64)
-    elements = getattr(item, "nbytes", None)
-    if isinstance(elements, int):
-        return weight + elements
+    weight = _own_weight(item)
     if depth == 0:
         return weight
     return weight + sum(_weight(part, depth - 1) for part in _parts(item))
+
+
+def _own_weight(item: Any) -> int:
+    return sys.getsizeof(item, 64) + (_elements(item) or 0)
+
+
+def _elements(item: Any) -> int | None:
+    nbytes = getattr(item, "nbytes", None)
+    return nbytes if isinstance(nbytes, int) else None
 
 
 def _parts(item: Any) -> list[Any]:
@@ -36,4 +64,6 @@ def _parts(item: Any) -> list[Any]:
     if isinstance(item, list | tuple | set | frozenset):
         return list(item)
     fields = getattr(item, "__dict__", None)
-    return list(fields.values()) if isinstance(fields, dict) else []
+    if not isinstance(fields, dict) or _elements(item) is not None:
+        return []
+    return list(fields.values())

@@ -9,7 +9,7 @@ from asyncloader.graph.cut import (
     replicable_branches,
     unsharded_sources,
 )
-from asyncloader.graph.draw import to_mermaid, to_text
+from asyncloader.graph.draw import to_dot, to_mermaid, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.seeding import PartSeeds, SeedPlaces, SharedPipes
@@ -56,6 +56,7 @@ __all__ = [
     "replicable_branches",
     "set_datapipes_seed",
     "set_graph_random_seed",
+    "to_dot",
     "to_mermaid",
     "to_text",
     "traverse_dps",

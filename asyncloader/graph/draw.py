@@ -1,7 +1,7 @@
 """A graph for the eye.
 
-This file is about ``to_text`` and ``to_mermaid``. Both read from the sources at the
-top down to the last pipe, and both take labels, such as where each pipe runs.
+This file is about ``to_text``, ``to_mermaid`` and ``to_dot``. All read from the sources at
+the top down to the last pipe, and all take labels, such as where each pipe runs.
 """
 
 from __future__ import annotations
@@ -37,26 +37,76 @@ def to_text(datapipe: Any, labels: Labels = ()) -> str:
 
 
 def to_mermaid(datapipe: Any, labels: Labels = ()) -> str:
-    """Return the graph as a Mermaid flowchart, with a box around the pipes of each label."""
-    wiring = Wiring(datapipe)
-    pipes = wiring.pipes[::-1]
-    name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
-    label_of = _by_id(labels)
-    boxes: dict[str, list[str]] = {}
-    for pipe in pipes:
-        node = f'{name[id(pipe)]}["{_escaped(_name(pipe))}"]'
-        boxes.setdefault(label_of.get(id(pipe), ""), []).append(node)
-    lines = [f"    {node}" for node in boxes.pop("", [])]
-    for place, (label, nodes) in enumerate(boxes.items()):
-        lines.append(f'    subgraph s{place}["{_escaped(label)}"]')
-        lines.extend(f"        {node}" for node in nodes)
-        lines.append("    end")
-    lines.extend(
-        f"    {name[id(source)]} --> {name[id(pipe)]}"
-        for pipe in pipes
-        for source in wiring.sources(pipe)
-    )
-    return "\n".join(["flowchart TD", *lines])
+    """Return the graph as a Mermaid flowchart, with a box around the pipes of each label.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> print(to_mermaid(IterableWrapper(range(3)).map(str)))
+    flowchart TD
+        p0["IterableWrapper()"]
+        p1["map(str)"]
+        p0 --> p1
+    """
+    chart = _Chart(datapipe, labels)
+    lines = ["flowchart TD"]
+    for place, (label, pipes) in enumerate(chart.boxes):
+        nodes = [f'    {name}["{_escaped(text)}"]' for name, text in pipes]
+        if label:
+            nodes = [
+                f'    subgraph s{place}["{_escaped(label)}"]',
+                *(f"    {node}" for node in nodes),
+                "    end",
+            ]
+        lines += nodes
+    lines += [f"    {source} --> {reader}" for source, reader in chart.arrows]
+    return "\n".join(lines)
+
+
+def to_dot(datapipe: Any, labels: Labels = ()) -> str:
+    """Return the graph in Graphviz's language, with a box around the pipes of each label.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> print(to_dot(IterableWrapper(range(3)).map(str)))
+    digraph {
+        node [shape=box]
+        p0 [label="IterableWrapper()"]
+        p1 [label="map(str)"]
+        p0 -> p1
+    }
+    """
+    chart = _Chart(datapipe, labels)
+    lines = ["digraph {", "    node [shape=box]"]
+    for place, (label, pipes) in enumerate(chart.boxes):
+        nodes = [f"    {name} [label={_quoted(text)}]" for name, text in pipes]
+        if label:
+            nodes = [
+                f"    subgraph cluster{place} {{",
+                f"        label={_quoted(label)}",
+                *(f"    {node}" for node in nodes),
+                "    }",
+            ]
+        lines += nodes
+    lines += [f"    {source} -> {reader}" for source, reader in chart.arrows]
+    return "\n".join([*lines, "}"])
+
+
+class _Chart:
+    """The boxes and arrows of a graph, its pipes by short names."""
+
+    def __init__(self, datapipe: Any, labels: Labels) -> None:
+        wiring = Wiring(datapipe)
+        pipes = wiring.pipes[::-1]
+        name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
+        label_of = _by_id(labels)
+        boxes: dict[str, list[tuple[str, str]]] = {"": []}
+        for pipe in pipes:
+            box = boxes.setdefault(label_of.get(id(pipe), ""), [])
+            box.append((name[id(pipe)], _name(pipe)))
+        #: Each label, and the names and texts of its pipes; those without one come first.
+        self.boxes = list(boxes.items())
+        #: The names of a source and of a pipe that reads it.
+        self.arrows = [
+            (name[id(source)], name[id(pipe)]) for pipe in pipes for source in wiring.sources(pipe)
+        ]
 
 
 class _Text:
@@ -104,3 +154,8 @@ def _escaped(text: str) -> str:
     for character, code in {"#": "35", '"': "quot", "<": "lt", ">": "gt"}.items():
         text = text.replace(character, f"#{code};")
     return text
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

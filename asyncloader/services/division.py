@@ -200,7 +200,8 @@ class Division:
             return None
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
-        return DealPlan(pack_code(plan), place_of(self.dispatch) or 0)
+        dealt = [self.dispatch in branch.inlets for branch in self.branches]
+        return DealPlan(pack_code(plan), place_of(self.dispatch) or 0, dealt.index(True))
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""

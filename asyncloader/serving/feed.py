@@ -8,8 +8,7 @@ This file is about ``Feed``: a source whose items are asked for, one answer to e
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
@@ -17,11 +16,12 @@ from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.exchange import Nobody, Waiter
-from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
+from asyncloader.errors import LoaderClosed, LoaderError, Overloaded
 from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopWaiter
 from asyncloader.serving.ledger import Ledger, Request
+from asyncloader.serving.readership import Readership
 from asyncloader.serving.rewiring import rewired
 from asyncloader.serving.server import Loader, Server
 from asyncloader.serving.stats import Counts, FeedStats
@@ -59,11 +59,9 @@ class Feed(IterDataPipe[Any]):
         self.max_pending = checked_count("max_pending", max_pending, at_least=1)
         self._counts = Counts()
         self._ledger = Ledger(self._counts, self._on_news)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readership = Readership(self._ledger)
         self._reader: Waiter = Nobody()
         self._drains: set[LoopWaiter] = set()
-        self._is_read = False
-        self._refusal: LoaderError | None = None
         self._is_closed = False
 
     async def ask(
@@ -78,16 +76,18 @@ class Feed(IterDataPipe[Any]):
         has it dies; others fail with ``WorkerDied``.
         """
         request = self._accepted(item, idempotent)
+        # It is held only as long as it is wanted.
+        del item
         try:
             async with asyncio.timeout(timeout) as limit:
                 return await request.answer
         except TimeoutError:
             if not limit.expired():
                 raise  # a pipe's own
-            self._counts.expired += 1
+            self._counts.expired += not request.is_settled()
             raise TimeoutError(f"there was no answer within {timeout:g} s") from None
         except asyncio.CancelledError:
-            self._counts.cancelled += 1
+            self._counts.cancelled += not request.is_settled()
             raise
         finally:
             self._ledger.forget(request)
@@ -99,7 +99,7 @@ class Feed(IterDataPipe[Any]):
         requests, finishes those that were accepted (those still open after
         ``drain_timeout`` seconds fail), and shuts the loader down.
         """
-        return Server(self, loader, drain_timeout)
+        return Server(self, self._readership, loader, drain_timeout)
 
     def close(self) -> None:
         """Refuse new requests; iteration ends when those that were accepted are through."""
@@ -111,7 +111,7 @@ class Feed(IterDataPipe[Any]):
 
         After ``timeout`` seconds those that are left fail with LoaderClosed.
         """
-        self._check_loop()
+        self._readership.check_loop()
         self.close()
         waiter = LoopWaiter(asyncio.get_running_loop())
         self._drains.add(waiter)
@@ -123,7 +123,7 @@ class Feed(IterDataPipe[Any]):
         finally:
             self._drains.discard(waiter)
 
-    def fail_all(self, error: BaseException) -> None:
+    def fail_all(self, error: Exception) -> None:
         """Answer every request that is pending with an error."""
         self._ledger.fail_all(error)
 
@@ -141,7 +141,7 @@ class Feed(IterDataPipe[Any]):
         others = [pipe for pipe in breadth_first(graph) if lives_with_loader(pipe)]
         if len(others) > 1:
             raise LoaderError(f"a graph has one source that lives with the loader, got {others}")
-        return rewired(graph, self, self._ledger, self._being_read)
+        return rewired(graph, self, self._ledger, self._readership.held)
 
     def __copy__(self) -> Feed:
         # Who asks and who answers meet here: a loader's graph has the feed itself.
@@ -163,27 +163,11 @@ class Feed(IterDataPipe[Any]):
             request = self._ledger.take(loop.time())
             yield Envelope(request.key, request.taken())
 
-    @contextlib.contextmanager
-    def _being_read(self) -> Iterator[None]:
-        """Hold the feed while a loader reads it; at an early end all that is pending fails."""
-        self._check_loop()
-        if self._is_read:
-            raise LoaderError("this feed is being read already; give each loader its own")
-        self._is_read, self._refusal = True, None
-        try:
-            yield
-        except BaseException as reason:
-            self._abandon(reason)
-            raise
-        finally:
-            self._is_read = False
-
     def _accepted(self, item: Any, idempotent: bool) -> Request:
-        self._check_loop()
+        self._readership.check_loop()
         if self._is_closed:
             raise LoaderClosed("the feed is closed and takes no more requests")
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
+        self._readership.check_read()
         if len(self._ledger) >= self.max_pending:
             self._counts.refused += 1
             raise Overloaded(
@@ -202,25 +186,3 @@ class Feed(IterDataPipe[Any]):
         self._reader.wake()
         for drain in self._drains:
             drain.wake()
-
-    def _abandon(self, reason: BaseException) -> None:
-        """Let nobody wait for answers that will not come."""
-        if not isinstance(reason, Exception):
-            # Whoever ended the iteration may begin another, which what waits can wait for.
-            closed = LoaderClosed("the request was being worked on when its loader was closed")
-            self._ledger.fail_under_way(closed)
-            return
-        self._refusal = LoaderClosed(f"the feed is no longer read, after {reason!r}")
-        self._refusal.__cause__ = reason
-        self.fail_all(reason)
-
-    def _check_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        if self._loop is not None and not self._loop.is_closed() and len(self._ledger):
-            raise LoopMismatchError(
-                f"this feed is used on {self._loop!r} and was used from {loop!r}; ask on the loop"
-                " that iterates its loader"
-            )
-        self._loop = loop

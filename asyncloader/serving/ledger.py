@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
-from asyncloader.errors import WorkerDied
+from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.serving.stats import Counts
 from asyncloader.workers.failure import unpack_error
 
@@ -37,6 +37,10 @@ class Request:
     def may_be_retried(self) -> bool:
         """Whether it may be begun a second time."""
         return self.is_idempotent and not self.was_retried
+
+    def is_settled(self) -> bool:
+        """Whether there is an answer, or an error for one."""
+        return self.answer.done() and not self.answer.cancelled()
 
     def taken(self) -> Any:
         """Return the item, which is kept only where it may be wanted once more."""
@@ -137,7 +141,7 @@ class Ledger:
     def fail(self, keys: Iterable[int], error: BaseException) -> None:
         """Settle requests with an error, or let them wait again where they may be retried."""
         for key in keys:
-            if not (isinstance(error, WorkerDied) and self._retry(key)):
+            if not (isinstance(error, WorkerDied | WorkerTimeout) and self._retry(key)):
                 self._refuse(self._settled(key), error)
         self._on_news()
 
@@ -157,6 +161,12 @@ class Ledger:
         for request in requests:
             self._refuse(request, error)
         self.fail_under_way(error)
+
+    def drop_all(self) -> None:
+        """Forget all requests: whoever waited for them is gone with the loop they were on."""
+        self._waiting.clear()
+        self._under_way.clear()
+        self._unwanted.clear()
 
     def _retry(self, key: int) -> bool:
         request = self._under_way.get(key)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, Self
 
+from asyncloader.datapipes.home import cancelled
 from asyncloader.errors import LoaderClosed
 from asyncloader.runtime import begin_task
 
@@ -31,17 +32,35 @@ class Fed(Protocol):
     async def drain(self, timeout: float | None = None) -> None: ...
 
 
+class Claim(Protocol):
+    """The one right to answer a feed's requests."""
+
+    def take(self) -> None:
+        """Take it; LoaderError where somebody has it."""
+
+    def give_up(self, reason: Exception) -> None:
+        """Fail all that is pending with the reason, and refuse what comes."""
+
+
 class Server:
     """Answers a feed's requests from entering to leaving; then all of them have an answer."""
 
-    def __init__(self, feed: Fed, loader: Loader, drain_timeout: float | None) -> None:
+    def __init__(
+        self, feed: Fed, claim: Claim, loader: Loader, drain_timeout: float | None
+    ) -> None:
         self._feed = feed
+        self._claim = claim
         self._loader = loader
         self._drain_timeout = drain_timeout
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._loader.start()
+        self._claim.take()
+        try:
+            await self._loader.start()
+        except BaseException as error:
+            self._claim.give_up(LoaderClosed(f"the loader could not be started: {error!r}"))
+            raise
         work = self._answer()
         self._task = begin_task(asyncio.get_running_loop(), work, "asyncloader serving")
         return self
@@ -50,13 +69,32 @@ class Server:
         try:
             await self._feed.drain(self._drain_timeout)
         finally:
-            await self._loader.aclose()
+            await self._close()
         # What kept the loader from answering is raised here. Closing it is no failure.
-        if self._task is not None:
-            with contextlib.suppress(LoaderClosed):
-                await self._task
+        with contextlib.suppress(LoaderClosed, asyncio.CancelledError):
+            self._answering().result()
+
+    async def _close(self) -> None:
+        try:
+            await self._loader.aclose()
+        finally:
+            await cancelled([self._answering()])
+
+    def _answering(self) -> asyncio.Task[None]:
+        assert self._task is not None
+        return self._task
 
     async def _answer(self) -> None:
-        async for unanswered in self._loader:
-            unanswered.answer()
-            del unanswered
+        reason: Exception = LoaderClosed(
+            "the loader of this feed hands out no more; it was closed, paused, or is at a limit"
+        )
+        try:
+            async for unanswered in self._loader:
+                unanswered.answer()
+                del unanswered
+        except Exception as error:
+            reason = error
+            raise
+        finally:
+            # Nobody waits for answers that will not come.
+            self._claim.give_up(reason)

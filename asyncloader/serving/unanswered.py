@@ -33,7 +33,7 @@ class Unanswered:
         """Answer every request in it with an error."""
         if not isinstance(error, BaseException):
             raise TypeError(f"a request fails with an exception, got {type(error).__name__}")
-        self._settle(self._ledger.fail, self._keys, error)
+        self._settle(self._ledger.fail, self._keys, _as_failure(error))
 
     def answer(self) -> None:
         """Reply with what the graph made; or fail where that is not one output per request."""
@@ -46,9 +46,6 @@ class Unanswered:
         if self._is_answered:
             raise RuntimeError("this was answered already; reply or fail once")
         self._is_answered = True
-        self._on_loop(function, *args)
-
-    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
         if running_loop() is self._loop:
             function(*args)
         else:
@@ -60,7 +57,8 @@ class Unanswered:
             forgotten = LoaderError(
                 f"a {type(self).__name__} was dropped without an answer; call its reply or fail"
             )
-            self._on_loop(self._ledger.fail, self._keys, forgotten)
+            # This may run inside the garbage collector, in any thread and in the ledger itself.
+            call_soon(self._loop, self._ledger.fail, self._keys, forgotten)
 
 
 class FedItem(Unanswered):
@@ -107,3 +105,12 @@ def unanswered(
     if isinstance(envelope.key, int):
         return FedItem(envelope.item, (envelope.key,), ledger, loop)
     return FedBatch(envelope.item, envelope.key, ledger, loop)
+
+
+def _as_failure(error: BaseException) -> Exception:
+    """Return an error that harms nobody who is given it for an answer."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    failure = RuntimeError(f"the request was failed with {type(error).__name__}")
+    failure.__cause__ = error
+    return failure

@@ -16,12 +16,14 @@ from typing import Any
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
+from asyncloader.datapipes.weighing import is_heavy
 from asyncloader.errors import LoaderError, PipelineError, TransportError
 from asyncloader.runtime import LoopWaiter, begin_task, in_thread
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.place import StreamPlace, first_place
+from asyncloader.workers.silence import Silence
 from asyncloader.workers.worker_stream import Crew, PoolSettings
 
 logger = logging.getLogger("asyncloader")
@@ -36,12 +38,14 @@ class FedStream:
         self._waiter = waiter
         self._settings = settings
         self._dealer = LoopWaiter(asyncio.get_running_loop())
+        self._silence = Silence(self._living, settings.timeout)
         self._inboxes: list[Inbox] = []
+        #: Who was dealt to; a worker that died may have been replaced before it is buried.
+        self._lines: dict[Link, FeedLine] = {}
+        self._buried: set[Link] = set()
         #: Items that came to their end without coming back from a worker.
         self._lost: list[Envelope] = []
-        self._buried: set[Link] = set()
         self._is_dealt = False
-        self._finished: set[FeedLine] = set()
         self._error: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
 
@@ -62,7 +66,7 @@ class FedStream:
                 item = await anext(items)
                 # The worker that asked for it may have died meanwhile.
                 await self._dealer.until(self._can_deal)
-                self._deal(item)
+                await self._deal(item)
                 del item
         except StopAsyncIteration:
             pass
@@ -71,7 +75,8 @@ class FedStream:
         finally:
             await aclose_items(items)
             self._is_dealt = True
-            self._finish_lines()
+            for link in self._living():
+                self._line_to(link).finish()
             self._waiter.wake()
 
     async def take(self) -> list[Any]:
@@ -81,9 +86,7 @@ class FedStream:
             for inbox in self._inboxes:
                 if inbox.is_heavy():
                     await in_thread(inbox.open)
-            items = self._arrived()
-            self._bury_dead()
-            items += self._take_lost()
+            items = self._arrived() + self._of_dead()
             if items:
                 return items
             self._check()
@@ -91,48 +94,49 @@ class FedStream:
                 return []
 
     async def aclose(self) -> None:
-        """Stop replacing workers."""
+        """Stop replacing workers, and looking after them."""
+        self._silence.close()
         if self._recovery is not None:
             await cancelled([self._recovery])
 
     # Dealing ----------------------------------------------------------------------------
 
-    def _lines(self) -> list[FeedLine]:
-        """Return the lines to the workers that live."""
-        lines = []
-        for link in self._crew.links:
-            if link.line is not None and link.failure is None:
-                link.line.on_credit = self._dealer.wake
-                lines.append(link.line)
-        return lines
+    def _living(self) -> list[Link]:
+        return [link for link in self._crew.links if link.failure is None and link.line is not None]
 
-    def _finish_lines(self) -> None:
-        """Tell the workers that all was dealt, those too that came later."""
-        for line in self._lines() if self._is_dealt else ():
-            if line not in self._finished:
-                self._finished.add(line)
-                line.finish()
+    def _line_to(self, link: Link) -> FeedLine:
+        line = link.line
+        assert line is not None
+        line.on_credit = self._dealer.wake
+        self._lines[link] = line
+        return line
 
     def _can_deal(self) -> bool:
-        return any(line.credits for line in self._lines())
+        lines = [self._line_to(link) for link in self._living()]
+        return any(line.can_deal() for line in lines)
 
-    def _deal(self, item: Any) -> None:
-        asking = (line for line in self._lines() if line.credits)
+    async def _deal(self, item: Any) -> None:
+        asking = [line for line in map(self._line_to, self._living()) if line.can_deal()]
         line = min(asking, key=lambda line: (len(line.out), -line.credits))
+        self._silence.watch()
         try:
-            line.deal(item)
+            if is_heavy(item.item if isinstance(item, Envelope) else item):
+                await line.deal_heavy(item)
+            else:
+                line.deal(item)
         except Exception as error:  # noqa: BLE001 - user code ran: __reduce__, __getstate__
-            refusal = PipelineError(
-                f"an item of type {type(item).__qualname__} could not be pickled: {error!r}; feed"
-                " plain data or tensors"
-            )
-            refusal.__cause__ = error
-            self._lose(item, refusal)
+            self._refuse(item, error)
 
-    def _lose(self, item: Any, error: BaseException) -> None:
+    def _refuse(self, item: Any, error: Exception) -> None:
+        of = item.item if isinstance(item, Envelope) else item
+        refusal = PipelineError(
+            f"an item of type {type(of).__qualname__} could not be pickled: {error!r}; feed plain"
+            " data or tensors"
+        )
+        refusal.__cause__ = error
         if not isinstance(item, Envelope):
-            raise error
-        self._lost.append(item.failed(error))
+            raise refusal
+        self._lost.append(item.failed(refusal))
         self._waiter.wake()
 
     # Taking -----------------------------------------------------------------------------
@@ -140,11 +144,11 @@ class FedStream:
     def _has_news(self) -> bool:
         if self._lost or self._error is not None or self._is_over() or self._is_deserted():
             return True
+        if any(link.failure is not None for link in self._unburied()):
+            return True
         return any(map(self._has_news_of, self._crew.links, self._inboxes))
 
     def _has_news_of(self, link: Link, inbox: Inbox) -> bool:
-        if link.failure is not None and link not in self._buried:
-            return True
         if inbox.is_over():
             return inbox.error is not None and inbox.error is not link.failure
         return inbox.has_something()
@@ -152,34 +156,45 @@ class FedStream:
     def _arrived(self) -> list[Any]:
         items: list[Any] = []
         for inbox in self._inboxes:
-            count = inbox.open()
-            line = self._crew.links[inbox.worker].line
-            for item in inbox.take(count) if count else ():
-                if line is not None and isinstance(item, Envelope):
-                    line.out.pop(item.key, None)
-                items.append(item)
+            items += self._opened(inbox)
         return items
 
-    def _bury_dead(self) -> None:
-        """Let what dead workers had fail, and have them replaced where that is wanted."""
-        for link in self._crew.links:
-            if link.failure is not None and link not in self._buried:
+    def _opened(self, inbox: Inbox) -> list[Any]:
+        """Return the items of the frame whose turn it is; its worker does not owe them any more."""
+        count = inbox.open()
+        items = inbox.take(count) if count else []
+        for item in items:
+            if isinstance(item, Envelope):
+                for line in self._lines.values():
+                    line.out.pop(item.key, None)
+        return items
+
+    def _unburied(self) -> set[Link]:
+        """Return all that may have something of ours, those too that were replaced already."""
+        return {*self._crew.links, *self._lines} - self._buried
+
+    def _of_dead(self) -> list[Any]:
+        """Return what dead workers had; they are replaced where that is wanted."""
+        items: list[Any] = []
+        for link in self._unburied():
+            if link.failure is not None:
                 self._buried.add(link)
+                # What came before the death is whole.
+                while arrived := self._opened(self._inboxes[link.worker or 0]):
+                    items += arrived
                 self._lose_all(link, link.failure)
-                self._recover()
+                self._recover(link)
+        lost, self._lost = self._lost, []
+        return items + lost
 
     def _lose_all(self, link: Link, error: BaseException) -> None:
-        if link.line is not None:
-            self._lost += [envelope.failed(error) for envelope, _ in link.line.out.values()]
-            link.line.out.clear()
+        line = self._lines.pop(link, None)
+        if line is not None:
+            self._lost += [envelope.failed(error) for envelope in line.lose_all()]
 
-    def _take_lost(self) -> list[Any]:
-        lost, self._lost = self._lost, []
-        return lost
-
-    def _recover(self) -> None:
+    def _recover(self, link: Link) -> None:
         if self._settings.max_restarts is None:
-            logger.warning("%s; the other workers go on without it", self._failure())
+            logger.warning("%s; the other workers go on without it", link.failure)
         elif self._recovery is None:
             loop = asyncio.get_running_loop()
             self._recovery = begin_task(loop, self._recovered(), "asyncloader recovery")
@@ -188,18 +203,19 @@ class FedStream:
         try:
             # Another may die while one is replaced.
             while await self._crew.recover():
-                self._finish_lines()
                 self._dealer.wake()
+            left = self._failure()
         except LoaderError as error:
-            logger.warning("%s; the other workers go on without it", error)
+            left = error
         finally:
             self._recovery = None
             self._waiter.wake()
+        if left is not None:
+            logger.warning("%s; the other workers go on without it", left)
 
     def _is_deserted(self) -> bool:
         """Whether no worker is left, and none will come."""
-        is_alive = any(link.failure is None for link in self._crew.links)
-        return not is_alive and self._recovery is None
+        return self._recovery is None and not any(link.failure is None for link in self._crew.links)
 
     def _failure(self) -> BaseException | None:
         failures = (link.failure for link in self._crew.links)

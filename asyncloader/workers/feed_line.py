@@ -7,14 +7,16 @@ items as it asks for them, and the items that have not come back yet.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
+from asyncloader.runtime import begin_task, in_thread
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.encoder import Encoded, Encoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.workers.messages import (
@@ -39,10 +41,17 @@ class FeedLine:
         #: What the worker has and has not given back, oldest first, with the time of dealing.
         self.out: dict[Key, tuple[Envelope, float]] = {}
         self.on_credit: Callable[[], None] = _nothing
+        #: Whether the worker was told that every item was dealt.
+        self.is_finished = False
+        self.last_heard = time.monotonic()
         self._channel = LoopChannel(sock)
         self._arena = Arena(arena_bytes)
         self._encoder = Encoder(self._arena)
         self._epoch = NO_EPOCH
+        #: Whether a thread has the arena; what comes back meanwhile waits.
+        self._is_encoding = False
+        self._returned: list[int] = []
+        self._is_closed = False
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the worker on a loop."""
@@ -65,42 +74,125 @@ class FeedLine:
         self.credits = 0
         self.out.clear()
         self.on_credit = _nothing
+        self.is_finished = False
+
+    def go_on_for(self, predecessor: FeedLine) -> None:
+        """Deal in the place of another, whose worker is gone."""
+        self.on_credit = predecessor.on_credit
+        if predecessor.is_finished:
+            self.finish()
+
+    def can_deal(self) -> bool:
+        """Whether the worker asks for an item, and none is being made ready for it."""
+        return self.credits > 0 and not self._is_encoding
 
     def deal(self, item: Any) -> None:
         """Send an item; raises what pickling it raised, and nothing is sent then."""
-        key = item.key if isinstance(item, Envelope) else None
-        # The key stands beside the item, to be known where the item cannot be read.
-        encoded = self._encoder.encode([key, item])
-        head = items_head(self._epoch, 0)
-        self._channel.send(Kind.ITEMS, [head, *encoded.parts], encoded.fds)
-        self.credits -= 1
-        if key is not None:
-            self.out[key] = (item, time.monotonic())
+        key = self._note(item)
+        try:
+            encoded = self._encoder.encode(_parts_of(item))
+        except BaseException:
+            self._take_from(key)
+            raise
+        self._send(self._epoch, encoded)
+
+    async def deal_heavy(self, item: Any) -> None:
+        """Send an item that a thread pickles; raises what that raised, and nothing is sent then.
+
+        What the thread has begun is finished: the worker has to be told of the memory.
+        """
+        key = self._note(item)
+        self._is_encoding = True
+        work = self._encode_in_thread(self._epoch, item)
+        encoding = begin_task(asyncio.get_running_loop(), work, "asyncloader dealing")
+        try:
+            await asyncio.shield(encoding)
+        except asyncio.CancelledError:
+            await asyncio.wait([encoding])
+            encoding.exception()  # which is nobody's any more
+            raise
+        except BaseException:
+            self._take_from(key)
+            raise
+
+    def lose_all(self) -> list[Envelope]:
+        """Return what the worker has, which will not come back."""
+        lost = [envelope for envelope, _ in self.out.values()]
+        self.out.clear()
+        return lost
+
+    def owes_since(self) -> float:
+        """Return when the worker was dealt the oldest of what it has, or infinity."""
+        return next((dealt for _, dealt in self.out.values()), math.inf)
 
     def finish(self) -> None:
         """Say that every item was dealt."""
-        self._say(StreamEnded(self._epoch, 0))
+        if not self.is_finished:
+            self.is_finished = True
+            self._say(StreamEnded(self._epoch, 0))
 
     def close(self) -> None:
         """Close the channel, and give the shared memory back."""
         self._channel.close()
-        self._arena.close()
+        self._is_closed = True
+        if not self._is_encoding:
+            self._arena.close()
+
+    def _note(self, item: Any) -> Key | None:
+        self.credits -= 1
+        if not isinstance(item, Envelope):
+            return None
+        self.out[item.key] = (item, time.monotonic())
+        return item.key
+
+    def _take_from(self, key: Key | None) -> None:
+        """Note that an item was not sent after all."""
+        self.credits += 1
+        if key is not None:
+            self.out.pop(key, None)
+
+    async def _encode_in_thread(self, epoch: int, item: Any) -> None:
+        try:
+            encoded = await in_thread(self._encoder.encode, _parts_of(item))
+        finally:
+            self._is_encoding = False
+            self._take_back()
+            if self._is_closed:
+                self._arena.close()
+            self.on_credit()
+        self._send(epoch, encoded)
+
+    def _send(self, epoch: int, encoded: Encoded) -> None:
+        self._channel.send(Kind.ITEMS, [items_head(epoch, 0), *encoded.parts], encoded.fds)
 
     def _say(self, message: EndEpoch | StreamEnded) -> None:
         self._channel.send(Kind.MESSAGE, dump_message(message))
 
     def _receive(self, frames: list[Frame]) -> None:
+        self.last_heard = time.monotonic()
         for frame in frames:
             if frame.kind == Kind.RELEASED:
-                self._arena.release(load_slots(frame.payload))
+                self._returned += load_slots(frame.payload)
             else:
                 self._heed(frame)
+        if not self._is_encoding:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        returned, self._returned = self._returned, []
+        if not self._is_closed:
+            self._arena.release(returned)
 
     def _heed(self, frame: Frame) -> None:
         command = load_command(frame.payload)
         if isinstance(command, Grant) and command.epoch == self._epoch:
             self.credits += command.credits
             self.on_credit()
+
+
+def _parts_of(item: Any) -> list[Any]:
+    # The key stands beside the item, to be known where the item cannot be read.
+    return [item.key, item.item] if isinstance(item, Envelope) else [None, item]
 
 
 def _gone(error: Exception) -> None:

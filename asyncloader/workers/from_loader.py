@@ -44,11 +44,13 @@ class FedSupply(Supply):
         if not key_and_item:
             return []
         key, item = key_and_item
-        if isinstance(item, TransportError):
-            if key is None:
+        if key is None:
+            if isinstance(item, TransportError):
                 raise item
+            return [item]
+        if isinstance(item, TransportError):
             return [Envelope(key, error=pack_error(item, "on its way to a worker"))]
-        return [item]
+        return [Envelope(key, item)]
 
 
 class FromLoader(FromDispatcher):

@@ -8,11 +8,11 @@ far as its credits go.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 from asyncloader.datapipes.base import is_pipe
@@ -24,6 +24,7 @@ from asyncloader.graph.seeding import PartSeeds, SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread, WorkerInfo
+from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.failure import pack_error
@@ -44,7 +45,8 @@ from asyncloader.workers.messages import (
     StartFailed,
 )
 from asyncloader.workers.punctual import Punctual
-from asyncloader.workers.random_states import RandomStates
+from asyncloader.workers.random_states import RandomStates, SharedGenerators
+from asyncloader.workers.resets import load_resets
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -83,7 +85,7 @@ class Worker:
         self._supplies: list[Supply] = []
         #: The last pipes of the epoch's streams, and the streams that were begun.
         self._ready: list[Any] = []
-        self._states = RandomStates()
+        self._generators = SharedGenerators(())
         self._streams: dict[int, Stream] = {}
         self._turns: deque[Stream] = deque()
         self._is_paused = False
@@ -97,6 +99,7 @@ class Worker:
                     self._obey(command)
                     stream = None
                 if stream is not None:
+                    self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
         finally:
             self._end_epoch()
@@ -172,7 +175,6 @@ class Worker:
         self._is_paused = False
         try:
             self._ready = self._reset(command)
-            self._states = RandomStates()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
@@ -183,6 +185,7 @@ class Worker:
         if command.epoch != self._epoch or not self._ready:
             return
         pipe = self._ready[command.stream]
+        self._generators.turn_to(command.stream)
         stream = Stream(
             self._talk,
             self._punctual,
@@ -192,26 +195,32 @@ class Worker:
             number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
-            marker=Marker(pipe, self._states, command.mark, command.unwanted),
+            marker=Marker(pipe, RandomStates(), command.mark, command.unwanted),
         )
         self._streams[command.stream] = stream
         self._turns.append(stream)
 
     def _reset(self, command: StartEpoch) -> list[Any]:
-        reset, worker_reset_fn = loads_code(command.resets)
+        reset, worker_reset_fn = load_resets(command.resets)
         generator = command.seed_generator
-        seed_globals(self._info, generator.generate_seed)
+        first = self._seeding(generator)
+        first()
         for inlet in self._inlets:
             inlet.epoch = command.epoch
         pipes = []
         for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
             seeds.give(pipe, command.shared_seeds, generator)
             pipe = self._run(reset, pipe)
-            if worker_reset_fn is not None:
-                pipe = self._run(worker_reset_fn, pipe, self._info, generator)
+            pipe = self._run(worker_reset_fn, pipe, self._info, generator)
             forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
             pipes.append(pipe)
+        seedings = [first, *(self._seeding(generator) for _ in pipes[1:])]
+        self._generators = SharedGenerators(seedings)
         return pipes
+
+    def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
+        """Return what seeds the global generators, always alike."""
+        return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.
@@ -240,10 +249,7 @@ class Worker:
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
         # A plain function runs in the thread that will run the pipes.
-        result = function(*args)
-        while inspect.isawaitable(result):
-            result = self._thread.call(_result(result))
-        return result
+        return self._thread.finished(function(*args))
 
     def _packed(self, error: BaseException, when: str = "") -> bytes:
         where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
@@ -264,7 +270,3 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
     for pipe in pipes:
         if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
             apply_sharding(pipe, info.num_workers, info.worker_id, group)
-
-
-async def _result(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from asyncloader.errors import WorkerDied
+from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import Parcel
@@ -41,6 +41,9 @@ logger = logging.getLogger("asyncloader")
 DRAIN_SECONDS = 1.0
 #: How long workers that were told to end may take before they are killed.
 CLOSE_GRACE = 2.0
+
+#: What leaves a place that another worker may take.
+GONE = (WorkerDied, WorkerTimeout)
 
 #: More frames than a stream will ever have.
 UNBOUNDED = 1 << 62
@@ -122,6 +125,8 @@ class WorkerPool:
         self._epoch += 1
         self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
+        # A lock belongs to the loop on which somebody first waited for it.
+        self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
         self._start = EpochOrders(self._epoch, tuple(shared_seeds), generator, resets)
         for link in self.all_links():
@@ -131,11 +136,18 @@ class WorkerPool:
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
-        assert self._start is not None
-        if not self._start.is_given:
-            self._give_orders(self._start, place.deal)
-        pairs = zip(self.links, place.starts, strict=True)
-        return [self._begin_stream(link, number, start) for link, start in pairs]
+        orders = self._start
+        assert orders is not None
+        is_first, orders.is_given = not orders.is_given, True
+        if self._dispatcher is not None and self._is_dealt(number):
+            # Where dealing goes on is known with its own stream, which may not be the first.
+            self._direct(self._dispatcher, orders, place.deal)
+        inboxes = []
+        for worker, (link, start) in enumerate(zip(self.links, place.starts, strict=True)):
+            inboxes.append(link.begin_stream(number, start.mark, start.unwanted))
+            first = [orders.for_worker(worker)] if is_first else []
+            link.send(*first, self._order(number, start))
+        return inboxes
 
     def end_epoch(self) -> None:
         """End the epoch and leave the loop; the workers stay."""
@@ -143,7 +155,9 @@ class WorkerPool:
             return
         self._loop = None
         for link in self.all_links():
-            link.send(EndEpoch(self._epoch))
+            # One that has sent everything has nothing to end.
+            if not link.is_idle():
+                link.send(EndEpoch(self._epoch))
             link.end_epoch()
             link.detach()
         for link in self._retired:
@@ -166,7 +180,7 @@ class WorkerPool:
 
     def deal_start(self, number: int) -> DealStart | None:
         """Return how dealing goes on after what was taken of a stream, where there is any."""
-        if self._deal is None or self._dispatcher is None:
+        if self._deal is None or self._dispatcher is None or not self._is_dealt(number):
             return None
         marks = [link.inboxes[number].mark.read() for link in self.links]
         dealing = self._dispatcher.dealing
@@ -176,7 +190,7 @@ class WorkerPool:
     async def recover(self) -> bool:
         """Replace the workers that died; whether there were any and that may be done."""
         async with self._recovering:
-            dead = [link for link in self.all_links() if isinstance(link.failure, WorkerDied)]
+            dead = [link for link in self.all_links() if isinstance(link.failure, GONE)]
             # What a dispatching process has dealt nobody else can deal again.
             lost = self.all_links() if self._dispatcher is not None else dead
             if not dead or self._start is None or not self._patience.allows(lost):
@@ -216,8 +230,9 @@ class WorkerPool:
         self._retired += lost
         if dispatcher is not None and self._dispatcher is not None:
             dispatcher.dealing = self._dispatcher.dealing
-            dispatcher.send(self._start.for_dispatcher(deal))
             self._dispatcher = dispatcher
+            if deal is not None:
+                dispatcher.send(self._start.for_dispatcher(deal))
         for number, link in zip(numbers, links, strict=True):
             self._hand_over(self.links[number], link)
             self.links[number] = link
@@ -226,17 +241,18 @@ class WorkerPool:
     def _hand_over(self, lost: Link, link: Link) -> None:
         assert self._start is not None
         assert link.worker is not None
-        link.send(self._start.for_worker(link.worker))
         starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
         link.go_on_for(lost)
-        for number, start in starts.items():
-            link.send(self._order(number, start))
+        orders = [self._order(number, start) for number, start in starts.items()]
+        link.send(self._start.for_worker(link.worker), *orders)
 
     def _deal_after_arrived(self) -> DealStart | None:
+        """Return how dealing goes on after all that has arrived, if it has begun."""
         if self._deal is None or self._dispatcher is None:
             return None
-        # With a dispatching process there is one stream.
-        marks = [link.inboxes[0].latest_mark.read() for link in self.links if link.inboxes]
+        number = self._deal.stream
+        inboxes = [link.inboxes[number] for link in self.links if number in link.inboxes]
+        marks = [inbox.latest_mark.read() for inbox in inboxes]
         return self._dispatcher.dealing.start(self._deal.place, marks) if marks else None
 
     async def _read_to_the_end(self, lost: list[Link]) -> None:
@@ -248,19 +264,14 @@ class WorkerPool:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await waiter.until(lambda: all(link.is_cut for link in lost))
 
-    def _give_orders(self, orders: EpochOrders, deal: DealStart | None) -> None:
-        orders.is_given = True
-        for worker, link in enumerate(self.links):
-            link.send(orders.for_worker(worker))
-        if self._dispatcher is not None:
-            if deal is not None:
-                self._dispatcher.dealing = Dealing(deal.mark)
-            self._dispatcher.send(orders.for_dispatcher(deal))
+    def _direct(self, dispatcher: Link, orders: EpochOrders, deal: DealStart | None) -> None:
+        if deal is not None:
+            dispatcher.dealing = Dealing(deal.mark)
+        dispatcher.send(orders.for_dispatcher(deal))
 
-    def _begin_stream(self, link: Link, number: int, start: WorkerStart) -> Inbox:
-        inbox = link.begin_stream(number, start.mark, start.unwanted)
-        link.send(self._order(number, start))
-        return inbox
+    def _is_dealt(self, number: int) -> bool:
+        """Whether a stream is made of what the dispatching process deals."""
+        return self._deal is not None and number == self._deal.stream
 
     def _stream(self, number: int, waiter: LoopWaiter) -> WorkerStream | FedStream:
         if number == self._fed:

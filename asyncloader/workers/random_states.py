@@ -1,14 +1,16 @@
 """The states of a process's global random generators.
 
 This file is about ``RandomStates``: telling whether a user's functions have drawn from
-random, numpy or torch, and setting the generators back to where they were.
+random, numpy or torch, and setting the generators back to where they were; and about
+``SharedGenerators``, with which several streams of a process do not draw one another's
+numbers.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 #: The states as plain data, by module.
@@ -27,7 +29,32 @@ class RandomStates:
         # A module that was imported since was seeded then, as it will be again.
         if states == self._first:
             return None
-        return {name: _WRITERS[name](state) for name, state in states.items()}
+        return _written(states)
+
+
+class SharedGenerators:
+    """The global generators, of which each stream of an epoch has states of its own.
+
+    ``seedings`` seed them for one stream each; now they are as the first stream begins. So
+    what a stream draws does not depend on whose items are made before whose.
+    """
+
+    def __init__(self, seedings: Sequence[Callable[[], None]]) -> None:
+        self._seedings = seedings
+        self._states: list[States] = [{} for _ in seedings]
+        self._turn = 0
+
+    def turn_to(self, stream: int) -> None:
+        """Let this stream draw next, as if no other had drawn meanwhile."""
+        if stream == self._turn:
+            return
+        self._states[self._turn] = _written(_states())
+        self._turn = stream
+        states = self._states[stream]
+        if len(states) < len(_SETTERS):
+            # A module that is imported in its own or another's turn is to be seeded for it.
+            self._seedings[stream]()
+        set_states(states)
 
 
 def set_states(states: States) -> None:
@@ -35,6 +62,10 @@ def set_states(states: States) -> None:
     for name, state in states.items():
         if name in sys.modules:
             _SETTERS[name](state)
+
+
+def _written(states: dict[str, Any]) -> States:
+    return {name: _WRITERS[name](state) for name, state in states.items()}
 
 
 def _states() -> dict[str, Any]:

@@ -37,10 +37,13 @@ _DISPATCH = "asyncloader.workers.dispatch"
 
 @dataclass(frozen=True)
 class DealPlan:
-    """What the dispatching process is told to run, and the place of its last pipe."""
+    """What the dispatching process is told to run, and for whom."""
 
     plan: Parcel
+    #: The place of its last pipe.
     place: int
+    #: The stream that is made of what it deals; there may be others beside it.
+    stream: int
 
 
 class Started(NamedTuple):
@@ -166,10 +169,10 @@ class Starter:
                 from_loader, to_loader = socket.socketpair()
                 fds.append(from_loader.detach())
                 link.add_line(to_loader, self._share())
-            link.send(self._setup(link.worker or 0, self._plan), fds)
+            link.send(self._setup(link.worker or 0, self._plan), fds=fds)
         if started.dispatcher is not None and self._deal is not None:
             fds = self._deal.plan.fds() + dealt
-            started.dispatcher.send(self._setup(0, self._deal.plan), fds)
+            started.dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
 
     def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self._settings.num_workers, worker_id=worker)

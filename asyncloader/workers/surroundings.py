@@ -7,7 +7,7 @@ tells other libraries that this is a worker.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -24,13 +24,15 @@ def become_worker(info: WorkerInfo) -> None:
     when_imported("torch", partial(_settle_torch, info, None))
 
 
-def seed_globals(info: WorkerInfo | None, draw: Callable[[], int]) -> None:
-    """Seed random, torch and numpy for an epoch, be they imported already or later."""
-    random.seed(draw())
-    torch_seed = draw()
-    numpy_seed = draw() >> 32
+def seed_globals(info: WorkerInfo | None, seeds: Sequence[int]) -> None:
+    """Seed random, torch and numpy for an epoch, be they imported already or later.
+
+    Each has one of the three seeds.
+    """
+    random_seed, torch_seed, numpy_seed = seeds
+    random.seed(random_seed)
     when_imported("torch", partial(_settle_torch, info, torch_seed))
-    when_imported("numpy", partial(_seed_numpy, numpy_seed))
+    when_imported("numpy", partial(_seed_numpy, numpy_seed >> 32))
 
 
 def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 
 from asyncloader.errors import TransportError
@@ -105,10 +106,18 @@ class Talk:
             self._hurried.discard((report.epoch, report.stream))
         self._say(Kind.MESSAGE, dump_message(report))
 
-    def send_items(self, epoch: int, stream: int, items: Encoded, mark: bytes = b"") -> None:
-        """Send a frame of items, waiting while the socket is full."""
+    def send_items(
+        self,
+        epoch: int,
+        stream: int,
+        items: Encoded,
+        mark: bytes = b"",
+        ending: Sequence[StreamEnded | StreamFailed] = (),
+    ) -> None:
+        """Send a frame of items, and that it is the last; waits while the socket is full."""
         self._hurried.discard((epoch, stream))
-        self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds)
+        then = [(Kind.MESSAGE, dump_message(each)) for each in ending]
+        self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds, then)
 
     def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
         """Hand over the descriptors that came with a Setup: the plan's, and the channels."""

@@ -43,6 +43,8 @@ PIPES = {
     "map, async": lambda **how: numbers().map(half_soon, **how),
     "async_map": lambda **how: numbers().async_map(half_soon, **how),
     "thread_map": lambda **how: numbers().thread_map(half, concurrency=3, **how),
+    "threadpool_map": lambda **how: numbers().threadpool_map(half, max_workers=3, **how),
+    "async_map_batches": lambda **how: numbers().async_map_batches(half_soon, 3, **how),
     "flatmap": lambda **how: numbers().flatmap(lambda number: [half(number)], **how),
     "collate": lambda **how: numbers().batch(1).collate(lambda one: half(one[0]), **how),
 }
@@ -153,6 +155,24 @@ async def test_an_expansion_goes_on_inside_an_answer_and_counts_it_once():
 
     expected = list(graph())
     for count in range(1, len(expected)):
+        loader = DataLoader2(graph())
+        async with loader:
+            stream = aiter(loader)
+            items = [await anext(stream) for _ in range(count)]
+            state = loader.state_dict(include_datapipe=False)
+        later = DataLoader2(graph())
+        later.load_state_dict(state)
+        async with later:
+            assert items + [item async for item in later] == expected
+
+
+async def test_lists_of_results_are_full_whatever_is_left_out_and_go_on_exactly():
+    def graph():
+        return numbers().async_map_batches(half_soon, 3, flatten=False, on_error="skip")
+
+    expected = [GOOD[start : start + 3] for start in range(0, len(GOOD), 3)]
+    assert [batch async for batch in graph()] == expected
+    for count in range(len(expected)):
         loader = DataLoader2(graph())
         async with loader:
             stream = aiter(loader)

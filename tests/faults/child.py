@@ -32,7 +32,7 @@ METHODS = [None, "fork", "spawn", "forkserver"]
 DETECT_SECONDS = 1.0
 CLOSE_SECONDS = 3.0
 #: What a busy machine may add to a bound.
-SLACK = 2.0
+SLACK = 4.0
 
 
 def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 100.0) -> str:

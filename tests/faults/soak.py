@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ctypes
 import faulthandler
 import gc
 import logging
@@ -40,8 +42,9 @@ LIFE_SECONDS = 120.0
 EPOCHS = 4
 #: Between two strikes at a loader.
 PAUSES = (0.02, 0.1, 0.3)
-#: What the allocators of a long run may keep.
-MOST_GROWTH_MIB = 64.0
+#: By how much a long run may grow, leaving aside what the allocator could give back.
+MOST_GROWTH_MIB = 24.0
+MOST_NEW_OBJECTS = 2000
 #: How many descriptors a loader may have more of, after an epoch, than after its first.
 MOST_FDS = 24
 
@@ -68,6 +71,16 @@ def numbers(count: int) -> Any:
     return IterableWrapper(range(count)).shuffle(buffer_size=20)
 
 
+def as_it_is(item: Any, device: Any) -> Any:
+    return item
+
+
+def together(*branches: Any) -> Any:
+    """Branches that workers run, put together by the loader."""
+    first, *others = [branch.pin_memory(pin_memory_fn=as_it_is) for branch in branches]
+    return first.zip(*others)
+
+
 @dataclass(frozen=True)
 class Work:
     """A graph, made around a function that ends its process, and whether its order counts."""
@@ -83,7 +96,16 @@ WORKS = {
     "on demand": Work(lambda end: numbers(60).sharding_filter().map(slow).map(end), prefetch=0),
     "large": Work(lambda end: numbers(120).sharding_filter().map(end).map(large), prefetch=4),
     "random": Work(lambda end: numbers(150).sharding_filter().map(noisy).map(end).batch(2)),
+    "random held": Work(
+        lambda end: numbers(150).sharding_filter().map(noisy).shuffle(buffer_size=9).map(end)
+    ),
     "dealt": Work(lambda end: dispatched(numbers(150).map(noisy).map(end)).map(noisy).map(end)),
+    "branches": Work(
+        lambda end: together(
+            numbers(100).sharding_filter().map(noisy).map(end),
+            dispatched(numbers(100).map(end)).map(noisy),
+        )
+    ),
     "unordered": Work(lambda end: numbers(200).sharding_filter().map(slow).map(end), False),
 }
 
@@ -110,6 +132,7 @@ class Soak:
     restarts: int = 0
     most_fds: int = 0
     rss: list[float] = field(default_factory=list)
+    objects: list[float] = field(default_factory=list)
     undisturbed: dict[str, list[list[Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -149,7 +172,8 @@ class Soak:
         self.lives += 1
         settle()
         gc.collect()
-        self.rss.append(_rss_mib())
+        self.rss.append(_held_mib())
+        self.objects.append(len(gc.get_objects()))
         faulthandler.cancel_dump_traceback_later()
 
     def live_with(self, name: str, run: Callable[..., list[Any]], *, goes_on: bool) -> None:
@@ -233,29 +257,33 @@ class Soak:
     def report(self, seconds: float, left: list[str]) -> None:
         """Print the figures; AssertionError if something was left or has grown."""
         kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self.reaper.kills.items()))
-        self.rss += self.rss[-1:] * (4 - len(self.rss))
-        quarter = len(self.rss) // 4
-        early, late = (
-            median(self.rss[quarter : 2 * quarter] or self.rss),
-            median(self.rss[-quarter:]),
-        )
+        (early, late), (few, many) = early_and_late(self.rss), early_and_late(self.objects)
         print(f"seed {self.seed}: {self.died()} deaths ({kinds}) in {seconds:.0f} s,")
         print(f"{self.lives} lives, {self.epochs} epochs, {self.items} items, all as undisturbed;")
         print(f"{self.restarts} replaced in the middle of an epoch;")
         print(f"left behind: {left or 'no fd, thread, task, process or mapping'};")
-        print(
-            f"fds within a life: {self.most_fds:+}; RSS {early:.0f} -> {late:.0f} MiB", flush=True
-        )
+        print(f"fds within a life: {self.most_fds:+}; objects {few:.0f} -> {many:.0f};", end=" ")
+        print(f"memory held {early:.0f} -> {late:.0f} MiB", flush=True)
         assert not left, "left behind:\n" + "\n".join(left)
         assert self.most_fds <= MOST_FDS, "a loader's descriptors grow with the deaths"
+        assert many - few < MOST_NEW_OBJECTS, "objects are kept for the deaths"
         assert late - early < MOST_GROWTH_MIB, "memory grows with the deaths"
+
+
+def early_and_late(figures: list[float]) -> tuple[float, float]:
+    """Return the medians of the second and of the last quarter of a run's figures."""
+    quarter = max(1, len(figures) // 4)
+    return median(figures[quarter : 2 * quarter] or figures), median(figures[-quarter:])
 
 
 def _count_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _rss_mib() -> float:
+def _held_mib() -> float:
+    """The resident memory, without what the allocator holds for nobody."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
 

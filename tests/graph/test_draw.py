@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.graph import cut_graph, to_mermaid, to_text
+from asyncloader.graph import cut_graph, to_dot, to_mermaid, to_text
 
 
 def test_a_chain_reads_top_down() -> None:
@@ -43,12 +43,36 @@ def test_mermaid_has_a_box_for_each_label() -> None:
         "flowchart TD",
         '    p0["IterableWrapper()"]',
         '    p2["map(#lt;lambda#gt;)"]',
-        '    subgraph s0["workers"]',
+        '    subgraph s1["workers"]',
         '        p1["map(str)"]',
         "    end",
         "    p0 --> p1",
         "    p1 --> p2",
     ]
+
+
+def test_dot_has_a_box_for_each_label_and_quotes_what_it_shows() -> None:
+    end = IterableWrapper([1]).map(str).map(_quoting)
+    assert to_dot(end, {end.source: "workers"}).splitlines() == [
+        "digraph {",
+        "    node [shape=box]",
+        '    p0 [label="IterableWrapper()"]',
+        r'    p2 [label="map(\"\\)"]',
+        "    subgraph cluster1 {",
+        '        label="workers"',
+        '        p1 [label="map(str)"]',
+        "    }",
+        "    p0 -> p1",
+        "    p1 -> p2",
+        "}",
+    ]
+
+
+def _quoting(item: object) -> object:
+    return item
+
+
+_quoting.__qualname__ = '"\\'
 
 
 def test_a_circle_is_drawn_too() -> None:

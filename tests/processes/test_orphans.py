@@ -110,7 +110,7 @@ def test_ctrl_c_is_one_traceback_and_a_quick_exit(method: str | None, tmp_path: 
         begin = time.monotonic()
         os.killpg(script.pid, signal.SIGINT)
         _, stderr = script.communicate(timeout=10)
-        assert time.monotonic() - begin < 3.0
+        assert time.monotonic() - begin < 8.0
     assert stderr.count("Traceback") <= 2, "asyncio.run chains the cancellation"
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert "mains.py" not in stderr

@@ -599,7 +599,7 @@ async def test_an_item_does_not_wait_for_the_next():
         items = aiter(loader)
         begun = time.monotonic()
         assert await anext(items) == 0
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 8.0
 
 
 async def test_an_item_held_back_for_a_credit_does_not_wait_for_the_next():
@@ -608,7 +608,7 @@ async def test_an_item_held_back_for_a_credit_does_not_wait_for_the_next():
         items = aiter(loader)
         begun = time.monotonic()
         assert [await anext(items) for _ in range(4)] == [0, 2, 4, 6]
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 8.0
 
 
 # The service itself ---------------------------------------------------------------------

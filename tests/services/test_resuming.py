@@ -66,11 +66,10 @@ def dispatched(pipe: Any) -> Any:
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
-def branches() -> Any:
-    left = numbers().shuffle(buffer_size=9).sharding_filter().batch(2)
-    right = mp.SequenceWrapper(range(24)).shuffle().sharding_filter()
-    pinned = left.pin_memory(pin_memory_fn=as_it_is)
-    return pinned.zip(right.pin_memory(pin_memory_fn=as_it_is))
+def pinned(*branches: Any) -> Any:
+    """Branches for workers, which the loader puts together."""
+    first, *others = [branch.pin_memory(pin_memory_fn=as_it_is) for branch in branches]
+    return first.zip(*others)
 
 
 class Doubled(it.IterDataPipe[Any]):
@@ -101,10 +100,21 @@ ZOO: dict[str, Callable[[], Any]] = {
         dispatched(numbers(60).shuffle(buffer_size=9).filter(is_odd)).map(noisy).batch(2)
     ),
     "random numbers dealt": lambda: dispatched(numbers(30).map(noisy)).map(noisy),
+    "dealt beside another branch": lambda: pinned(
+        dispatched(numbers(30).map(noisy)).map(noisy), numbers(40).sharding_filter().map(noisy)
+    ),
+    "another branch beside dealt": lambda: pinned(
+        numbers().shuffle(buffer_size=9).sharding_filter().batch(2),
+        dispatched(numbers().shuffle(buffer_size=9).filter(is_odd)).map(noisy),
+        mp.SequenceWrapper(range(24)).shuffle().sharding_filter(),
+    ),
     "in the loader": lambda: (
         numbers().sharding_filter().batch(2).pin_memory(pin_memory_fn=as_it_is).unbatch()
     ),
-    "two branches": branches,
+    "two branches": lambda: pinned(
+        numbers().shuffle(buffer_size=9).sharding_filter().batch(2),
+        mp.SequenceWrapper(range(24)).shuffle().sharding_filter(),
+    ),
     "cycle": lambda: numbers(9).shuffle().cycle(4).sharding_filter().batch(2),
 }
 
@@ -288,6 +298,27 @@ def test_a_state_taken_after_a_death_is_exact(caplog):
         assert loader.stats().restarts == 1
     with loader_of(make, 2, state) as loader:
         assert items + list(loader) == expected
+
+
+def test_deaths_that_two_branches_wait_for_are_made_good_on_every_loop(caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+
+    def make() -> Any:
+        halves = [numbers(60).sharding_filter().map(slow) for _ in range(2)]
+        return pinned(*halves)
+
+    async def epoch(loader: DataLoader2[Any]) -> list[Any]:
+        found = []
+        async for item in loader:
+            found.append(item)
+            if len(found) == 10:
+                for pid in processes_of(loader):
+                    os.kill(pid, signal.SIGKILL)
+        return found
+
+    with loader_of(make, 2, on_worker_death="restart", worker_prefetch_cnt=1) as loader:
+        for _ in range(2):
+            assert asyncio.run(epoch(loader)) == [(number, number) for number in range(60)]
 
 
 def die_at_30(number: int) -> int:

@@ -44,6 +44,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
+from asyncloader.workers.resets import dump_resets
 
 SOON = 10.0
 
@@ -70,7 +71,7 @@ class Loader:
     def start(
         self, epoch: int = 1, credits: int = 10, reset: Any = unchanged, fn: Any = None
     ) -> None:
-        resets = dumps_code((reset, fn))
+        resets = dump_resets(reset, fn)
         self.say(StartEpoch(epoch, (), self.generator, resets))
         for number in range(self.streams):
             self.say(BeginStream(epoch, number, credits, credits == 0))

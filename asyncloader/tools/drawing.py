@@ -1,0 +1,71 @@
+"""A graph with its cuts, in a format.
+
+This file is about ``drawing``: text for a terminal, Mermaid for Markdown and notebooks,
+SVG for a browser.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal
+
+from asyncloader.graph.cut import Place, cut_graph
+from asyncloader.graph.draw import Labels, to_dot, to_mermaid, to_text
+from asyncloader.tools.target import Target
+
+Format = Literal["text", "mermaid", "svg"]
+
+#: What is assumed where neither the command nor a loader says a number.
+WORKERS = 2
+
+
+class DrawingError(RuntimeError):
+    """A drawing takes a program that is not there; the message says how to get it."""
+
+
+def drawing(target: Target, form: Format, workers: int | None = None) -> str:
+    """Return the graph as it is run in so many workers, in a format."""
+    if workers is None:
+        workers = WORKERS if target.workers is None else target.workers
+    labels = places(target, workers)
+    match form:
+        case "text":
+            return to_text(target.graph, labels)
+        case "mermaid":
+            return to_mermaid(target.graph, labels)
+        case "svg":
+            return _svg(to_dot(target.graph, labels))
+
+
+def places(target: Target, workers: int) -> Labels:
+    """Return where each pipe of the graph runs, in words."""
+    cut = cut_graph(target.graph)
+    words: dict[Place, str] = {
+        "loader": "loader",
+        "dispatcher": "dispatching process",
+        "workers": f"each of {workers} workers" if workers > 1 else "worker",
+    }
+    if workers == 0:
+        return [(pipe, words["loader"]) for pipe, _ in cut.places]
+    if not any(cut.dispatch in branch.inlets for branch in cut.branches):
+        # There is nobody to deal to.
+        words["dispatcher"] = words["loader"]
+    return [(pipe, words[place]) for pipe, place in cut.places]
+
+
+def _svg(dot: str) -> str:
+    try:
+        graphviz = importlib.import_module("graphviz")
+    except ModuleNotFoundError as error:
+        raise DrawingError(
+            "svg is drawn by the package graphviz, which is not installed: pip install"
+            " 'asyncloader[viz]'; or use --format mermaid, which needs nothing"
+        ) from error
+    try:
+        return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8"))
+    except graphviz.ExecutableNotFound as error:
+        raise DrawingError(
+            "svg is drawn by Graphviz's program `dot`, which is not on the PATH: install it"
+            " (apt install graphviz, brew install graphviz); or use --format mermaid, which"
+            " needs nothing"
+        ) from error

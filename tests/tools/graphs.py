@@ -1,0 +1,90 @@
+"""Graphs for the commands to be told of, and things that are none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from asyncloader.datapipes.map import SequenceWrapper
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def as_it_is(item: Any, device: Any) -> Any:
+    return item
+
+
+doubled = IterableWrapper(range(100)).shuffle().sharding_filter().map(double)
+pipe = doubled.pin_memory(pin_memory_fn=as_it_is)
+
+loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(3))
+dealt = IterableWrapper(range(100)).sharding_round_robin_dispatch(
+    SHARDING_PRIORITIES.MULTIPROCESSING
+)
+dealt_and_doubled = dealt.map(double)
+looked_up = SequenceWrapper(range(4)).map(double)
+unborn: DataLoader2[Any] = DataLoader2(None)
+nothing = None
+numbers = [1, 2, 3]
+
+
+def failing_on(number: int) -> int:
+    raise KeyError(f"no number {number}")
+
+
+go = threading.Event()
+
+
+def stuck_on(number: int) -> int:
+    go.wait()
+    return number
+
+
+class KeptAtHome(IterDataPipe[int]):
+    """May not be copied into workers."""
+
+    edges = ()
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(100)
+
+
+broken = IterableWrapper(range(4)).sharding_filter().map(failing_on)
+stuck = IterableWrapper(range(4)).sharding_filter().map(stuck_on)
+unsharded = IterableWrapper(range(100)).map(double)
+kept = KeptAtHome().map(double)
+empty = IterableWrapper([])
+once = IterableWrapper(iter(range(100)))
+requests = Feed(max_pending=4).map(double)
+
+
+def new_pipe() -> Any:
+    return pipe.batch(4)
+
+
+def new_list() -> list[int]:
+    return [1]
+
+
+def of_path(path: str) -> Any:
+    return pipe
+
+
+async def soon() -> Any:
+    return pipe
+
+
+def failing() -> Any:
+    raise OSError("no such data")
+
+
+class Holder:
+    pipe = pipe

@@ -1,0 +1,60 @@
+"""Several streams draw from the global generators without a trace in one another."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from asyncloader.workers.random_states import RandomStates, SharedGenerators
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def seeding(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def drawn() -> Any:
+    return random.random(), random.gauss(), numpy.random.normal(), float(torch.randn(()))
+
+
+def alone(seed: int, count: int) -> list[Any]:
+    seeding(seed)
+    return [drawn() for _ in range(count)]
+
+
+def test_each_stream_draws_as_if_it_were_alone():
+    expected = alone(1, 12), alone(2, 12)
+    seeding(1)
+    generators = SharedGenerators([partial(seeding, 1), partial(seeding, 2)])
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for stream in map(int, "001011100101101001101100"):
+        generators.turn_to(stream)
+        found[stream].append(drawn())
+    assert found == expected
+
+
+def test_a_stream_that_has_drawn_nothing_is_told_apart_from_one_that_has():
+    seeding(1)
+    generators = SharedGenerators([partial(seeding, 1), partial(seeding, 2)])
+    first = RandomStates()
+    generators.turn_to(1)
+    second = RandomStates()
+    drawn()
+    assert second.changed() is not None
+    generators.turn_to(0)
+    assert first.changed() is None
