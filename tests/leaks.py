@@ -10,11 +10,15 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+#: What the system calls a worker process, or one that deals.
+WORKER = re.compile(r"asyncloader (w\d|dis)")
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,11 @@ def descendants(root: int | None = None) -> dict[int, str]:
         found |= children
         ancestors = set(children)
     return found
+
+
+def worker_processes() -> list[str]:
+    """The names of the worker processes, and of those that deal, which this process has."""
+    return [name for name in descendants().values() if WORKER.match(name)]
 
 
 def _parent_and_name(pid: int) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError, TransportError, WorkerDied, WorkerStartupError
 from tests.faults.child import collected, loader_of, numbers, play, play_each
-from tests.leaks import descendants
+from tests.leaks import WORKER, descendants, worker_processes
 
 # B1 -------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ async def a_result_fails_to_unpickle(in_order: bool) -> None:
             assert error.worker == 1
             assert "Damaged" in str(error)
             assert type(error.__cause__) is Damaged
-        pids = {pid for pid, what in descendants().items() if "worker" in what}
+        pids = {pid for pid, what in descendants().items() if WORKER.match(what)}
         assert len(pids) == 2, "the workers live on"
 
 
@@ -473,7 +473,7 @@ async def a_start_fails(where: str, stage: str) -> None:
         assert type(error) is kind, error
         assert isinstance(error.__cause__, cause), error.__cause__
         if "init" in stage:
-            assert not any("worker" in what for what in descendants().values())
+            assert not worker_processes()
         if cause is Damaged:
             assert error.__cause__.args == ("a.txt", 7)
             assert "worker" in str(error)
@@ -494,7 +494,7 @@ async def the_third_spawn_fails() -> None:
     for _ in range(2):
         with pytest.raises(WorkerStartupError):
             await loader.start()
-        assert not any("worker" in what for what in descendants().values())
+        assert not worker_processes()
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     async with loader:
         assert [item async for item in loader] == list(range(30))

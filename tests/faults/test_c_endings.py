@@ -11,7 +11,7 @@ import pytest
 
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from tests.faults.child import CLOSE_SECONDS, SLACK, within
-from tests.leaks import descendants
+from tests.leaks import WORKER, descendants
 from tests.processes.scripts import running_script
 
 #: What each worker does after its first item.
@@ -82,7 +82,7 @@ def test_c1_when_the_loader_is_killed_all_workers_are_gone(state, tmp_path):
     with started(tmp_path, STATES[state], BLOCKED) as script:
         assert script.stdout.readline() == "ready\n", script.communicate()
         family = family_of(script.pid)
-        assert sum("worker" in what for what in family.values()) == 3
+        assert sum(bool(WORKER.match(what)) for what in family.values()) == 3
         before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         script.kill()
         assert alive_after(family, 2.0) == []

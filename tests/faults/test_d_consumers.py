@@ -24,7 +24,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import IterDataPipe
 from asyncloader.runtime import new_event_loop
 from tests.faults.child import CLOSE_SECONDS, SLACK, loader_of, numbers, play, within
-from tests.leaks import descendants
+from tests.leaks import worker_processes
 
 
 async def leave_early_by_context() -> None:
@@ -69,7 +69,7 @@ def bare_break_sync() -> None:
 async def until_no_workers() -> None:
     with within(1.0), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        while any("worker" in what for what in descendants().values()):
+        while worker_processes():
             gc.collect()
             await asyncio.sleep(0.01)
 
@@ -152,7 +152,7 @@ def closing_what_is_stuck() -> Iterator[None]:
     said = " ".join(str(each.message) for each in caught)
     for what in ("still inside finalize_iteration()", "still inside finalize()", "left behind"):
         assert what in said, said
-    assert not any("worker" in what for what in descendants().values())
+    assert not worker_processes()
     # What the thread holds is let go of when the interpreter ends.
     os._exit(0)
 
@@ -253,7 +253,7 @@ async def cancelled_while_starting() -> None:
             await asyncio.wait([starting])
         if not starting.cancelled():
             break
-        assert not any("worker" in what for what in descendants().values())
+        assert not worker_processes()
     async with loader:
         assert [item async for item in loader] == list(range(50))
 
@@ -275,7 +275,7 @@ async def cancelled_while_closing(busy: bool) -> None:
         with within(CLOSE_SECONDS):
             await asyncio.wait([closing])
         assert closing.cancelled() or turns > 3
-        assert not any("worker" in what for what in descendants().values())
+        assert not worker_processes()
         if busy:
             break
 

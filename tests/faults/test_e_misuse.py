@@ -24,7 +24,7 @@ from asyncloader.errors import (
     LoopMismatchError,
 )
 from tests.faults.child import CLOSE_SECONDS, METHODS, SLACK, loader_of, numbers, play, within
-from tests.leaks import descendants
+from tests.leaks import worker_processes
 from tests.processes.scripts import run_script
 
 
@@ -50,7 +50,7 @@ async def leave_it_open(loader: DataLoader2[Any]) -> None:
 
 
 def no_workers() -> bool:
-    return not any("worker" in what for what in descendants().values())
+    return not worker_processes()
 
 
 def loop_closed_in_the_middle() -> None:
