@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -129,7 +130,11 @@ class Stays(IterDataPipe[int]):
 
     def __iter__(self) -> Any:
         yield next(iter(self.source))
+        IS_STUCK.set()
         time.sleep(1000)
+
+
+IS_STUCK = threading.Event()
 
 
 def long_call_soon(number: int) -> int:
@@ -161,6 +166,7 @@ async def close_while_everything_is_stuck() -> None:
     loader = loader_to_be_stuck()
     items = aiter(loader)
     assert await anext(items) == 0
+    await asyncio.to_thread(IS_STUCK.wait)
     with closing_what_is_stuck():
         await loader.aclose()
 
@@ -169,6 +175,7 @@ def close_while_everything_is_stuck_sync() -> None:
     loader = loader_to_be_stuck()
     items = iter(loader)
     assert next(items) == 0
+    IS_STUCK.wait()
     with closing_what_is_stuck():
         loader.shutdown()
 
