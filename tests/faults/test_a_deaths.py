@@ -269,24 +269,31 @@ def test_a3_without_a_timeout_a_warning_names_it_again_and_again(tmp_path):
     play(tmp_path, a_worker_hangs_without_a_timeout, str(tmp_path / "flag"))
 
 
-def hang_in_three_ways(number: int) -> int:
-    info = get_worker_info()
-    # The first item of a worker goes at once; a call that keeps the GIL may hold up a later one.
-    if info is not None and number >= 3:
+def hang_in_three_ways(folder: str, number: int) -> int:
+    if number >= 3:
+        # A process that is stopped, or keeps the GIL, sends nothing: not even what it has made.
+        while not os.path.exists(f"{folder}/received"):
+            time.sleep(0.01)
+        info = get_worker_info()
+        assert info is not None
+        open(f"{folder}/{info.worker_id} hangs", "x").close()
         list(HANGS.values())[info.worker_id]()
     return number
 
 
-async def workers_hang_at_close() -> None:
-    loader = loader_of(numbers(100).map(hang_in_three_ways), 3)
-    items = aiter(loader)
-    assert [await anext(items) for _ in range(3)] == [0, 1, 2]
+def workers_hang_at_close(folder: str) -> None:
+    loader = loader_of(numbers(100).map(partial(hang_in_three_ways, folder)), 3)
+    items = iter(loader)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    open(f"{folder}/received", "x").close()
+    while sum(name.endswith("hangs") for name in os.listdir(folder)) < 3:
+        time.sleep(0.01)
     with within(CLOSE_SECONDS):
-        await loader.aclose()
+        loader.shutdown()
 
 
 def test_a3_closing_is_quick_whatever_they_hang_in(tmp_path):
-    play(tmp_path, workers_hang_at_close)
+    play(tmp_path, workers_hang_at_close, str(tmp_path))
 
 
 def limited(pipe: Any, info: Any) -> Any:

@@ -21,7 +21,7 @@ import pytest
 
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.runtime import get_worker_info
-from asyncloader.transport import channel, frame
+from asyncloader.transport import frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.workers.messages import Kind
 from tests.faults.child import METHODS, collected, loader_of, numbers, play
@@ -166,7 +166,7 @@ def damaged_frame(how: str, encode: Any, kind: int, payload: Any, sequence: int,
     match how:
         case "truncated":
             # The next frame is never made: what follows is silence.
-            channel.encode_frame = lambda *_, **__: time.sleep(1000)
+            frame.encode_frame = lambda *_, **__: time.sleep(1000)
             return [whole[0][:-1]]
         case "of 1 TiB":
             fields = frame._FIELDS.pack(frame._MAGIC, frame._VERSION, kind, 0, sequence, 1 << 40)
@@ -188,10 +188,11 @@ async def a_worker_sends_damaged_frames() -> None:
 
         def damage(pipe: Any, info: Any, how: str = how) -> Any:
             if info.worker_id == 1:
-                channel.encode_frame = partial(damaged_frame, how, channel.encode_frame)
+                frame.encode_frame = partial(damaged_frame, how, frame.encode_frame)
             return pipe
 
-        async with loader_of(numbers(1000), 2, worker_init_fn=damage) as loader:
+        # More frames than one from each worker, and those behind the damaged one.
+        async with loader_of(numbers(10_000), 2, worker_init_fn=damage) as loader:
             taken, error = await collected(loader)
             assert taken == list(range(len(taken)))
             assert type(error) is TransportError, (how, error)
