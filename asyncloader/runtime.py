@@ -238,12 +238,17 @@ def uncancellable() -> Future[Any]:
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own and wait for its result."""
+    return await asyncio.wrap_future(call_in_thread(function, *args))
+
+
+def call_in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
+    """Begin to call a function in a thread of its own."""
     future: Future[T] = uncancellable()
     thread = threading.Thread(
         target=_call_into, args=(future, function, *args), name="asyncloader work", daemon=True
     )
     thread.start()
-    return await asyncio.wrap_future(future)
+    return future
 
 
 def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> None:

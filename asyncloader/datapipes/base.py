@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from asyncloader.datapipes.collating import Allocate
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
     PASSING,
@@ -86,6 +87,17 @@ class DataPipe:
 
     def waits(self) -> bool:
         """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        return False
+
+    def make_in(self, allocate: Allocate) -> None:
+        """Make what is yielded in memory of ``allocate``, where that saves a copy.
+
+        To be asked of the last pipe only, since what it yields is sent from there: nothing
+        may change it, or keep it, on its way.
+        """
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what the pipe yields next is made, by processes, whoever waits for it."""
         return False
 
     def __getstate__(self) -> Any:

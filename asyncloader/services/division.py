@@ -55,8 +55,6 @@ class FromWorkers(IterDataPipe[Any]):
     edges = ()
 
     is_stand_in = True
-    #: Whether the next items are made whoever waits for them.
-    is_made_elsewhere = True
 
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
@@ -71,6 +69,9 @@ class FromWorkers(IterDataPipe[Any]):
         if self.length is None:
             raise TypeError(f"{self!r} has no length")
         return self.length
+
+    def is_made_elsewhere(self) -> bool:
+        return True
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""

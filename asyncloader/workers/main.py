@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
-from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -228,11 +229,21 @@ class Worker:
             pipes.append(pipe)
         seedings = [first, *(self._seeding(generator) for _ in pipes[1:])]
         self._generators = SharedGenerators(seedings)
+        self._let_last_make_in_slots(pipes)
         return pipes
 
     def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
         """Return what seeds the global generators, always alike."""
         return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
+
+    def _let_last_make_in_slots(self, pipes: list[Any]) -> None:
+        # A reset may have put another pipe behind one that was the last. What is the last of
+        # one stream may be read in another.
+        for pipe in self._pipes:
+            if isinstance(pipe, DataPipe):
+                pipe.make_in(own_memory)
+        if len(pipes) == 1 and isinstance(pipes[0], DataPipe):
+            pipes[0].make_in(self._talk.allocate)
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from asyncloader.errors import TransportError
+from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.encoder import Encoded, Encoder, in_band
@@ -35,6 +35,9 @@ from asyncloader.workers.messages import (
 # Looking whether something was said costs about as much as making a few tiny items.
 _LISTEN_SECONDS = 0.0002
 
+#: What is smaller is packed into a slot with others.
+_WORTH_A_SLOT = 64 << 10
+
 
 class Talk:
     """What a process hears and says; every wait ends when the other closes the channel.
@@ -55,7 +58,7 @@ class Talk:
         #: Gives what is told of this process's work along with the end of a stream.
         self.tally: Callable[[], bytes] = bytes
         #: Held by whoever makes or sends a frame of items.
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._say = channel.send if waits else channel.post
         on_full = self._wait_for_slot if waits else in_band
         self.encoder = Encoder(self._arena, on_full=on_full)
@@ -103,6 +106,17 @@ class Talk:
         """Close the channel."""
         self._channel.close()
 
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Return memory that an item may be made in and is then sent from, if there is any."""
+        if nbytes < _WORTH_A_SLOT:
+            return None
+        try:
+            with self.lock:
+                slot = self._arena.allocate(nbytes)
+        except ResourceExhausted:
+            return None  # whoever sends it says what is wrong, if that is still so then
+        return None if slot is None else slot.view
+
     def report(self, report: Report | Dealt) -> None:
         """Tell the other end something."""
         if isinstance(report, StreamEnded | StreamFailed):
@@ -137,7 +151,8 @@ class Talk:
                 self.fds += frame.fds
                 self._heed(load_command(frame.payload))
             case Kind.RELEASED:
-                self._arena.release(load_slots(frame.payload))
+                with self.lock:
+                    self._arena.release(load_slots(frame.payload))
             case _:
                 raise TransportError(f"a frame of kind {frame.kind} is not for a worker")
 
