@@ -11,12 +11,13 @@ import asyncio
 import atexit
 import contextlib
 import contextvars
+import inspect
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -92,6 +93,14 @@ class LoopWaiter:
                 finally:
                     self._future = None
 
+    async def news(self) -> None:
+        """Wait for the next ``wake``; for one who is woken on the loop only."""
+        self._future = future = self._loop.create_future()
+        try:
+            await future
+        finally:
+            self._future = None
+
     def wake(self) -> None:
         """Make a waiting task look again."""
         future, self._future = self._future, None
@@ -165,6 +174,12 @@ class LoopThread:
             future.cancel()
             raise
 
+    def finished(self, result: Any) -> Any:
+        """Return a result, awaiting it on the loop as long as there is something to await."""
+        while inspect.isawaitable(result):
+            result = self.call(_result(result))
+        return result
+
     def close(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, at most so long."""
         _loop_threads.discard(self)
@@ -180,6 +195,10 @@ class LoopThread:
 
     def __del__(self) -> None:
         call_soon(self.loop, self.loop.stop)
+
+
+async def _result(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop, ended: Future[None]) -> None:
@@ -219,12 +238,17 @@ def uncancellable() -> Future[Any]:
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own and wait for its result."""
+    return await asyncio.wrap_future(call_in_thread(function, *args))
+
+
+def call_in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
+    """Begin to call a function in a thread of its own."""
     future: Future[T] = uncancellable()
     thread = threading.Thread(
         target=_call_into, args=(future, function, *args), name="asyncloader work", daemon=True
     )
     thread.start()
-    return await asyncio.wrap_future(future)
+    return future
 
 
 def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> None:

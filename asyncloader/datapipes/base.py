@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
+from asyncloader.datapipes.collating import Allocate
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
     PASSING,
@@ -81,6 +82,17 @@ class DataPipe:
 
     def waits(self) -> bool:
         """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        return False
+
+    def make_in(self, allocate: Allocate) -> None:
+        """Make what is yielded in memory of ``allocate``, where that saves a copy.
+
+        To be asked of the last pipe only, since what it yields is sent from there: nothing
+        may change it, or keep it, on its way.
+        """
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what the pipe yields next is made, by processes, whoever waits for it."""
         return False
 
     def __getstate__(self) -> Any:
@@ -274,6 +286,11 @@ def is_async_pipe(value: object) -> bool:
 def waits(value: object) -> bool:
     """Whether ``value``, used in a ``for``, needs an event loop; torch's pipes never do."""
     return isinstance(value, DataPipe) and value.waits()
+
+
+def is_made_elsewhere(value: object) -> bool:
+    """Whether what a pipe yields next is made whoever waits for it; torch's pipes' never."""
+    return isinstance(value, DataPipe) and value.is_made_elsewhere()
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:

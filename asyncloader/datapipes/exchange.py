@@ -67,12 +67,15 @@ class Exchange(Generic[T]):
         self._marks.passed(self._given)
 
     def give_group(self, items: list[T]) -> None:
-        """Add several items and wake the taker."""
+        """Add several items and wake the taker; to be followed by ``mark``."""
         if not self._items:
             self._begun = time.perf_counter()
         self._items += items
         self.taker.wake()
         self._given += len(items)
+
+    def mark(self) -> None:
+        """Note where the giver's pipe stands behind what was given, if that is due."""
         self._marks.passed(self._given)
 
     def end(self, error: BaseException | None) -> None:

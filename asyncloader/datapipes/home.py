@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import AsyncIterable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
@@ -185,16 +185,28 @@ class TaskGiver(Generic[T]):
         self._exchange.end(error)
 
 
+@runtime_checkable
+class Patient(Protocol):
+    """A pipe that may be waited for later: what it yields next is made anyway."""
+
+    def is_made_elsewhere(self) -> bool: ...
+
+
 async def give_groups(
     items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
 ) -> None:
     """Give all of an async iterable's items from the present task."""
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
+    is_patient = isinstance(items, Patient) and items.is_made_elsewhere()
     async with contextlib.aclosing(groups_of(astarted(items))) as groups:
         async for group in groups:
             exchange.give_group(group)
             del group
+            if is_patient:
+                # What comes next is under way already: whoever waits for this goes first.
+                await asyncio.sleep(0)
+            exchange.mark()
             await waiter.until(exchange.has_room)
 
 

@@ -6,7 +6,7 @@ groups, and close it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from asyncloader.runtime import running_loop
@@ -14,17 +14,13 @@ from asyncloader.runtime import running_loop
 T = TypeVar("T")
 
 
-async def groups_of(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
+def groups_of(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
     """Yield an async iterable's items in lists: those it makes itself, or one by one."""
-    groups = getattr(items, "groups", None)
-    if groups is not None:
-        source: AsyncIterator[list[T]] = groups()
-        try:
-            async for group in source:
-                yield group
-        finally:
-            await aclose_items(source)
-        return
+    groups: Callable[[], AsyncGenerator[list[T], None]] | None = getattr(items, "groups", None)
+    return _one_by_one(items) if groups is None else groups()
+
+
+async def _one_by_one(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
     iterator = aiter(items)
     try:
         async for item in iterator:

@@ -23,6 +23,7 @@ from asyncloader.datapipes.base import (
     OneToOne,
     functional_datapipe,
 )
+from asyncloader.datapipes.collating import Allocate, Collation, is_torchs_own
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
@@ -111,6 +112,8 @@ class Mapper(OneToOne, IterDataPipe[T]):
                 if result.__class__ is CoroutineType:
                     raise unawaited(self)
                 yield result
+                # Their memory, still warm, is wanted for the next.
+                del item, result
 
 
 @dataclass
@@ -141,6 +144,8 @@ class MapPass(Pass[T]):
                 if result is not SKIPPED:
                     self.yielded += 1
                     yield result
+                # Their memory, still warm, is wanted for the next.
+                del item, result
 
 
 @functional_datapipe("map")
@@ -207,15 +212,14 @@ class Collator(Mapper[T]):
         self.collate_fn = collate_fn
         if conversion is not None:
             checked_function("conversion", conversion)
-        function = collate_fn or conversion or default_collate
+        function = collate_fn or conversion
+        if function is None or is_torchs_own(function):
+            function = Collation()
         super().__init__(datapipe, function, on_error=on_error, max_errors=max_errors)
 
-
-def default_collate(batch: Any) -> Any:
-    """Return torch's collation of a batch."""
-    from torch.utils.data import default_collate
-
-    return default_collate(batch)
+    def make_in(self, allocate: Allocate) -> None:
+        if isinstance(self.fn, Collation):
+            self.fn.allocate = allocate
 
 
 @functional_datapipe("enumerate")

@@ -7,6 +7,7 @@ instead of a pipe. Behind ``ServiceCalls`` all of them look the same.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from typing import Any
@@ -48,6 +49,10 @@ class ServiceCalls:
         """Let the service compare what must be the same elsewhere."""
         await result_of(self.service.verify(facts))
 
+    @functools.cached_property
+    def _takes_reset(self) -> bool:
+        return _takes_reset(self.service.initialize_iteration)
+
     def checkpoint(self) -> bytes | None:
         """Return the service's own state, or None where it has none."""
         state: bytes | None = None
@@ -76,7 +81,7 @@ class ServiceCalls:
     ) -> IterResetFn:
         """Return the reset that includes ``iter_reset_fn``."""
         begin = self.service.initialize_iteration
-        if not _takes_reset(begin):
+        if not self._takes_reset:
             own = await result_of(begin(seed_generator))
             return iter_reset_fn if own is None else _composed(iter_reset_fn, own)
         given = iter_reset_fn if inspect.iscoroutinefunction(begin) else _plain(iter_reset_fn)

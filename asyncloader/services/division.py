@@ -64,6 +64,9 @@ class FromWorkers(IterDataPipe[Any]):
             raise TypeError(f"{self!r} has no length")
         return self.length
 
+    def is_made_elsewhere(self) -> bool:
+        return True
+
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""
         stream = self._taken_stream()

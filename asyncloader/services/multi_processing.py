@@ -23,11 +23,12 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
-from asyncloader.transport.code import Parcel, dumps_code, pack_code
+from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool
 from asyncloader.workers.process import check_method
+from asyncloader.workers.resets import NO_RESETS, dump_resets
 from asyncloader.workers.worker_stream import PoolSettings
 
 InitFn = Callable[[Any, WorkerInfo], Any]
@@ -123,7 +124,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> IterResetFn:
         if self._pool is None or self._division is None:
             return self._reset_here(seed_generator, iter_reset_fn)
-        resets = await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
+        resets = await self._pickled_resets(iter_reset_fn)
         if self._pool.has_dead():
             await self._pool.restart()
         shared_seeds = self._division.shared.draw(seed_generator)
@@ -168,6 +169,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def __repr__(self) -> str:
         return f"MultiProcessingReadingService(num_workers={self.num_workers})"
+
+    async def _pickled_resets(self, iter_reset_fn: IterResetFn) -> bytes:
+        if iter_reset_fn is unchanged and self.worker_reset_fn is None:
+            return NO_RESETS
+        return await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
 
     async def _initialized_here(self, datapipe: Any) -> Any:
         if self.worker_init_fn is not None:
@@ -216,7 +222,7 @@ def _pickled_plan(plan: WorkerPlan) -> Parcel:
 
 def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
     try:
-        return dumps_code((iter_reset_fn, worker_reset_fn))
+        return dump_resets(iter_reset_fn, worker_reset_fn)
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(
             f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frame
+from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frames
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import (
     BUFFERS_PER_CALL,
@@ -72,29 +72,39 @@ class Channel:
         return self._sock.fileno()
 
     def send(
-        self, kind: int, payload: Buffer | Sequence[Buffer] = b"", fds: Sequence[int] = ()
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[int] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
-        """Send a frame, waiting until the kernel has all of it; ``fds`` are given away."""
+        """Send a frame, waiting until the kernel has all of it; ``fds`` are given away.
+
+        The frames of ``then``, each a kind and a payload, go along: the peer wakes up once.
+        """
         try:
             with self._sending:
-                self._send(kind, payload, fds)
+                self._send(self._encoded(kind, payload, fds, then), fds)
         finally:
             close_all(fds)
 
     def post(
-        self, kind: int, payload: Buffer | Sequence[Buffer] = b"", fds: Sequence[int] = ()
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[int] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
-        """Send a frame as far as the socket takes it now, and the rest with ``flush``.
+        """Send frames as ``send`` does, but only what the socket takes; ``flush`` the rest.
 
         The payload may be changed afterwards; ``fds`` are given away.
         """
         with self._sending:
             try:
-                buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
+                buffers = self._encoded(kind, payload, fds, then)
             except BaseException:
                 close_all(fds)
                 raise
-            self._sequence += 1
             self._outgoing.append((memoryview(b"".join(buffers)), tuple(fds)))
             self._flush()
 
@@ -138,15 +148,24 @@ class Channel:
         self._incoming.close()
         self._sock.close()
 
-    def _send(self, kind: int, payload: Buffer | Sequence[Buffer], fds: Sequence[int]) -> None:
+    def _encoded(
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer],
+        fds: Sequence[int],
+        then: Sequence[tuple[int, Buffer]],
+    ) -> list[Buffer]:
+        buffers = encode_frames(kind, payload, self._sequence, fds=len(fds), then=then)
+        self._sequence += 1 + len(then)
+        return buffers
+
+    def _send(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
         if self._torn:
             raise EOFError("an earlier frame could not be sent whole; this channel is over")
-        buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
         self._torn = True
         with eof_when_gone():
             self._write(buffers, fds)
         self._torn = False
-        self._sequence += 1
 
     def _flush(self) -> None:
         while self._outgoing:

@@ -27,7 +27,9 @@ class Admitted(NamedTuple):
 
     def is_heavy(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        return any(nbytes >= LARGE for nbytes, _ in self.layout.pickles)
+        # A payload that is not large itself has no large pickle, and most are not.
+        is_large = len(self.memory) >= LARGE
+        return is_large and any(nbytes >= LARGE for nbytes, _ in self.layout.pickles)
 
 
 class Decoder:
@@ -61,6 +63,8 @@ class Decoder:
     def items(self, admitted: Admitted) -> list[Any]:
         """Return the items of an admitted payload, as ``decode`` does."""
         layout, memory = admitted
+        if not layout.buffers:
+            return self._plain_items(layout, memory)
         leases = [self._view.lease(ref) for ref in layout.slots]
         buffers = iter([_buffer(memory, layout, leases, entry) for entry in layout.buffers])
         found: list[Any] = []
@@ -68,6 +72,15 @@ class Decoder:
         for nbytes, count in layout.pickles:
             mine = list(islice(buffers, count))
             found.append(self._load(memory[start : start + nbytes], mine))
+            start += nbytes
+        return found if layout.each else _spread(found[0], layout.items)
+
+    def _plain_items(self, layout: Layout, memory: memoryview) -> list[Any]:
+        """Return the items of a payload whose pickles hold everything."""
+        found: list[Any] = []
+        start = layout.data_start
+        for nbytes, _ in layout.pickles:
+            found.append(self._load(memory[start : start + nbytes], []))
             start += nbytes
         return found if layout.each else _spread(found[0], layout.items)
 

@@ -16,7 +16,16 @@ from typing import NamedTuple
 
 from asyncloader.errors import TransportError
 
-__all__ = ["MAX_FDS", "MAX_PAYLOAD", "Buffer", "CutOff", "Frame", "FrameDecoder", "encode_frame"]
+__all__ = [
+    "MAX_FDS",
+    "MAX_PAYLOAD",
+    "Buffer",
+    "CutOff",
+    "Frame",
+    "FrameDecoder",
+    "encode_frame",
+    "encode_frames",
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -64,6 +73,21 @@ def encode_frame(
         raise TransportError(f"a frame carries at most {MAX_FDS} descriptors, got {fds}")
     fields = _FIELDS.pack(_MAGIC, _VERSION, kind, fds, sequence, length)
     return [fields + _CHECK.pack(zlib.crc32(fields)), *parts]
+
+
+def encode_frames(
+    kind: int,
+    payload: Buffer | Sequence[Buffer],
+    sequence: int,
+    *,
+    fds: int = 0,
+    then: Sequence[tuple[int, Buffer]] = (),
+) -> list[Buffer]:
+    """Return the buffers that make up a frame, and those of ``then`` behind it."""
+    buffers = encode_frame(kind, payload, sequence, fds=fds)
+    for number, (next_kind, next_payload) in enumerate(then, sequence + 1):
+        buffers += encode_frame(next_kind, next_payload, number)
+    return buffers
 
 
 class FrameDecoder:

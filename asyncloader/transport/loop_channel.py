@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from asyncloader.errors import LoopMismatchError, TransportError
-from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frame
+from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frames
 from asyncloader.transport.wire import (
     BUFFERS_PER_CALL,
     FRAME_DEADLINE,
@@ -104,10 +104,15 @@ class LoopChannel:
             self._watch_deadline(self._subscription)
 
     def send(
-        self, kind: int, payload: Buffer | Sequence[Buffer] = b"", fds: Sequence[int] = ()
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[int] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
     ) -> None:
         """Send a frame, later if the socket is full; ``fds`` are given away.
 
+        The frames of ``then``, each a kind and a payload, go along: the peer wakes up once.
         The payload may be changed afterwards. When the peer is gone this does
         nothing: ``on_closed`` tells.
         """
@@ -115,11 +120,11 @@ class LoopChannel:
             close_all(fds)
             return
         try:
-            buffers = encode_frame(kind, payload, self._sequence, fds=len(fds))
+            buffers = encode_frames(kind, payload, self._sequence, fds=len(fds), then=then)
         except BaseException:
             close_all(fds)
             raise
-        self._sequence += 1
+        self._sequence += 1 + len(then)
         rest = [memoryview(buffer).cast("B") for buffer in buffers]
         if not self._outgoing:
             rest, fds = self._send_now(rest, tuple(fds))

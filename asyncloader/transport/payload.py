@@ -199,6 +199,8 @@ def read_layout(payload: bytes | memoryview) -> Layout:
         numbers = struct.unpack_from(f"<{total}Q", payload, _COUNTS.size)
     except struct.error as error:
         raise TransportError(f"a payload of {len(payload)} bytes has no tables") from error
+    if total == 2 * pickles:
+        return _checked_plain(numbers, items, data_start, len(payload))
     slots_at = added + retired
     buffers_at = slots_at + 4 * slots
     pickles_at = buffers_at + 3 * buffers
@@ -214,6 +216,14 @@ def read_layout(payload: bytes | memoryview) -> Layout:
         data_start + sum([nbytes for nbytes, _ in sizes]),
     )
     _check(layout, len(payload))
+    return layout
+
+
+def _checked_plain(numbers: tuple[int, ...], items: int, data_start: int, size: int) -> Layout:
+    """Return the tables of a payload that is nothing but pickles, as most small ones are."""
+    end = data_start + sum(numbers[::2])
+    layout = Layout((), (), [], [], _rows(numbers, 2), items, data_start, end)
+    _check(layout, size)
     return layout
 
 

@@ -33,6 +33,10 @@ _READ_BYTES = 256 << 10
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 # Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+# A plain number: it is compared for every read.
+_TRUNCATED = int(socket.MSG_CTRUNC)
+_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
+_SAID_WHEN_GONE = "the other end of the channel is gone"
 
 
 class Incoming:
@@ -55,10 +59,12 @@ class Incoming:
 
         Raises ``BlockingIOError`` if nothing is there, ``EOFError`` if nothing will be.
         """
-        with eof_when_gone():
+        try:
             count, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, _FLAGS)
-        fds = _received(ancillary)
-        if flags & socket.MSG_CTRUNC:
+        except _GONE as error:
+            raise EOFError(_SAID_WHEN_GONE) from error
+        fds = _received(ancillary) if ancillary else ()
+        if flags & _TRUNCATED:
             close_all(fds)
             raise TransportError(
                 "descriptors of a frame were lost: this process may have too many files open"
@@ -115,8 +121,8 @@ def eof_when_gone() -> Iterator[None]:
     """Raise ``EOFError`` for what the kernel says when the other end is gone."""
     try:
         yield
-    except (BrokenPipeError, ConnectionResetError, ConnectionAbortedError) as error:
-        raise EOFError("the other end of the channel is gone") from error
+    except _GONE as error:
+        raise EOFError(_SAID_WHEN_GONE) from error
 
 
 def truncated(deadline: float) -> TransportError:

@@ -48,6 +48,7 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
+from asyncloader.workers.resets import load_resets
 from asyncloader.workers.stream import FRAME_ITEMS, Stream
 from asyncloader.workers.supply import DEALT_CREDITS
 from asyncloader.workers.surroundings import seed_globals
@@ -235,11 +236,11 @@ class Dispatcher:
 
     def _reset(self, command: StartEpoch) -> Any:
         assert self._plan is not None
-        reset, _ = loads_code(command.resets)
+        reset, _ = load_resets(command.resets)
         generator = command.seed_generator
         seed_globals(None, generator.generate_shared_seed)
         self._seeds.give(self._plan.end, command.shared_seeds, generator)
-        return self._thread.call(reset(self._plan.end))
+        return self._thread.finished(reset(self._plan.end))
 
     def _stream(self, outlet: Outlet, epoch: int) -> Stream:
         credits = outlet.early.pop(epoch, 0)

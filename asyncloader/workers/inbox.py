@@ -94,6 +94,10 @@ class Inbox:
         """Whether everything was taken and no more will come."""
         return self._has_ended and not self._frames and self._taken == len(self._items)
 
+    def is_whole(self) -> bool:
+        """Whether the worker has sent everything, be it taken or not."""
+        return self._has_ended and not self._is_refused
+
     def open(self) -> int:
         """Open the next frame if the last is used up; return how many items can be taken."""
         if self._taken == len(self._items) and self._frames:

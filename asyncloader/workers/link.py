@@ -106,9 +106,13 @@ class Link:
         if self._loop is not None:
             self.line.attach(self._loop)
 
-    def send(self, command: Command, fds: Sequence[int] = ()) -> None:
-        """Tell the worker something, giving descriptors away; in vain if it is gone."""
-        self._channel.send(Kind.MESSAGE, dump_message(command), fds)
+    def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
+        """Tell the worker something, giving descriptors away; in vain if it is gone.
+
+        What follows goes along, so that the worker wakes up once.
+        """
+        more = [(Kind.MESSAGE, dump_message(each)) for each in then]
+        self._channel.send(Kind.MESSAGE, dump_message(command), fds, more)
 
     def begin_epoch(self, epoch: int) -> None:
         """Make room for an epoch's streams; the items of epochs before are given back."""
@@ -132,6 +136,10 @@ class Link:
         self.inboxes, predecessor.inboxes = predecessor.inboxes, {}
         for inbox in self.inboxes.values():
             inbox.go_on_with(self._decoder)
+
+    def is_idle(self) -> bool:
+        """Whether the worker has sent all of every stream that it began."""
+        return bool(self.inboxes) and all(inbox.is_whole() for inbox in self.inboxes.values())
 
     def end_epoch(self) -> None:
         """Drop what came and was not taken, and whatever still comes of this epoch."""

@@ -8,14 +8,14 @@ far as its credits go.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -45,6 +45,7 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
+from asyncloader.workers.resets import load_resets
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -86,6 +87,8 @@ class Worker:
         self._states = RandomStates()
         self._streams: dict[int, Stream] = {}
         self._turns: deque[Stream] = deque()
+        #: The streams that were steady in the last epoch.
+        self._steady: set[int] = set()
         self._is_paused = False
 
     def serve(self) -> None:
@@ -193,12 +196,13 @@ class Worker:
             credits=command.credits,
             one_by_one=command.one_by_one,
             marker=Marker(pipe, self._states, command.mark, command.unwanted),
+            steady=command.stream in self._steady,
         )
         self._streams[command.stream] = stream
         self._turns.append(stream)
 
     def _reset(self, command: StartEpoch) -> list[Any]:
-        reset, worker_reset_fn = loads_code(command.resets)
+        reset, worker_reset_fn = load_resets(command.resets)
         generator = command.seed_generator
         seed_globals(self._info, generator.generate_seed)
         for inlet in self._inlets:
@@ -207,11 +211,20 @@ class Worker:
         for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
             seeds.give(pipe, command.shared_seeds, generator)
             pipe = self._run(reset, pipe)
-            if worker_reset_fn is not None:
-                pipe = self._run(worker_reset_fn, pipe, self._info, generator)
+            pipe = self._run(worker_reset_fn, pipe, self._info, generator)
             forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
             pipes.append(pipe)
+        self._let_last_make_in_slots(pipes)
         return pipes
+
+    def _let_last_make_in_slots(self, pipes: list[Any]) -> None:
+        # A reset may have put another pipe behind one that was the last. What is the last of
+        # one stream may be read in another.
+        for pipe in self._pipes:
+            if isinstance(pipe, DataPipe):
+                pipe.make_in(own_memory)
+        if len(pipes) == 1 and isinstance(pipes[0], DataPipe):
+            pipes[0].make_in(self._talk.allocate)
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.
@@ -223,6 +236,8 @@ class Worker:
         streams, self._streams = self._streams, {}
         self._ready = []
         self._turns.clear()
+        if streams:
+            self._steady = {number for number, stream in streams.items() if stream.is_steady}
         for stream in streams.values():
             # What user code does while it is closed is of no interest to a closed epoch.
             with contextlib.suppress(Exception):
@@ -240,10 +255,7 @@ class Worker:
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
         # A plain function runs in the thread that will run the pipes.
-        result = function(*args)
-        while inspect.isawaitable(result):
-            result = self._thread.call(_result(result))
-        return result
+        return self._thread.finished(function(*args))
 
     def _packed(self, error: BaseException, when: str = "") -> bytes:
         where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
@@ -264,7 +276,3 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
     for pipe in pipes:
         if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
             apply_sharding(pipe, info.num_workers, info.worker_id, group)
-
-
-async def _result(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

@@ -58,8 +58,8 @@ class Setup:
 class StartEpoch:
     """Get the graph ready for an epoch.
 
-    Epochs are numbered from 1. ``resets`` is a pickled tuple: the composed reset, and the
-    worker's reset function. ``deal`` says how the dispatching process goes on.
+    Epochs are numbered from 1. ``resets`` is what ``dump_resets`` made of the composed reset
+    and the worker's reset function. ``deal`` says how the dispatching process goes on.
     """
 
     epoch: int

@@ -131,11 +131,17 @@ class WorkerPool:
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
-        assert self._start is not None
-        if not self._start.is_given:
-            self._give_orders(self._start, place.deal)
-        pairs = zip(self.links, place.starts, strict=True)
-        return [self._begin_stream(link, number, start) for link, start in pairs]
+        orders = self._start
+        assert orders is not None
+        is_first, orders.is_given = not orders.is_given, True
+        if is_first and self._dispatcher is not None:
+            self._direct(self._dispatcher, orders, place.deal)
+        inboxes = []
+        for worker, (link, start) in enumerate(zip(self.links, place.starts, strict=True)):
+            inboxes.append(link.begin_stream(number, start.mark, start.unwanted))
+            first = [orders.for_worker(worker)] if is_first else []
+            link.send(*first, self._order(number, start))
+        return inboxes
 
     def end_epoch(self) -> None:
         """End the epoch and leave the loop; the workers stay."""
@@ -143,7 +149,9 @@ class WorkerPool:
             return
         self._loop = None
         for link in self.all_links():
-            link.send(EndEpoch(self._epoch))
+            # One that has sent everything has nothing to end.
+            if not link.is_idle():
+                link.send(EndEpoch(self._epoch))
             link.end_epoch()
             link.detach()
         for link in self._retired:
@@ -226,11 +234,10 @@ class WorkerPool:
     def _hand_over(self, lost: Link, link: Link) -> None:
         assert self._start is not None
         assert link.worker is not None
-        link.send(self._start.for_worker(link.worker))
         starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
         link.go_on_for(lost)
-        for number, start in starts.items():
-            link.send(self._order(number, start))
+        orders = [self._order(number, start) for number, start in starts.items()]
+        link.send(self._start.for_worker(link.worker), *orders)
 
     def _deal_after_arrived(self) -> DealStart | None:
         if self._deal is None or self._dispatcher is None:
@@ -248,19 +255,10 @@ class WorkerPool:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await waiter.until(lambda: all(link.is_cut for link in lost))
 
-    def _give_orders(self, orders: EpochOrders, deal: DealStart | None) -> None:
-        orders.is_given = True
-        for worker, link in enumerate(self.links):
-            link.send(orders.for_worker(worker))
-        if self._dispatcher is not None:
-            if deal is not None:
-                self._dispatcher.dealing = Dealing(deal.mark)
-            self._dispatcher.send(orders.for_dispatcher(deal))
-
-    def _begin_stream(self, link: Link, number: int, start: WorkerStart) -> Inbox:
-        inbox = link.begin_stream(number, start.mark, start.unwanted)
-        link.send(self._order(number, start))
-        return inbox
+    def _direct(self, dispatcher: Link, orders: EpochOrders, deal: DealStart | None) -> None:
+        if deal is not None:
+            dispatcher.dealing = Dealing(deal.mark)
+        dispatcher.send(orders.for_dispatcher(deal))
 
     def _stream(self, number: int, waiter: LoopWaiter) -> WorkerStream | FedStream:
         if number == self._fed:

@@ -166,10 +166,10 @@ class Starter:
                 from_loader, to_loader = socket.socketpair()
                 fds.append(from_loader.detach())
                 link.add_line(to_loader, self._share())
-            link.send(self._setup(link.worker or 0, self._plan), fds)
+            link.send(self._setup(link.worker or 0, self._plan), fds=fds)
         if started.dispatcher is not None and self._deal is not None:
             fds = self._deal.plan.fds() + dealt
-            started.dispatcher.send(self._setup(0, self._deal.plan), fds)
+            started.dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
 
     def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self._settings.num_workers, worker_id=worker)

@@ -3,7 +3,8 @@
 This file is about which items travel together. Small ones ride in one frame and
 never wait for company: a frame is sent when it is heavy, when it has 256 items or
 what its credits allow, after an item that took long to make, at once where nothing
-was sent for a while, and at the latest two milliseconds after its first item.
+was sent for a while, and at the latest two milliseconds after its first item. Where all
+were made quickly in the epoch before, the first goes with those that follow.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from asyncloader.workers.talk import Talk
 
 FRAME_ITEMS = 256
 FRAME_BYTES = 1 << 20
+#: The first item of a steady stream that was made so soon has company soon.
+QUICK_SECONDS = 0.0002
 
 
 class Stream:
@@ -48,8 +51,12 @@ class Stream:
         credits: int,
         one_by_one: bool,
         marker: Marker,
+        steady: bool = False,
     ) -> None:
         self.number = number
+        #: Whether every frame was made in no more time than it may wait for company.
+        self.is_steady = True
+        self._was_steady = steady
         self.epoch = epoch
         self.is_over = False
         self._talk = talk
@@ -65,8 +72,9 @@ class Stream:
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(talk.encoder)
-        self._ending: StreamEnded | StreamFailed | None = None
-        self._due = self._sent = 0.0
+        #: What is said behind the last item, once it is known; at most one.
+        self._ending: list[StreamEnded | StreamFailed] = []
+        self._due = self._sent = self._asked = 0.0
 
     @property
     def credits(self) -> int:
@@ -98,12 +106,12 @@ class Stream:
         """Make and send one frame; say so when it was the last."""
         # One that is open was held back for want of a credit, and waits for no company.
         self.send()
-        if self._ending is None and self._credits > 0:
+        if not self._ending and self._credits > 0:
             self._fill()
             self.send()
-        if self._ending is not None and not self._packing.count:
+        if self._ending and not self._packing.count and not self.is_over:
             self.is_over = True
-            self._talk.report(self._ending)
+            self._talk.report(*self._ending)
 
     def send_if_late(self) -> bool:
         """Send the open frame if its first item has waited long enough for company.
@@ -131,7 +139,9 @@ class Stream:
             self._mark = self._marker.mark(self._made)
             packing = self._packing
             tiny = packing.unchanging
-            for item in self._begun():
+            items = self._begun()
+            self._asked = monotonic()
+            for item in items:
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
                     tiny.append(item)
@@ -150,9 +160,9 @@ class Stream:
             self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
             packed = self._pack_error(error, f", after {self._count_made()} items")
-            self._ending = StreamFailed(self.epoch, self.number, packed)
+            self._ending = [StreamFailed(self.epoch, self.number, packed)]
         else:
-            self._ending = StreamEnded(self.epoch, self.number)
+            self._ending = [StreamEnded(self.epoch, self.number)]
 
     def _begun(self) -> Iterator[Any]:
         if not self._has_begun:
@@ -169,7 +179,9 @@ class Stream:
                 self._made += self._packing.count
                 mark, self._mark = self._mark or self._marker.repeated, None
                 noted = b"" if mark is None else dump_mark(mark)
-                self._talk.send_items(self.epoch, self.number, self._packing.finish(), noted)
+                self.is_over = self.is_over or bool(self._ending)
+                items = self._packing.finish()
+                self._talk.send_items(self.epoch, self.number, items, noted, self._ending)
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
@@ -195,12 +207,24 @@ class Stream:
         count = self._packing.count
         now = monotonic()
         if count == 1:
-            # Due a while after whichever comes first of its first item and the frame before it.
-            since = min(now, self._sent)
-            self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
-            self._punctual.watch(self)
+            self._due = self._due_after_first(now)
+        if now - self._asked > FRAME_SECONDS:
+            self.is_steady = False
         # Without credits only the loader's next words can help: they are to be heard.
-        return now >= self._due or self._is_full() or self._credits <= 0
+        if now >= self._due or self._is_full() or self._credits <= 0:
+            return True
+        if count == 1:
+            self._punctual.watch(self)
+        return False
+
+    def _due_after_first(self, now: float) -> float:
+        """Until when a frame may wait for company, whose first item was made just now."""
+        if self._one_by_one:
+            return 0.0
+        is_quick = self._was_steady and now - self._asked < QUICK_SECONDS
+        # Otherwise a while after the frame before it: at once, if that was long ago. A thread
+        # that looks after the frame cannot do so while the next item is made under the GIL.
+        return (now if is_quick else min(now, self._sent)) + FRAME_SECONDS
 
     def _is_full(self) -> bool:
         packing = self._packing

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 
-from asyncloader.errors import TransportError
+from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.encoder import Encoded, Encoder, in_band
@@ -33,6 +34,9 @@ from asyncloader.workers.messages import (
 # Looking whether something was said costs about as much as making a few tiny items.
 _LISTEN_SECONDS = 0.0002
 
+#: What is smaller is packed into a slot with others.
+_WORTH_A_SLOT = 64 << 10
+
 
 class Talk:
     """What a process hears and says; every wait ends when the other closes the channel.
@@ -51,7 +55,7 @@ class Talk:
         #: The streams, by epoch and number, whose next item the loader waits for.
         self._hurried: set[tuple[int, int]] = set()
         #: Held by whoever makes or sends a frame of items.
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._say = channel.send if waits else channel.post
         on_full = self._wait_for_slot if waits else in_band
         self.encoder = Encoder(self._arena, on_full=on_full)
@@ -99,16 +103,35 @@ class Talk:
         """Close the channel."""
         self._channel.close()
 
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Return memory that an item may be made in and is then sent from, if there is any."""
+        if nbytes < _WORTH_A_SLOT:
+            return None
+        try:
+            with self.lock:
+                slot = self._arena.allocate(nbytes)
+        except ResourceExhausted:
+            return None  # whoever sends it says what is wrong, if that is still so then
+        return None if slot is None else slot.view
+
     def report(self, report: Report | Dealt) -> None:
         """Tell the other end something."""
         if isinstance(report, StreamEnded | StreamFailed):
             self._hurried.discard((report.epoch, report.stream))
         self._say(Kind.MESSAGE, dump_message(report))
 
-    def send_items(self, epoch: int, stream: int, items: Encoded, mark: bytes = b"") -> None:
-        """Send a frame of items, waiting while the socket is full."""
+    def send_items(
+        self,
+        epoch: int,
+        stream: int,
+        items: Encoded,
+        mark: bytes = b"",
+        ending: Sequence[StreamEnded | StreamFailed] = (),
+    ) -> None:
+        """Send a frame of items, and that it is the last; waits while the socket is full."""
         self._hurried.discard((epoch, stream))
-        self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds)
+        then = [(Kind.MESSAGE, dump_message(each)) for each in ending]
+        self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds, then)
 
     def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
         """Hand over the descriptors that came with a Setup: the plan's, and the channels."""
@@ -121,7 +144,8 @@ class Talk:
                 self.fds += frame.fds
                 self._heed(load_command(frame.payload))
             case Kind.RELEASED:
-                self._arena.release(load_slots(frame.payload))
+                with self.lock:
+                    self._arena.release(load_slots(frame.payload))
             case _:
                 raise TransportError(f"a frame of kind {frame.kind} is not for a worker")
 

@@ -18,6 +18,7 @@ from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
 from asyncloader.workers.messages import DealStart, Grant, Hurry
+from asyncloader.workers.overdue import Overdue
 from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
 
 logger = logging.getLogger("asyncloader")
@@ -76,6 +77,8 @@ class WorkerStream:
         self._place = first_place(settings.num_workers)
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
+        self._is_late = False
+        self._overdue = Overdue(asyncio.get_running_loop(), HURRY_SECONDS, self._on_late)
 
     @property
     def is_in_order(self) -> bool:
@@ -127,28 +130,45 @@ class WorkerStream:
         self._merge = order(self._inboxes[worker] for worker in self._place.turns)
 
     async def _until_ready(self) -> None:
+        if self._merge.is_ready():
+            return
         begun = time.monotonic()
+        self._is_late = False
+        self._overdue.begin()
+        try:
+            while not self._merge.is_ready() and not self._is_late:
+                self._ask_unless_failed()
+                await self._waiter.news()
+        finally:
+            self._overdue.end()
+        if self._is_late:
+            await self._until_ready_at_last(begun)
+
+    def _on_late(self) -> None:
+        self._is_late = True
+        self._waiter.wake()
+
+    async def _until_ready_at_last(self, begun: float) -> None:
         while not self._merge.is_ready():
-            failure = self._failure()
-            if failure is not None:
-                raise failure
-            self._ask()
-            hurry = asyncio.get_running_loop().call_later(HURRY_SECONDS, self._hurry)
+            self._ask_unless_failed()
+            self._hurry()
             try:
                 async with asyncio.timeout(self._patience(begun)):
-                    await self._waiter.until(self._has_news)
+                    await self._waiter.news()
             except TimeoutError:
                 self._complain(begun)
-            finally:
-                hurry.cancel()
 
-    def _has_news(self) -> bool:
-        return self._merge.is_ready() or self._failure() is not None
+    def _ask_unless_failed(self) -> None:
+        failure = self._failure()
+        if failure is not None:
+            raise failure
+        self._ask()
 
     def _failure(self) -> BaseException | None:
-        links = self._crew.all_links()
-        failures = (link.failure or link.epoch_failure for link in links)
-        return next((failure for failure in failures if failure is not None), None)
+        for link in self._crew.all_links():
+            if link.failure is not None or link.epoch_failure is not None:
+                return link.failure or link.epoch_failure
+        return None
 
     def _ask(self) -> None:
         """Grant a frame to every worker that has nothing, where workers make nothing ahead."""

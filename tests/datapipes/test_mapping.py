@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -116,6 +117,22 @@ def test_a_failing_lookup_names_its_pipe_in_a_note() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         SequenceWrapper([0]).map(lambda n: 1 / n)[0]
     assert caught.value.__notes__ == ["raised in map(<lambda>)"]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_what_was_handed_on_is_let_go_before_the_next_is_made(on_error: Any) -> None:
+    made: list[weakref.ref[Any]] = []
+    left: list[bool] = []
+
+    def make(number: int) -> Any:
+        left.extend(each() is not None for each in made[-1:])
+        thing = {number}
+        made.append(weakref.ref(thing))
+        return thing
+
+    for item in IterableWrapper(range(3)).map(make, on_error=on_error):
+        del item
+    assert left == [False, False]
 
 
 def test_collate_makes_tensors() -> None:

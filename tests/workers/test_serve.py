@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError
@@ -20,6 +21,7 @@ from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import dumps_code
 from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.payload import read_layout
 from asyncloader.workers import main, stream
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.main import WorkerPlan
@@ -44,6 +46,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
+from asyncloader.workers.resets import dump_resets
 
 SOON = 10.0
 
@@ -56,6 +59,8 @@ class Loader:
         self._view = ArenaView()
         self._decoder = Decoder(self._view)
         self.generator = SeedGenerator(1)
+        #: Of every frame of items, what it says of the slots it is in.
+        self.slot_sizes: list[list[int]] = []
 
     def say(self, command: Command) -> None:
         self._channel.send(Kind.MESSAGE, dump_message(command))
@@ -70,7 +75,7 @@ class Loader:
     def start(
         self, epoch: int = 1, credits: int = 10, reset: Any = unchanged, fn: Any = None
     ) -> None:
-        resets = dumps_code((reset, fn))
+        resets = dump_resets(reset, fn)
         self.say(StartEpoch(epoch, (), self.generator, resets))
         for number in range(self.streams):
             self.say(BeginStream(epoch, number, credits, credits == 0))
@@ -81,6 +86,7 @@ class Loader:
         if frame.kind == Kind.MESSAGE:
             return load_report(frame.payload)
         part = split_items(frame.payload)
+        self.slot_sizes.append([slot.nbytes for slot in read_layout(part.items).slots])
         return part.epoch, part.stream, self._decoder.decode(part.items, frame.fds)
 
     def frames(self, until: type[Report] = StreamEnded) -> list[Any]:
@@ -319,3 +325,37 @@ def test_a_full_arena_waits_for_slots_unless_the_item_is_waited_for(loader):
     loader.start(2, credits=1)
     while loader.hear()[0] != 2:
         loader.return_slots()
+
+
+def filled(number: int) -> Any:
+    return torch.full((12_500,), float(number))
+
+
+def test_a_collated_batch_is_sent_from_where_it_was_made_and_stays_as_it_was(loader):
+    loader.set_up(IterableWrapper(range(20)).map(filled).batch(2).collate())
+    kept = []
+    for epoch in (1, 2):
+        loader.start(epoch, credits=20)
+        kept += items_of(loader.frames())
+        loader.return_slots()
+    expected = [[2.0 * n, 2.0 * n + 1] for n in range(10)] * 2
+    assert [batch[:, -1].tolist() for batch in kept] == expected
+    # They say all of the slot: a copy says how much of it there is.
+    assert loader.slot_sizes == [[106_496]] * 20
+
+
+def test_a_batch_that_a_reset_put_a_pipe_behind_is_not_made_where_it_is_sent_from(loader):
+    loader.set_up(IterableWrapper(range(4)).map(filled).batch(2).collate())
+    for epoch, fn, sizes in ((1, None, [106_496]), (2, with_a_pipe_behind, [100_000])):
+        loader.slot_sizes.clear()
+        loader.start(epoch, fn=fn)
+        assert [each[0, 0].item() for each in items_of(loader.frames())] == [0.0, 2.0]
+        assert loader.slot_sizes[0] == sizes
+
+
+def with_a_pipe_behind(pipe: Any, *_: Any) -> Any:
+    return pipe.map(as_it_is)
+
+
+def as_it_is(item: Any) -> Any:
+    return item

@@ -52,7 +52,14 @@ class Bench:
         self._talk = Talk(self._worker)
         self._decoder = Decoder()
 
-    def stream(self, pipe: Any, credits: int = 100, *, one_by_one: bool = False) -> Stream:
+    def stream(
+        self,
+        pipe: Any,
+        credits: int = 100,
+        *,
+        one_by_one: bool = False,
+        steady: bool = False,
+    ) -> Stream:
         return Stream(
             self._talk,
             self.watcher,
@@ -63,6 +70,7 @@ class Bench:
             credits=credits,
             one_by_one=one_by_one,
             marker=Marker(pipe, RandomStates()),
+            steady=steady,
         )
 
     def sent(self) -> list[Any]:
@@ -112,6 +120,22 @@ def test_the_first_item_after_a_silence_goes_at_once_and_quick_ones_ride_togethe
     assert lengths(frames) == [1, 256, 256, 87]
     assert frames[-1] == StreamEnded(1, 0)
     assert [item for frame in frames[:-1] for item in frame] == list(range(600))
+
+
+def test_the_first_of_a_steady_stream_rides_with_the_next_and_the_end_with_the_last(bench):
+    stream = bench.stream(taking(bench.clock, lambda number: 1e-6, 600), steady=True)
+    frames = all_of(bench, stream)
+    assert lengths(frames) == [256, 256, 88]
+    assert frames[-1] == StreamEnded(1, 0)
+    assert stream.is_steady
+
+
+@pytest.mark.parametrize("seconds", [0.0003, 0.01])
+def test_the_first_of_a_steady_stream_that_took_a_while_goes_at_once(bench, seconds):
+    times = taking(bench.clock, lambda number: 0 if number else seconds, 100)
+    stream = bench.stream(times, steady=True)
+    assert lengths(all_of(bench, stream)) == [1, 99]
+    assert stream.is_steady == (seconds < 0.002)
 
 
 def test_items_that_take_long_travel_alone(bench):

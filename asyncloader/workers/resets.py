@@ -1,0 +1,36 @@
+"""What prepares a graph for an epoch, on its way to the processes that run it.
+
+This file is about the composed reset and the worker's reset function, as bytes. Most
+loaders have neither, and then nothing travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncloader.transport.code import dumps_code, loads_code
+
+#: What says that there is nothing to reset.
+NO_RESETS = b""
+
+#: A reset of the graph, and the function that is called with a worker's graph, its
+#: WorkerInfo and its SeedGenerator.
+Resets = tuple[Callable[[Any], Any], Callable[[Any, Any, Any], Any]]
+
+
+def dump_resets(
+    reset: Callable[[Any], Any], worker_reset_fn: Callable[[Any, Any, Any], Any] | None
+) -> bytes:
+    """Pickle the resets for ``load_resets``, with their code where that is needed."""
+    return dumps_code((reset, worker_reset_fn or _kept))
+
+
+def load_resets(data: bytes) -> Resets:
+    """Return the resets, which may be async; they do nothing where there are none."""
+    resets: Resets = loads_code(data) if data else (_kept, _kept)
+    return resets
+
+
+def _kept(pipe: Any, *_: Any) -> Any:
+    return pipe
