@@ -56,6 +56,7 @@ class Exchange(Generic[T]):
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
+        self._is_dropped = False
         self._error: LastingError | None = None
 
     def give(self, item: T) -> None:
@@ -84,12 +85,16 @@ class Exchange(Generic[T]):
         if not self._ended:
             self._error = None if error is None else LastingError(error)
             self._ended = True
-        if isinstance(error, Stopped):
-            self.drop()
+        if self._is_dropped or isinstance(error, Stopped):
+            self._items.clear()
         self.taker.wake()
 
     def drop(self) -> None:
-        """Let go of items that nobody will take; the pipe may live on, and keep this."""
+        """Let go of the items, now and at the giver's end: nobody will take any.
+
+        The pipe may live on, and keep this.
+        """
+        self._is_dropped = True
         self._items.clear()
 
     def has_room(self) -> bool:
