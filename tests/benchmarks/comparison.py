@@ -7,7 +7,7 @@ an absolute number says as much about the machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -27,6 +27,10 @@ def is_ours(name: str) -> bool:
 def is_limit(name: str) -> bool:
     """Whether a case is what no loader could exceed, and so nobody's competitor."""
     return name.startswith("limit")
+
+
+def is_peer(name: str) -> bool:
+    return not is_ours(name) and not is_limit(name)
 
 
 @dataclass(frozen=True)
@@ -113,17 +117,17 @@ class Outcome:
 
     def standing(self) -> str:
         """Return how the best of ours stands to the best of the peers, if there are both."""
-        ours = [name for name in self.results if is_ours(name)]
-        peers = [name for name in self.results if not is_ours(name) and not is_limit(name)]
-        if not ours or not peers:
+        one, other = self.best(is_ours), self.best(is_peer)
+        if not one or not other:
             return "nobody to stand beside"
-        one, other = self._best(ours), self._best(peers)
         found = ratio(self.results[one], self.results[other])
         return f"{self._word(found)} the best peer: {one} is {found} x {other}"
 
-    def _best(self, names: Sequence[str]) -> str:
+    def best(self, is_one: Callable[[str], bool]) -> str:
+        """Return the best of some cases, or "" where none of them was measured."""
         choose = min if self.comparison.less_is_better else max
-        return choose(names, key=lambda name: median(self.results[name]))
+        names = filter(is_one, self.results)
+        return choose(names, key=lambda name: median(self.results[name]), default="")
 
     def _word(self, found: Ratio) -> str:
         if not found.resolved:

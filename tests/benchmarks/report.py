@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.comparison import Outcome, Results, ratio
+from tests.benchmarks.comparison import Outcome, Results, is_limit, is_ours, is_peer, ratio
 
 
 def header(facts: Mapping[str, str]) -> str:
@@ -53,6 +53,35 @@ def short(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}"
+
+
+def markdown(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
+    """Return a table with the best of ours, the best peer and the best limit of each."""
+    machine = ", ".join(facts[name] for name in ("cores", "Python", "commit") if name in facts)
+    rows = [
+        f"Medians of one run ({machine}); ratios are of the same rounds.",
+        "",
+        "| | asyncloader | best peer | ratio | limit |",
+        "|---|---|---|---|---|",
+        *(_row(outcome) for outcome in outcomes if outcome.best(is_ours)),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _row(outcome: Outcome) -> str:
+    ours, peer = outcome.best(is_ours), outcome.best(is_peer)
+    found = str(ratio(outcome.results[ours], outcome.results[peer])) if peer else ""
+    cells = [_cell(outcome, name) for name in (ours, peer, outcome.best(is_limit))]
+    cells.insert(2, found)
+    comparison = outcome.comparison
+    return f"| {comparison.title} ({comparison.better}) | {' | '.join(cells)} |"
+
+
+def _cell(outcome: Outcome, name: str) -> str:
+    if not name:
+        return ""
+    number = f"{short(median(outcome.results[name]))} {outcome.comparison.unit}"
+    return f"{number} ({name.removeprefix('limit: ').removeprefix('asyncloader, ')})"
 
 
 def as_json(facts: Mapping[str, str], settings: Mapping[str, Any], all_: Sequence[Outcome]) -> str:

@@ -3,9 +3,10 @@
 import json
 from xml.etree import ElementTree
 
+from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, Outcome, Target
 from tests.benchmarks.plot import LEFT, OURS, RIGHT, Scale, svg
-from tests.benchmarks.report import as_json, header, short, table, text
+from tests.benchmarks.report import as_json, header, markdown, short, table, text
 
 COMPARISON = Comparison(
     "W0: <numbers> & more", "items/s", [], against=["peer"], targets=[Target("asyncloader", 2)]
@@ -80,3 +81,14 @@ def test_a_scale_places_by_logarithm_between_whole_powers():
 def test_a_scale_of_one_number_or_of_nothing_positive_has_a_width():
     assert len(Scale([10.0]).powers()) == 2
     assert Scale([-1.0]).place(-1.0) == LEFT
+
+
+def test_a_page_has_the_best_of_each_kind_in_a_row():
+    cases = [Case(name, abs) for name in ("asyncloader", "peer", "slow peer", "limit: all")]
+    results = {"asyncloader": [200.0], "peer": [100.0], "slow peer": [1.0], "limit: all": [400.0]}
+    outcome = Outcome(Comparison("W0: things", "items/s", cases), results)
+    page = markdown({"cores": "2"}, [outcome])
+    assert page.splitlines()[-1] == (
+        "| W0: things (more is better) | 200 items/s (asyncloader) | 100 items/s (peer)"
+        " | 2.00 (2.00 - 2.00) | 400 items/s (all) |"
+    )

@@ -1,11 +1,13 @@
-"""W3: float32 tensors from two workers, made fresh for each item; and W3b, where the
-consumer reads every byte, or keeps the last hundred. At 4 MiB also numpy's arrays. The limit
-is one thread that copies into recycled memory.
+"""W3: float32 tensors from two workers, made fresh for each item; W3b, where the consumer
+reads every byte, or keeps the last hundred; and W3c, where the workers collate 32 of them to a
+batch. At 4 MiB also numpy's arrays. The limits are one thread that copies into recycled memory,
+and two processes that make the tensors and copy each, with nobody to take them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +17,16 @@ from typing import Any
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, Target
 from tests.benchmarks.job import Job
-from tests.benchmarks.measuring import Take, our_rate, peer_rate
+from tests.benchmarks.measuring import (
+    WORKERS,
+    Take,
+    graph_of,
+    our_rate,
+    peer_rate,
+    single_threaded,
+    sync_rate,
+)
+from tests.benchmarks.measuring import ours as measured
 from tests.benchmarks.peers.catalogue import PROCESSES, TORCH
 from tests.benchmarks.peers.peer import cases
 from tests.benchmarks.sizes import sized
@@ -23,6 +34,8 @@ from tests.benchmarks.sizes import sized
 KIB, MIB = 1 << 10, 1 << 20
 EPOCHS = 2
 KEPT = 100
+#: How many tensors are collated.
+BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,15 @@ def theirs(open_: Callable[[Job], Any], job: Job, take: Take) -> float:
     return peer_rate(open_, job, take, EPOCHS) / 1e9
 
 
+def their_batches(open_: Callable[[Job], Any], job: Job) -> float:
+    import torch  # noqa: F401
+
+    single_threaded()
+    loader = open_(job)
+    assert sum(map(len, loader)) == job.count
+    return sync_rate(loader, nbytes_of, EPOCHS, warm_up=0) / 1e9
+
+
 def memcpy(nbytes: int, items: int) -> float:
     """Return what one thread copies into recycled shared memory."""
     from asyncloader.memory import Segment
@@ -84,6 +106,51 @@ def memcpy(nbytes: int, items: int) -> float:
     for _ in range(items):
         ctypes.memmove(segment.address, source.data_ptr(), nbytes)
     return items * nbytes / (time.perf_counter() - began) / 1e9
+
+
+def made_and_copied(nbytes: int, items: int) -> float:
+    """Return what two processes make and copy, a core each, where nothing is sent."""
+    import torch
+
+    from asyncloader.workers.heap import keep_freed_memory
+
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    _make_and_copy(nbytes, 8)
+    began = time.perf_counter()
+    children = [os.fork() for _ in range(WORKERS - 1)]
+    _make_and_copy(nbytes, items // WORKERS)
+    if 0 in children:
+        os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+    return items * nbytes / (time.perf_counter() - began) / 1e9
+
+
+def _make_and_copy(nbytes: int, items: int) -> None:
+    from asyncloader.memory import Segment
+
+    make, segment = Ones(nbytes), Segment.create(nbytes)
+    for number in range(items):
+        made = make(number)
+        ctypes.memmove(segment.address, made.data_ptr(), nbytes)
+        # Its memory is there for the next.
+        del made
+
+
+def collated(batch: list[Any]) -> Any:
+    from torch.utils.data import default_collate
+
+    return default_collate(batch)
+
+
+def our_batches(job: Job, mode: str) -> float:
+    """Return our rate with the loader's own way to collate, which is what it is for."""
+    import torch  # noqa: F401
+
+    single_threaded()
+    graph = graph_of(replace(job, collate=list)).collate()
+    return measured(graph, nbytes_of, mode, EPOCHS) / 1e9
 
 
 FOR, ASYNC = "asyncloader, for", "asyncloader, async for"
@@ -100,10 +167,11 @@ def comparison(
 ) -> Comparison:
     nbytes, items, peers_items = SIZES[size]
     job = Job(items, Ones(nbytes, library), nbytes=nbytes, held=KEPT if what == "kept" else 1)
-    limit = "limit: memcpy"
+    limit, made = "limit: memcpy", "limit: made and copied by 2 processes"
     kind = "tensors" if library == "torch" else "numpy arrays"
     compared = [
         Case(limit, memcpy, args=(nbytes, items)),
+        Case(made, made_and_copied, args=(nbytes, items)),
         Case(ASYNC, ours, args=(job, "async", take)),
         Case(FOR, ours, args=(job, "sync", take)),
         *cases(PROCESSES, theirs, replace(job, count=peers_items), take),
@@ -112,8 +180,26 @@ def comparison(
         f"{'W3' if what == 'counted' else 'W3b'}: {kind} of {size} from 2 workers, {what}",
         "GB/s",
         compared,
-        against=[TORCH, limit],
+        against=[TORCH, limit, made],
         targets=[Target(ASYNC, times, TORCH)] if times else [],
+    )
+
+
+def batches(size: str, times: float) -> Comparison:
+    """Return the comparison of batches that are of a size together."""
+    nbytes, items, peers_items = SIZES[size]
+    job = Job(items * BATCH, Ones(nbytes // BATCH), BATCH, collated, nbytes)
+    compared = [
+        Case(ASYNC, our_batches, args=(job, "async")),
+        Case(FOR, our_batches, args=(job, "sync")),
+        *cases(PROCESSES, their_batches, replace(job, count=peers_items * BATCH)),
+    ]
+    return Comparison(
+        f"W3c: {BATCH} tensors collated to batches of {size} in 2 workers",
+        "GB/s",
+        compared,
+        against=[TORCH],
+        targets=[Target(ASYNC, times, TORCH)],
     )
 
 
@@ -124,4 +210,5 @@ COMPARISONS = [
     comparison("4 MiB", "counted", nbytes_of, 0, library="numpy"),
     comparison("4 MiB", "read", read, 3),
     comparison("4 MiB", "kept", Keep(), 0),
+    batches("4 MiB", 3),
 ]
