@@ -12,10 +12,8 @@ import os
 import sys
 
 _M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
 
-#: Blocks of this size and more have pages of their own; the C library allows no more.
-_LARGEST_IN_HEAP = 32 << 20
 #: How much that is free may stay with the process.
 _KEPT_FREE = 128 << 20
 
@@ -26,7 +24,8 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+        # No block has pages of its own, which would go with it, however large it is.
+        mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE)
 
 
