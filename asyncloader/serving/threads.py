@@ -1,8 +1,8 @@
 """thread_map below a feed.
 
-This file is about ``ThreadStage``: its results are handed on when they are ready, also while
-no further request comes. A thread_map, which runs in the thread that reads its source, looks
-at its results when it has the next item.
+This file is about ``ThreadStage``: it stays on the feed's loop, hands on each result when it
+is ready, and does not begin the work of a request that was given up. A thread_map reads its
+source in a thread of its own and knows nothing of requests.
 """
 
 from __future__ import annotations
