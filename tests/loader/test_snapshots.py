@@ -339,6 +339,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "in_order": (None, 0, 1, 1.0, "True", [], {}),
         "rank": (None, -1, 0.0, False, "0", [], {}),
         "ranks": (None, -1, 1.0, True, "1", [], {}),
+        "ahead": (None, -1, 0.0, False, "0", [], {}),
         "cursors": (
             None,
             1,
