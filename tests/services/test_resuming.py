@@ -95,7 +95,7 @@ ZOO: dict[str, Callable[[], Any]] = {
     "random numbers held": lambda: (
         numbers().sharding_filter().map(noisy).shuffle(buffer_size=7).map(noisy)
     ),
-    "random numbers ahead": lambda: numbers().sharding_filter().map(noisy).prefetch(5).map(noisy),
+    "random numbers ahead": lambda: numbers().sharding_filter().map(noisy).prefetch(5).batch(2),
     "random numbers of one's own": lambda: Doubled(numbers().sharding_filter().map(noisy)),
     "dispatched": lambda: (
         dispatched(numbers(60).shuffle(buffer_size=9).filter(is_odd)).map(noisy).batch(2)
