@@ -306,6 +306,7 @@ def _learn_fluent_methods(function: Callable[..., Any]) -> None:
 
     A worker imports the families of its own pipes only.
     """
-    if not getattr(function, "__module__", "").startswith("asyncloader."):
+    ours = ("asyncloader.services.", "asyncloader.workers.")
+    if not getattr(function, "__module__", "").startswith(ours):
         importlib.import_module("asyncloader.datapipes.iter")
         importlib.import_module("asyncloader.datapipes.map")
