@@ -154,9 +154,13 @@ async def test_an_expansion_goes_on_inside_an_answer_and_counts_it_once():
         return numbers(11).flatmap(halves, on_error=lambda error, n: "abc", max_errors=3)
 
     expected = list(graph())
-    for count in range(1, len(expected)):
-        loader = DataLoader2(graph())
-        async with loader:
+    await goes_on_exactly(graph, expected, range(1, len(expected)))
+
+
+async def goes_on_exactly(graph, expected, counts):
+    """Check that a state after so many items leads to the rest of those expected."""
+    for count in counts:
+        async with DataLoader2(graph()) as loader:
             stream = aiter(loader)
             items = [await anext(stream) for _ in range(count)]
             state = loader.state_dict(include_datapipe=False)
@@ -172,16 +176,7 @@ async def test_lists_of_results_are_full_whatever_is_left_out_and_go_on_exactly(
 
     expected = [GOOD[start : start + 3] for start in range(0, len(GOOD), 3)]
     assert [batch async for batch in graph()] == expected
-    for count in range(len(expected)):
-        loader = DataLoader2(graph())
-        async with loader:
-            stream = aiter(loader)
-            items = [await anext(stream) for _ in range(count)]
-            state = loader.state_dict(include_datapipe=False)
-        later = DataLoader2(graph())
-        later.load_state_dict(state)
-        async with later:
-            assert items + [item async for item in later] == expected
+    await goes_on_exactly(graph, expected, range(len(expected)))
 
 
 def test_map_batches_leaves_whole_lists_out():
