@@ -18,7 +18,8 @@ class Packing:
     """A payload that is made item by item.
 
     An item is pickled, and its buffers are copied, when it is added: it may be
-    changed afterwards. Items that nobody can change are pickled together at the end.
+    changed afterwards. Small items of nothing but numbers and strings are pickled together
+    at the end: of those that can be changed a copy waits for it.
     One thread adds; another may ``finish`` if no ``add`` is under way.
     """
 
@@ -28,22 +29,22 @@ class Packing:
         #: Items that wait to be pickled together; there are none when there are ``pickles``.
         #: NUMBERS may be appended, without ``add``, while there are no pickles: that is one
         #: operation, which goes well with a ``finish`` in another thread.
-        self.unchanging: list[Any] = []
+        self.plain: list[Any] = []
         self.pickles: list[Pickled] = []
         self.nbytes = 0
 
     @property
     def count(self) -> int:
         """How many items were added."""
-        return len(self.pickles) + len(self.unchanging)
+        return len(self.pickles) + len(self.plain)
 
     def add(self, item: Any) -> None:
         """Add an item; one that cannot be pickled raises, and the others stay."""
-        if not self.pickles and _is_unchanging(item):
-            self.unchanging.append(item)
-            self.nbytes += _size(item)
+        if not self.pickles and (nbytes := _plain_size(item)):
+            self.plain.append(item.copy() if type(item) in _CHANGING else item)
+            self.nbytes += nbytes
         else:
-            self._pickle_unchanging()
+            self._pickle_plain()
             self._pickle(item)
 
     def finish(self) -> Encoded:
@@ -60,7 +61,7 @@ class Packing:
         """Forget what was added and take its slots back."""
         self._placement.undo()
         self._placement = self._encoder.placement()
-        self.unchanging.clear()
+        self.plain.clear()
         self.pickles = []
         self.nbytes = 0
 
@@ -68,17 +69,17 @@ class Packing:
         pickles, self.pickles = self.pickles, []
         if pickles:
             return pickles, len(pickles)
-        count = len(self.unchanging)
+        count = len(self.plain)
         # What is appended in between stays for the next payload.
-        items = self.unchanging[:count]
-        del self.unchanging[:count]
+        items = self.plain[:count]
+        del self.plain[:count]
         together = items[0] if count == 1 else items
         return [Pickled(pickle.dumps(together, protocol=5), [], False)], count
 
-    def _pickle_unchanging(self) -> None:
-        for item in self.unchanging:
+    def _pickle_plain(self) -> None:
+        for item in self.plain:
             self._pickle(item)
-        self.unchanging.clear()
+        self.plain.clear()
 
     def _pickle(self, item: Any) -> None:
         pickled = self._encoder.pickler.dump(item)
@@ -91,18 +92,29 @@ class Packing:
 
 
 NUMBERS = frozenset({int, float, bool, type(None)})
-_UNCHANGING = NUMBERS | {str}
+_PLAIN = NUMBERS | {str}
+_CHANGING = frozenset({list, dict})
+_NUMBER_BYTES = 9
+#: What is larger is pickled by itself, in steps between which other threads have the GIL.
+_PLAIN_VALUES = 1_000
+_PLAIN_BYTES = 1 << 14
 
 
-def _size(item: Any) -> int:
-    """The bytes of an item that nobody can change, roughly."""
-    if type(item) is str:
-        return len(item)
-    return sum(map(sys.getsizeof, item)) if type(item) is tuple else 0
-
-
-def _is_unchanging(item: Any) -> bool:
+def _plain_size(item: Any) -> int:
+    """The bytes of a small item of numbers and strings, roughly; 0 for any other item."""
     kind = type(item)
-    if kind is tuple:
-        return _UNCHANGING.issuperset(map(type, item))
-    return kind in _UNCHANGING
+    if kind is list or kind is tuple:
+        return _size_of(item)
+    if kind is dict:
+        return _size_of((*item, *item.values()))
+    return _size_of((item,)) if kind in _PLAIN else 0
+
+
+def _size_of(values: list[Any] | tuple[Any, ...]) -> int:
+    if len(values) > _PLAIN_VALUES:
+        return 0
+    kinds = set(map(type, values))
+    if kinds <= NUMBERS:
+        return _NUMBER_BYTES * (1 + len(values))
+    nbytes = sum(map(sys.getsizeof, values)) if kinds <= _PLAIN else 0
+    return nbytes if nbytes <= _PLAIN_BYTES else 0

@@ -136,7 +136,7 @@ class Stream:
         try:
             self._mark = self._marker.mark(self._made)
             packing = self._packing
-            tiny = packing.unchanging
+            tiny = packing.plain
             for item in self._begun():
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
@@ -216,7 +216,8 @@ class Stream:
 
     def _is_full(self) -> bool:
         packing = self._packing
-        return packing.count >= self._most() or packing.nbytes >= FRAME_BYTES
+        count = packing.count
+        return packing.nbytes >= FRAME_BYTES or (count >= CREDIT_ITEMS and count >= self._most())
 
     def _most(self) -> int:
         """How many items the open frame may have: 64, or 128 or 256 if there is the credit."""

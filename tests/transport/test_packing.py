@@ -1,0 +1,112 @@
+"""Items that are packed one by one, into the payload of a frame."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.packing import Packing
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+PLAIN = (
+    SCALARS
+    | st.lists(SCALARS)
+    | st.lists(SCALARS).map(tuple)
+    | st.dictionaries(st.text() | st.integers(), SCALARS)
+)
+ITEMS = PLAIN | st.binary() | st.lists(PLAIN, max_size=3)
+
+
+def carried(packing: Packing) -> list[Any]:
+    """Return what the next payload brings to the other side."""
+    return Decoder(ArenaView()).decode(b"".join(packing.finish().parts), ())
+
+
+def same(items: list[Any], others: list[Any]) -> bool:
+    """Whether the items are equal and of the same types: 1, 1.0 and True are not."""
+    return repr(items) == repr(others)
+
+
+@given(st.lists(st.lists(ITEMS, min_size=1, max_size=6), min_size=1, max_size=3))
+def test_whatever_is_packed_together_comes_back_in_its_order(payloads):
+    packing = Packing(Encoder())
+    for items in payloads:
+        for item in items:
+            packing.add(item)
+        assert packing.count == len(items)
+        assert same(carried(packing), items)
+        assert packing.count == 0
+        assert packing.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "item", [[1, "a"], {"path": "a", "label": 1}, {1, 2}, [[1], [2]], bytearray(b"abc")], ids=repr
+)
+def test_an_item_may_be_changed_once_it_was_added(item):
+    packing = Packing(Encoder())
+    before = copy.deepcopy(item)
+    packing.add(item)
+    item.clear()
+    packing.add(item)
+    assert same(carried(packing), [before, type(item)()])
+
+
+def test_one_list_that_is_yielded_twice_comes_as_two():
+    packing = Packing(Encoder())
+    batch = [1, 2]
+    packing.add(batch)
+    packing.add(batch)
+    first, second = carried(packing)
+    assert first == second
+    assert first is not second
+
+
+def test_plain_items_are_pickled_together_and_others_by_themselves():
+    packing = Packing(Encoder())
+    for number in range(10):
+        packing.add([number])
+    assert packing.pickles == []
+    packing.add({1, 2})
+    assert len(packing.pickles) == 11
+    assert carried(packing) == [*([number] for number in range(10)), {1, 2}]
+
+
+@pytest.mark.parametrize(
+    "item", [list(range(2_000)), ["a" * 20_000], {"a": "b" * 20_000}, "c" * 20_000]
+)
+def test_a_large_item_is_pickled_at_once(item):
+    packing = Packing(Encoder())
+    packing.add(item)
+    assert len(packing.pickles) == 1
+    assert carried(packing) == [item]
+
+
+def test_what_cannot_be_pickled_leaves_the_others():
+    packing = Packing(Encoder())
+    packing.add([1])
+    with pytest.raises(TypeError):
+        packing.add(generator for generator in ())
+    packing.add([2])
+    assert carried(packing) == [[1], [2]]
+
+
+def test_the_bytes_of_what_waits_are_known_roughly():
+    packing = Packing(Encoder())
+    packing.add(["a" * 1000, "b" * 1000])
+    packing.add({"c": "d" * 1000})
+    assert 3000 < packing.nbytes < 4000
+
+
+def test_dropping_forgets_what_was_added():
+    packing = Packing(Encoder())
+    packing.add([1])
+    packing.drop()
+    packing.add([2])
+    assert carried(packing) == [[2]]
