@@ -107,6 +107,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.max_restarts = max_restarts
         self._division: Division | None = None
         self._pool: WorkerPool | None = None
+        #: A graph and its length, while there are workers for it.
+        self._measured: tuple[Any, int] = (None, 0)
 
     async def initialize(self, datapipe: Any) -> Any:
         if self.num_workers == 0:
@@ -150,6 +152,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     async def finalize(self) -> None:
         pool, self._pool, self._division = self._pool, None, None
+        self._measured = (None, 0)
         if pool is not None:
             await pool.aclose()
 
@@ -174,7 +177,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def length(self, datapipe: Any) -> int:
         if self.num_workers == 0:
             return len(datapipe)
-        return len(divide(copy_graph(datapipe), self.num_workers).root)
+        graph, length = self._measured
+        if graph is datapipe:
+            return length
+        length = len(divide(copy_graph(datapipe), self.num_workers).root)
+        if self._pool is not None:
+            # What the workers run does not change any more, and every list() asks again.
+            self._measured = (datapipe, length)
+        return length
 
     def is_in_order(self) -> bool:
         return self.in_order or self.num_workers == 0
