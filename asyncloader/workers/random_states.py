@@ -24,12 +24,11 @@ class RandomStates:
         self._first = _states()
 
     def changed(self) -> States | None:
-        """Return the states, or None while nobody has drawn anything."""
-        states = _states()
-        # A module that was imported since was seeded then, as it will be again.
-        if states == self._first:
+        """Return the states of those that were drawn from or imported since, or None."""
+        states, first = _states(), self._first
+        if states == first:
             return None
-        return _written(states)
+        return _written({name: each for name, each in states.items() if each != first.get(name)})
 
 
 class SharedGenerators:
@@ -49,19 +48,18 @@ class SharedGenerators:
         if stream == self._turn:
             return
         self._states[self._turn] = _written(_states())
-        self._turn = stream
         states = self._states[stream]
-        if len(states) < len(_SETTERS):
+        if states.keys() != self._states[self._turn].keys():
             # A module that is imported in its own or another's turn is to be seeded for it.
             self._seedings[stream]()
+        self._turn = stream
         set_states(states)
 
 
 def set_states(states: States) -> None:
-    """Set the generators of the modules that are imported."""
+    """Set the generators, whose modules are imported if need be."""
     for name, state in states.items():
-        if name in sys.modules:
-            _SETTERS[name](state)
+        _SETTERS[name](state)
 
 
 def _written(states: dict[str, Any]) -> States:
@@ -70,10 +68,10 @@ def _written(states: dict[str, Any]) -> States:
 
 def _states() -> dict[str, Any]:
     states: dict[str, Any] = {"random": random.getstate()}
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        kind, keys, *others = numpy.random.get_state()
-        states["numpy"] = (kind, keys.tobytes(), *others)
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy_random is not None:
+        kind, keys, *others = numpy_random.get_state()
+        states["numpy.random"] = (kind, keys.tobytes(), *others)
     if torch is not None:
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
@@ -109,11 +107,11 @@ def _set_torch(state: Any) -> None:
 
 _WRITERS: dict[str, Callable[[Any], Any]] = {
     "random": _write_random,
-    "numpy": _write_numpy,
+    "numpy.random": _write_numpy,
     "torch": bytes,
 }
 _SETTERS: dict[str, Callable[[Any], None]] = {
     "random": _set_random,
-    "numpy": _set_numpy,
+    "numpy.random": _set_numpy,
     "torch": _set_torch,
 }

@@ -32,7 +32,8 @@ def seed_globals(info: WorkerInfo | None, seeds: Sequence[int]) -> None:
     random_seed, torch_seed, numpy_seed = seeds
     random.seed(random_seed)
     when_imported("torch", partial(_settle_torch, info, torch_seed))
-    when_imported("numpy", partial(_seed_numpy, numpy_seed >> 32))
+    # numpy itself imports it only when somebody looks at it.
+    when_imported("numpy.random", partial(_seed_numpy, numpy_seed >> 32))
 
 
 def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) -> None:
@@ -56,5 +57,5 @@ def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
     worker._worker_info = worker.WorkerInfo(**facts)
 
 
-def _seed_numpy(seed: int, numpy: ModuleType) -> None:
-    numpy.random.seed(seed)
+def _seed_numpy(seed: int, numpy_random: ModuleType) -> None:
+    numpy_random.seed(seed)

@@ -4,8 +4,10 @@ This file is about the program and the requests it takes. It is exec'd once by a
 loader process, imports what it was told to, and from then on only forks; it has
 one thread, so that its forks are safe. Its socket carries, from the loader, a
 request with the descriptors of the new child, and back a pid with a pidfd. Each
-child has a pipe of its own on which its exit code is told. The template ends, and
-its children with it, when the loader closes the socket or dies.
+child has a pipe of its own on which its exit code is told. Once nobody has asked
+for a child for a while it imports what children may want as well, so that later
+ones need not. The template ends, and its children with it, when the loader closes
+the socket or dies.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import socket
 import struct
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -48,6 +51,9 @@ REPLY = struct.Struct("<i")
 EXITCODE = struct.Struct("<i")
 _LENGTH = struct.Struct("<Q")
 
+# How long nobody asks for anything before there is time to import more.
+_QUIET_SECONDS = 0.3
+
 
 @dataclass(frozen=True)
 class Request:
@@ -61,6 +67,8 @@ class Request:
     argv: list[str]
     environ: dict[bytes, bytes]
     warning_filters: list[tuple[Any, ...]]
+    #: Modules that the template may import for later children.
+    wanted: list[str]
 
     def send(self, control: socket.socket, fds: Sequence[int]) -> None:
         """Send the request with the descriptors in the order of ``ChildFds``."""
@@ -98,9 +106,7 @@ def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> N
     warnings.simplefilter("ignore")
     for module in preload:
         _import(module)
-    # What was imported is the same in every child: no collection need look at it again.
-    gc.collect()
-    gc.freeze()
+    _hand_down()
     _Template(control_fd, loader_fd).run()
 
 
@@ -111,20 +117,31 @@ class _Template:
         self._control = socket.socket(fileno=control_fd)
         self._loader_fd = loader_fd
         self._children: dict[int, _Child] = {}
+        self._wanted: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(control_fd, selectors.EVENT_READ, self._take_request)
         self._selector.register(loader_fd, selectors.EVENT_READ, self._end)
 
     def run(self) -> NoReturn:
         while True:
-            for key, _ in self._selector.select():
+            events = self._selector.select(_QUIET_SECONDS if self._wanted else None)
+            for key, _ in events:
                 key.data(key.fd)
+            if not events:
+                self._import_wanted()
+
+    def _import_wanted(self) -> None:
+        """Import what children may want, until there is something else to do."""
+        while self._wanted and not self._selector.select(0):
+            _import(self._wanted.pop())
+        _hand_down()
 
     def _take_request(self, _: int) -> None:
         try:
             request, fds = _receive(self._control)
         except (EOFError, ConnectionError):
             self._end(0)
+        self._wanted = [module for module in request.wanted if module not in sys.modules]
         try:
             pid, pidfd = self._fork(request, fds)
         except OSError as error:
@@ -238,6 +255,16 @@ def receive_with_fds(control: socket.socket, size: int, count: int) -> tuple[byt
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
     return data, list(fds)
+
+
+def _hand_down() -> None:
+    """Let children have what was imported, and leave its end to this process."""
+    # It is the same in every child: no collection need look at it again.
+    gc.collect()
+    gc.freeze()
+    # Each child would remove what belongs to all, and take long about it: torch has hundreds.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def _import(module: str) -> None:

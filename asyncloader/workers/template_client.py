@@ -196,6 +196,12 @@ def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[
     return [sys.executable, *flags, "-P", "-c", PROGRAM, *map(json.dumps, given)]
 
 
+def _wanted_modules() -> list[str]:
+    """What is imported here of this library, and of what it uses: a child will want it too."""
+    wanted = ("asyncloader.", "uvloop")
+    return sorted(name for name in sys.modules if name.startswith(wanted))
+
+
 def _request(plan: ProcessPlan) -> Request:
     return Request(
         name=plan.name,
@@ -206,6 +212,7 @@ def _request(plan: ProcessPlan) -> Request:
         argv=list(sys.argv),
         environ=dict(os.environb),
         warning_filters=[entry for entry in warnings.filters if _is_plain(entry)],
+        wanted=_wanted_modules(),
     )
 
 

@@ -108,3 +108,9 @@ def run_asyncio(sock: socket.socket) -> None:
 
     asyncio.run(answer())
     sock.recv(1)
+
+
+def list_modules(sock: socket.socket) -> None:
+    """Send the names of the modules that are imported when a child begins."""
+    sock.sendall(json.dumps(sorted(sys.modules)).encode() + b"\n")
+    sock.recv(1)

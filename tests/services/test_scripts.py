@@ -68,16 +68,32 @@ def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
         return torch.rand(()).item(), float(numpy.random.rand()), torch.get_num_threads(), \\
             torch.utils.data.get_worker_info().id
 
-    def epochs(seed):
+    def new_loader():
         graph = IterableWrapper(range(4)).sharding_filter().map(roll)
-        loader = DataLoader2(graph, None, MultiProcessingReadingService(2))
+        service = MultiProcessingReadingService(2, worker_prefetch_cnt=0)
+        return DataLoader2(graph, None, service)
+
+    def epochs(seed):
+        loader = new_loader()
         loader.seed(seed)
         with loader:
             return [list(loader), list(loader)]
 
+    def halves(seed):
+        loader, second = new_loader(), new_loader()
+        loader.seed(seed)
+        with loader:
+            items = iter(loader)
+            half = [next(items), next(items)]
+            state = loader.state_dict(include_datapipe=False)
+        second.load_state_dict(state)
+        with second:
+            return half + list(second)
+
     first = epochs(1)
     assert "torch" not in sys.modules and "numpy" not in sys.modules
     assert first == epochs(1), first
+    assert first[0] == halves(1), first
     rolls = [roll[:2] for epoch in (*first, *epochs(2)) for roll in epoch]
     assert len({number for roll in rolls for number in roll}) == 32, rolls
     assert [roll[2:] for roll in first[0]] == [(1, 0), (1, 1)] * 2, first

@@ -168,6 +168,41 @@ async def test_a_template_child_has_the_loaders_surroundings_of_the_moment(
     assert printed.err == f"to stderr {process.pid}\n"
 
 
+async def test_children_leave_alone_what_their_template_has_to_remove() -> None:
+    module = "tests.processes.heirloom"
+    heard = []
+    for _ in range(2):
+        heir = ProcessPlan("asyncloader worker 0", f"{module}:show", preload=(module,))
+        process = await start_process(heir, timeout=20)
+        process.sock.setblocking(False)
+        heard.append((await hear_line(process)).split())
+        process.sock.close()
+        assert await process.wait() == 0
+        await close_processes([process], grace=0)
+    (folder, was_there, own), (again, is_there, other) = heard
+    assert folder == again
+    assert was_there == is_there == b"True"
+    assert own != other
+    assert not is_folder(own)
+
+
+async def test_a_template_with_nothing_to_do_imports_what_its_children_may_want() -> None:
+    wanted = {name for name in sys.modules if name.startswith(("asyncloader.", "uvloop"))}
+    async with asyncio.timeout(20):
+        while not wanted <= await modules_of_a_child():  # noqa: ASYNC110 - it tells nobody
+            # It takes a moment without a request for the template to have nothing to do.
+            await asyncio.sleep(0.5)
+
+
+def is_folder(path: bytes) -> bool:
+    return os.path.isdir(path)
+
+
+async def modules_of_a_child() -> set[str]:
+    async with running("list_modules") as process:
+        return set(json.loads(await hear_line(process)))
+
+
 def on_a_loop(
     factory: Callable[[], asyncio.AbstractEventLoop], coroutine: Coroutine[Any, Any, None]
 ) -> None:
