@@ -1,8 +1,10 @@
 """What all tests share: settings, no fixtures."""
 
 import asyncio.constants
+import compileall
 import gc
 import signal
+from pathlib import Path
 
 from hypothesis import settings
 from tqdm import tqdm
@@ -21,6 +23,14 @@ tqdm.monitor_interval = 0
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    """Compile the sources for the hundreds of processes that the tests start."""
+    # Where PYTHONDONTWRITEBYTECODE is set, each of them would compile them by itself.
+    here = Path(__file__).parent
+    for folder in (here, here.parent / "asyncloader"):
+        compileall.compile_dir(folder, quiet=2)
 
 
 def pytest_collection_finish() -> None:

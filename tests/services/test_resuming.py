@@ -198,7 +198,8 @@ def check_sync_steps(make: Any, service: Any, epochs: Any, steps: set[int]) -> N
     some = some_steps(len(states))
     for step in steps | some:
         with loader_with(make, service, states[step]) as loader:
-            check_rest(epochs, step, [list(loader) for _ in range(1 + (step in some))])
+            # list(loader) would work out its length each time.
+            check_rest(epochs, step, [list(iter(loader)) for _ in range(1 + (step in some))])
 
 
 async def check_async_steps(make: Any, service: Any, epochs: Any, steps: set[int]) -> None:
