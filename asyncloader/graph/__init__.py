@@ -20,6 +20,7 @@ from asyncloader.graph.settings import (
     set_datapipes_seed,
     set_graph_random_seed,
 )
+from asyncloader.graph.svg import to_svg
 from asyncloader.graph.walk import (
     DataPipeGraph,
     breadth_first,
@@ -54,6 +55,7 @@ __all__ = [
     "set_graph_random_seed",
     "to_dot",
     "to_mermaid",
+    "to_svg",
     "to_text",
     "traverse_dps",
     "unsharded_sources",

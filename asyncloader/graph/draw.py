@@ -1,4 +1,4 @@
-"""A graph for the eye.
+"""A graph in words.
 
 This file is about ``to_text``, ``to_mermaid`` and ``to_dot``. All read from the sources at
 the top down to the last pipe, and all take labels, such as where each pipe runs.
@@ -6,15 +6,10 @@ the top down to the last pipe, and all take labels, such as where each pipe runs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.labels import Labels, by_id, shown_name
 from asyncloader.graph.walk import Wiring
-
-#: A label for each pipe, as a mapping or as pairs.
-Labels = Mapping[Any, str] | Sequence[tuple[Any, str]]
 
 
 def to_text(datapipe: Any, labels: Labels = ()) -> str:
@@ -30,7 +25,7 @@ def to_text(datapipe: Any, labels: Labels = ()) -> str:
     map(len)
     """
     lines = _Text(Wiring(datapipe)).down_to(datapipe)
-    label_of = _by_id(labels)
+    label_of = by_id(labels)
     width = max(len(text) for text, _ in lines)
     labelled = ((text, label_of.get(id(pipe), "")) for text, pipe in lines)
     return "\n".join(f"{text:<{width}}  | {label}" if label else text for text, label in labelled)
@@ -96,11 +91,11 @@ class _Chart:
         wiring = Wiring(datapipe)
         pipes = wiring.pipes[::-1]
         name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
-        label_of = _by_id(labels)
+        label_of = by_id(labels)
         boxes: dict[str, list[tuple[str, str]]] = {"": []}
         for pipe in pipes:
             box = boxes.setdefault(label_of.get(id(pipe), ""), [])
-            box.append((name[id(pipe)], _name(pipe)))
+            box.append((name[id(pipe)], shown_name(pipe)))
         #: Each label, and the names and texts of its pipes; those without one come first.
         self.boxes = list(boxes.items())
         #: The names of a source and of a pipe that reads it.
@@ -136,18 +131,7 @@ class _Text:
 
     def _line(self, pipe: Any) -> str:
         number = self.number.get(id(pipe))
-        return _name(pipe) + (f" [{number}]" if number else "")
-
-
-def _name(pipe: Any) -> str:
-    # Our own pipes may know a better name: a branch says which of which splitter it is.
-    name = repr(pipe) if isinstance(pipe, DataPipe) else stage_name(pipe)
-    return " ".join(name.split())
-
-
-def _by_id(labels: Labels) -> dict[int, str]:
-    pairs = labels.items() if isinstance(labels, Mapping) else labels
-    return {id(pipe): label for pipe, label in pairs}
+        return shown_name(pipe) + (f" [{number}]" if number else "")
 
 
 def _escaped(text: str) -> str:

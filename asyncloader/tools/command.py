@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from asyncloader.tools.doctor import examine
-from asyncloader.tools.drawing import DrawingError, Format, drawing
+from asyncloader.tools.drawing import Format, drawing
 from asyncloader.tools.target import TargetError, load_target
 from asyncloader.tools.trials import ExaminationError
 
@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (TargetError, DrawingError, ExaminationError, OSError) as error:
-        if error.__cause__ is not None and not isinstance(error, DrawingError):
+    except (TargetError, ExaminationError, OSError) as error:
+        if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"asyncloader {options.command}: {error}", file=sys.stderr)
         return 2
