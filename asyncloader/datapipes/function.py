@@ -42,7 +42,8 @@ def calling(function: Callable[..., Any], pipe: object = None) -> Iterator[Calla
     Debug mode calls it by the name of its ``pipe``.
     """
     if not is_async(function):
-        yield watched_plain(function, pipe)
+        with watched_plain(function, pipe) as call:
+            yield call
         return
     with loop_calls() as call:
         yield functools.partial(call, watched_async(function, pipe))
