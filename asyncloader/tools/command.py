@@ -53,10 +53,12 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         type=_count,
         metavar="N",
-        help="the loader's, or else 2",
+        help="draw it for so many worker processes (as many as the DataLoader2 has, or else 2)",
     )
-    graph.add_argument("--format", choices=get_args(Format), help="told by FILE, or else text")
-    graph.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of the terminal")
+    graph.add_argument(
+        "--format", choices=get_args(Format), help="as FILE ends (.svg, .mmd), or text"
+    )
+    graph.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
     graph.set_defaults(run=_graph)
     doctor = commands.add_parser("doctor", help="say what each stage costs, and what would help")
     doctor.add_argument("target", metavar="module:pipe", help=NAMED)
