@@ -53,7 +53,7 @@ def unawaited(pipe: object) -> TypeError:
     """Return the error for a plain function that hands back something to await."""
     return TypeError(
         f"the function of {stage_name(pipe)} returned a coroutine, but is no async function"
-        " itself; write it with `async def`, or use async_map to await many at a time"
+        " itself; write it with `async def`, and use async_map to await many at a time"
     )
 
 

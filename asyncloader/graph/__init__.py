@@ -9,7 +9,7 @@ from asyncloader.graph.cut import (
     replicable_branches,
     unsharded_sources,
 )
-from asyncloader.graph.draw import to_dot, to_mermaid, to_text
+from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.settings import (
@@ -20,7 +20,6 @@ from asyncloader.graph.settings import (
     set_datapipes_seed,
     set_graph_random_seed,
 )
-from asyncloader.graph.svg import to_svg
 from asyncloader.graph.walk import (
     DataPipeGraph,
     breadth_first,

@@ -1,7 +1,7 @@
-"""A graph in words.
+"""A graph for the eye.
 
-This file is about ``to_text``, ``to_mermaid`` and ``to_dot``. All read from the sources at
-the top down to the last pipe, and all take labels, such as where each pipe runs.
+This file is about ``to_text``, ``to_mermaid``, ``to_dot`` and ``to_svg``. All read from the
+sources at the top down to the last pipe, and all take labels, such as where each pipe runs.
 """
 
 from __future__ import annotations
@@ -82,6 +82,23 @@ def to_dot(datapipe: Any, labels: Labels = ()) -> str:
         lines += nodes
     lines += [f"    {source} -> {reader}" for source, reader in chart.arrows]
     return "\n".join([*lines, "}"])
+
+
+def to_svg(datapipe: Any, labels: Labels = ()) -> str:
+    """Return the graph as an SVG picture, with a colour for the pipes of each label.
+
+    A long name is cut in its middle; a pointer that rests on the box shows all of it.
+    ValueError for pipes that read from one another in a circle.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> picture = to_svg(IterableWrapper(range(3)).map(str))
+    >>> picture.count('class="pipe"'), picture.count('class="arrow"')
+    (2, 1)
+    """
+    # Few draw pictures, and every process imports this.
+    from asyncloader.graph.svg import Picture
+
+    return "\n".join(Picture(Wiring(datapipe), by_id(labels)).lines())
 
 
 class _Chart:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from statistics import fmean
 from typing import Any
 
-from asyncloader.graph.rows import Rows, Spot
+from asyncloader.graph.rows import Rows, Spot, mean
 from asyncloader.graph.shapes import Point
 from asyncloader.graph.walk import Wiring
 
@@ -126,10 +125,10 @@ def apart(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
     groups: list[list[float]] = []
     for want, offset in zip(wanted, offsets, strict=True):
         groups.append([want - offset])
-        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
+        while len(groups) > 1 and mean(groups[-2]) > mean(groups[-1]):
             last = groups.pop()
             groups[-1] += last
-    firsts = [fmean(group) for group in groups for _ in group]
+    firsts = [mean(group) for group in groups for _ in group]
     return [first + offset for first, offset in zip(firsts, offsets, strict=True)]
 
 
@@ -140,4 +139,4 @@ def _below_its_sources(spot: Spot, middles: Mapping[Spot, float]) -> float:
 
 
 def _among(spots: Sequence[Spot], middles: Mapping[Spot, float]) -> float:
-    return fmean([middles[spot] for spot in spots] or [0.0])
+    return mean([middles[spot] for spot in spots])

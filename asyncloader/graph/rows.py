@@ -12,10 +12,9 @@ arrows pass between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 from asyncloader.graph.walk import Wiring
@@ -68,7 +67,13 @@ class Rows:
         for lower, upper in pairwise(self.rows):
             links = ((reader, source) for reader in lower for source in reader.above)
             place = {link: at for at, link in enumerate(links)}
-            upper.sort(key=lambda spot: fmean(place[reader, spot] for reader in spot.below))
+            upper.sort(key=lambda spot: mean([place[reader, spot] for reader in spot.below]))
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """Return the mean of some numbers, and 0 of none."""
+    # What the standard library has for it takes longer to import than this to draw.
+    return sum(numbers) / max(1, len(numbers))
 
 
 def _heights(wiring: Wiring) -> dict[int, int]:

@@ -1,15 +1,13 @@
 """A graph as a picture.
 
-This file is about ``to_svg``, which draws a graph for browsers and editors, and needs no
-other program for it.
+This file is about ``Picture``, which draws a graph as SVG by itself, for browsers and editors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from asyncloader.graph.labels import Labels, by_id, shown_name
+from asyncloader.graph.labels import shown_name
 from asyncloader.graph.layout import Box, Layout
 from asyncloader.graph.legend import Legend
 from asyncloader.graph.shapes import arrow, rectangle, sheet, title, width_of, words
@@ -18,21 +16,7 @@ from asyncloader.graph.walk import Wiring
 _PADDING, _MARGIN = 12.0, 20.0
 
 
-def to_svg(datapipe: Any, labels: Labels = ()) -> str:
-    """Return the graph as an SVG picture, with a colour for the pipes of each label.
-
-    A long name is cut in its middle; a pointer that rests on the box shows all of it.
-    ValueError for pipes that read from one another in a circle.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> picture = to_svg(IterableWrapper(range(3)).map(str))
-    >>> picture.count('class="pipe"'), picture.count('class="arrow"')
-    (2, 1)
-    """
-    return "\n".join(_Picture(Wiring(datapipe), by_id(labels)).lines())
-
-
-class _Picture:
+class Picture:
     """The boxes and arrows of one graph, with a legend above them."""
 
     def __init__(self, wiring: Wiring, labels: dict[int, str]) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from asyncloader.graph.cut import Place, cut_graph
-from asyncloader.graph.draw import to_mermaid, to_text
+from asyncloader.graph.draw import to_mermaid, to_svg, to_text
 from asyncloader.graph.labels import Labels
-from asyncloader.graph.svg import to_svg
 from asyncloader.tools.target import Target
 
 Format = Literal["text", "mermaid", "svg"]
