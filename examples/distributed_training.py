@@ -10,6 +10,7 @@ after as many batches as the poorest has.
 
 import asyncio
 import random
+import sys
 
 import torch
 import torch.distributed as dist
@@ -75,6 +76,8 @@ async def train() -> None:
 
 
 if __name__ == "__main__":
+    if not dist.is_torchelastic_launched():
+        sys.exit("torchrun starts this on several ranks: see the command at the top of this file")
     dist.init_process_group("gloo")
     try:
         asyncio.run(train())

@@ -87,8 +87,9 @@ class AsyncMapper(IterDataPipe[T]):
     ) -> None:
         if not is_async(checked_function("fn", fn)):
             raise TypeError(
-                f"async_map needs an async function, got {function_name(fn)}; use map for a"
-                " plain function, or thread_map for many calls at once"
+                "async_map needs a function written with `async def`, or a partial of one, got"
+                f" {function_name(fn)}; use map for a plain function, or thread_map for many"
+                " calls at once"
             )
         self.source = iterable_source(datapipe)
         self.fn = fn

@@ -1,19 +1,25 @@
 """Mistakes that cost time and say nothing.
 
-This file is about debug mode: it names the pipe whose async function held the event loop,
-and the one whose plain function returned something that nobody will await.
+This file is about debug mode: it names the pipe whose function held the event loop, be it
+async or one that does not let go of the GIL, and the one whose plain function returned
+something that nobody will await.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Generator
-from time import perf_counter
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from time import perf_counter, thread_time
 from typing import Any
 
+from asyncloader.datapipes.home import PLACE
 from asyncloader.datapipes.naming import function_name, stage_name
+from asyncloader.datapipes.pulse import PULSE
+from asyncloader.runtime import get_worker_info
 
 logger = logging.getLogger("asyncloader")
 
@@ -54,18 +60,46 @@ def watched_async(function: Callable[..., Any], pipe: object) -> Callable[..., A
     return call
 
 
-def watched_plain(function: Callable[..., Any], pipe: object) -> Callable[..., Any]:
-    """Return a plain function that, in debug mode, tells of results that nobody will await."""
+@contextlib.contextmanager
+def watched_plain(function: Callable[..., Any], pipe: object) -> Iterator[Callable[..., Any]]:
+    """Give a plain function that, in debug mode, tells of mistakes.
+
+    Those are results that nobody will await, and holding the GIL beside an event loop that
+    needs it.
+    """
     if not is_debug():
-        return function
+        yield function
+        return
     name = _name(function, pipe)
+    with PULSE.listening():
+        yield functools.partial(_checked if _is_beside_loop() else _awaited, name, function)
 
-    def call(*args: Any) -> Any:
-        result = function(*args)
-        _check_result(result, name)
-        return result
 
-    return call
+def _checked(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    begun, used = perf_counter(), thread_time()
+    try:
+        return _awaited(name, function, *args)
+    finally:
+        silence = PULSE.silence(begun)
+        # One that waits lets go of the GIL: it was some other thread that held it then.
+        if silence >= _HELD_SECONDS <= thread_time() - used:
+            logger.warning(
+                "%s held the GIL, and the event loop with it, for %.0f ms; let worker processes"
+                " call it (MultiProcessingReadingService)",
+                name,
+                silence * 1e3,
+            )
+
+
+def _awaited(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    result = function(*args)
+    _check_result(result, name)
+    return result
+
+
+def _is_beside_loop() -> bool:
+    # A worker process is the place for what holds the GIL.
+    return PLACE.get() is not None and get_worker_info() is None
 
 
 class _Steps:

@@ -42,7 +42,8 @@ def calling(function: Callable[..., Any], pipe: object = None) -> Iterator[Calla
     Debug mode calls it by the name of its ``pipe``.
     """
     if not is_async(function):
-        yield watched_plain(function, pipe)
+        with watched_plain(function, pipe) as call:
+            yield call
         return
     with loop_calls() as call:
         yield functools.partial(call, watched_async(function, pipe))
@@ -52,7 +53,7 @@ def unawaited(pipe: object) -> TypeError:
     """Return the error for a plain function that hands back something to await."""
     return TypeError(
         f"the function of {stage_name(pipe)} returned a coroutine, but is no async function"
-        " itself; write it with `async def`, or use async_map to await many at a time"
+        " itself; write it with `async def`, and use async_map to await many at a time"
     )
 
 

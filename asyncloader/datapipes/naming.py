@@ -44,7 +44,8 @@ def _settings(pipe: object) -> list[str]:
         text = _brief(value)
         if text is not None and text != _brief(parameter.default):
             leads = position <= 1 and parameter.kind is not parameter.KEYWORD_ONLY
-            shown.append(text if leads else f"{parameter.name}={text}")
+            says_enough = leads and not isinstance(value, bool)
+            shown.append(text if says_enough else f"{parameter.name}={text}")
     return shown
 
 

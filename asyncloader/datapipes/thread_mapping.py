@@ -20,11 +20,12 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.crew import Crew, Threads
 from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.debugging import watched_plain
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.handing_out import BEFORE, AsTheyCome
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.makers import Makers
-from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 
@@ -94,12 +95,12 @@ class ThreadMapper(IterDataPipe[T]):
     def new_pass(self) -> ThreadMapPass[T]:
         return ThreadMapPass(self)
 
-    def new_crew(self, turns: deque[int]) -> Crew:
-        """Return the threads of one pass, in which some items have known turns."""
+    def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
+        """Return the threads of one pass, which call this; some items have known turns."""
         count = self.concurrency or os.cpu_count() or 1
         return Crew(
-            self.call,
-            Threads(),
+            call,
+            Threads(f"asyncloader {brief_name(self)}"),
             count=count,
             room=HELD_PER_THREAD * count,
             ordered=self.ordered,
@@ -132,15 +133,16 @@ class ThreadMapPass(AheadPass[T]):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
-        crew = self.pipe.new_crew(self.positions.turns)
-        self.calls, self.room = crew, crew.room
-        try:
-            with closing(crew), Makers() as makers:
-                reading = makers.start(self._read, crew)
-                yield from self._results(crew)
-                makers.outcome(reading)
-        finally:
-            self.calls = ()
+        with watched_plain(self.pipe.call, self.pipe) as call:
+            crew = self.pipe.new_crew(call, self.positions.turns)
+            self.calls, self.room = crew, crew.room
+            try:
+                with closing(crew), Makers() as makers:
+                    reading = makers.start(self._read, crew)
+                    yield from self._results(crew)
+                    makers.outcome(reading)
+            finally:
+                self.calls = ()
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():
@@ -212,9 +214,9 @@ class ThreadPoolMapper(ThreadMapper[T]):
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
         )
 
-    def new_crew(self, turns: deque[int]) -> Crew:
+    def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
         return Crew(
-            self.call,
+            call,
             self._threads,
             count=self.max_workers or min(32, (os.cpu_count() or 1) + 4),
             room=self.scheduled_tasks,

@@ -9,7 +9,7 @@ from asyncloader.graph.cut import (
     replicable_branches,
     unsharded_sources,
 )
-from asyncloader.graph.draw import to_dot, to_mermaid, to_text
+from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.settings import (
@@ -54,6 +54,7 @@ __all__ = [
     "set_graph_random_seed",
     "to_dot",
     "to_mermaid",
+    "to_svg",
     "to_text",
     "traverse_dps",
     "unsharded_sources",

@@ -1,20 +1,15 @@
 """A graph for the eye.
 
-This file is about ``to_text``, ``to_mermaid`` and ``to_dot``. All read from the sources at
-the top down to the last pipe, and all take labels, such as where each pipe runs.
+This file is about ``to_text``, ``to_mermaid``, ``to_dot`` and ``to_svg``. All read from the
+sources at the top down to the last pipe, and all take labels, such as where each pipe runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.labels import Labels, by_id, shown_name
 from asyncloader.graph.walk import Wiring
-
-#: A label for each pipe, as a mapping or as pairs.
-Labels = Mapping[Any, str] | Sequence[tuple[Any, str]]
 
 
 def to_text(datapipe: Any, labels: Labels = ()) -> str:
@@ -30,7 +25,7 @@ def to_text(datapipe: Any, labels: Labels = ()) -> str:
     map(len)
     """
     lines = _Text(Wiring(datapipe)).down_to(datapipe)
-    label_of = _by_id(labels)
+    label_of = by_id(labels)
     width = max(len(text) for text, _ in lines)
     labelled = ((text, label_of.get(id(pipe), "")) for text, pipe in lines)
     return "\n".join(f"{text:<{width}}  | {label}" if label else text for text, label in labelled)
@@ -89,6 +84,23 @@ def to_dot(datapipe: Any, labels: Labels = ()) -> str:
     return "\n".join([*lines, "}"])
 
 
+def to_svg(datapipe: Any, labels: Labels = ()) -> str:
+    """Return the graph as an SVG picture, with a colour for the pipes of each label.
+
+    A long name is cut in its middle; a pointer that rests on the box shows all of it.
+    ValueError for pipes that read from one another in a circle.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> picture = to_svg(IterableWrapper(range(3)).map(str))
+    >>> picture.count('class="pipe"'), picture.count('class="arrow"')
+    (2, 1)
+    """
+    # Few draw pictures, and every process imports this.
+    from asyncloader.graph.svg import Picture
+
+    return "\n".join(Picture(Wiring(datapipe), by_id(labels)).lines())
+
+
 class _Chart:
     """The boxes and arrows of a graph, its pipes by short names."""
 
@@ -96,11 +108,11 @@ class _Chart:
         wiring = Wiring(datapipe)
         pipes = wiring.pipes[::-1]
         name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
-        label_of = _by_id(labels)
+        label_of = by_id(labels)
         boxes: dict[str, list[tuple[str, str]]] = {"": []}
         for pipe in pipes:
             box = boxes.setdefault(label_of.get(id(pipe), ""), [])
-            box.append((name[id(pipe)], _name(pipe)))
+            box.append((name[id(pipe)], shown_name(pipe)))
         #: Each label, and the names and texts of its pipes; those without one come first.
         self.boxes = list(boxes.items())
         #: The names of a source and of a pipe that reads it.
@@ -136,18 +148,7 @@ class _Text:
 
     def _line(self, pipe: Any) -> str:
         number = self.number.get(id(pipe))
-        return _name(pipe) + (f" [{number}]" if number else "")
-
-
-def _name(pipe: Any) -> str:
-    # Our own pipes may know a better name: a branch says which of which splitter it is.
-    name = repr(pipe) if isinstance(pipe, DataPipe) else stage_name(pipe)
-    return " ".join(name.split())
-
-
-def _by_id(labels: Labels) -> dict[int, str]:
-    pairs = labels.items() if isinstance(labels, Mapping) else labels
-    return {id(pipe): label for pipe, label in pairs}
+        return shown_name(pipe) + (f" [{number}]" if number else "")
 
 
 def _escaped(text: str) -> str:

@@ -103,13 +103,13 @@ class Engine:
         """Start the service, from a thread."""
         if self.is_closed:
             raise LoaderClosed("the loader was shut down; make a new one to iterate again")
-        self._warn_if_blocking()
+        self._warn_if_blocking("this `with`", "`async with`", stacklevel=4)
         self._private_loop().call(self.lifecycle.start())
 
     def prepare_sync(self) -> None:
         """Start the service and end the epoch that is under way, from a thread."""
         self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
-        self._warn_if_blocking()
+        self._warn_if_blocking("this `for`", "`async for`", stacklevel=5)
         self._private_loop().call(self._prepare())
 
     def begin_sync(self, gate: Gate) -> DirectItems | LoopItems:
@@ -204,13 +204,13 @@ class Engine:
             )
         return is_dropped
 
-    def _warn_if_blocking(self) -> None:
+    def _warn_if_blocking(self, what: str, instead: str, stacklevel: int) -> None:
         if running_loop() is not None and not self._warned_of_blocking:
             self._warned_of_blocking = True
             warnings.warn(
-                "this `for` blocks the event loop that runs in its thread; use `async for`",
+                f"{what} blocks the event loop that runs in its thread; use {instead}",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=stacklevel,
             )
 
 

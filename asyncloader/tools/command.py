@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from asyncloader.tools.doctor import examine
-from asyncloader.tools.drawing import DrawingError, Format, drawing
+from asyncloader.tools.drawing import Format, drawing
 from asyncloader.tools.target import TargetError, load_target
 from asyncloader.tools.trials import ExaminationError
 
@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (TargetError, DrawingError, ExaminationError, OSError) as error:
-        if error.__cause__ is not None and not isinstance(error, DrawingError):
+    except (TargetError, ExaminationError, OSError) as error:
+        if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"asyncloader {options.command}: {error}", file=sys.stderr)
         return 2
@@ -53,10 +53,12 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         type=_count,
         metavar="N",
-        help="the loader's, or else 2",
+        help="draw it for so many worker processes (as many as the DataLoader2 has, or else 2)",
     )
-    graph.add_argument("--format", choices=get_args(Format), help="told by FILE, or else text")
-    graph.add_argument("-o", "--output", type=Path, metavar="FILE", help="instead of the terminal")
+    graph.add_argument(
+        "--format", choices=get_args(Format), help="as FILE ends (.svg, .mmd), or text"
+    )
+    graph.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
     graph.set_defaults(run=_graph)
     doctor = commands.add_parser("doctor", help="say what each stage costs, and what would help")
     doctor.add_argument("target", metavar="module:pipe", help=NAMED)

@@ -138,7 +138,7 @@ async def _workers(datapipe: Any, seconds: float, counts: Sequence[int] | None) 
     trials = []
     for count in counts:
         each = max(seconds / len(counts), _AT_LEAST)
-        _note(f"trying {count} workers for {each:.3g} s")
+        _note(f"trying {count} worker{'s' * (count != 1)} for {each:.3g} s")
         trials.append(await tried(datapipe, adapters, count, each))
         _print(_row(trials[-1]))
     _print(f"  {verdict(trials)}")

@@ -6,21 +6,17 @@ SVG for a browser.
 
 from __future__ import annotations
 
-import importlib
 from typing import Literal
 
 from asyncloader.graph.cut import Place, cut_graph
-from asyncloader.graph.draw import Labels, to_dot, to_mermaid, to_text
+from asyncloader.graph.draw import to_mermaid, to_svg, to_text
+from asyncloader.graph.labels import Labels
 from asyncloader.tools.target import Target
 
 Format = Literal["text", "mermaid", "svg"]
 
 #: What is assumed where neither the command nor a loader says a number.
 WORKERS = 2
-
-
-class DrawingError(RuntimeError):
-    """A drawing takes a program that is not there; the message says how to get it."""
 
 
 def drawing(target: Target, form: Format, workers: int | None = None) -> str:
@@ -34,7 +30,7 @@ def drawing(target: Target, form: Format, workers: int | None = None) -> str:
         case "mermaid":
             return to_mermaid(target.graph, labels)
         case "svg":
-            return _svg(to_dot(target.graph, labels))
+            return to_svg(target.graph, labels)
 
 
 def places(target: Target, workers: int) -> Labels:
@@ -51,21 +47,3 @@ def places(target: Target, workers: int) -> Labels:
         # There is nobody to deal to.
         words["dispatcher"] = words["loader"]
     return [(pipe, words[place]) for pipe, place in cut.places]
-
-
-def _svg(dot: str) -> str:
-    try:
-        graphviz = importlib.import_module("graphviz")
-    except ModuleNotFoundError as error:
-        raise DrawingError(
-            "svg is drawn by the package graphviz, which is not installed: pip install graphviz;"
-            " or use --format mermaid, which needs nothing"
-        ) from error
-    try:
-        return str(graphviz.Source(dot).pipe(format="svg", encoding="utf-8"))
-    except graphviz.ExecutableNotFound as error:
-        raise DrawingError(
-            "svg is drawn by Graphviz's program `dot`, which is not on the PATH: install it"
-            " (apt install graphviz, brew install graphviz); or use --format mermaid, which"
-            " needs nothing"
-        ) from error

@@ -140,7 +140,8 @@ def _descriptors() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FDS + _FDS_PER_WORKER * usable_cores()
     advice = f"ulimit -n {needed}, for as many workers as cores" if soft < needed else ""
-    yield Finding("open files", f"at most {soft} (to be raised to {hard} by ulimit -n)", advice)
+    more = f" ({hard} by ulimit -n {hard})" if soft != hard else ""
+    yield Finding("open files", f"at most {soft}{more}", advice)
 
 
 def _shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:

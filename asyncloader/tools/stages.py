@@ -118,56 +118,49 @@ def _stage_of(pipe: Any, wiring: Wiring, stages: dict[int, Stage]) -> Stage:
 def _edge(source: Any, stage: Stage, reader: Stage) -> Any:
     if not is_iter_pipe(source):
         return LookUps(source, stage, reader)
-    return Asks(_answers(source, stage), reader)
+    return Asks(_answers(source, stage), reader.asks, reader.got)
 
 
 def _answers(source: Any, stage: Stage) -> Any:
-    return (AsyncAnswers if is_async_pipe(source) else Answers)(source, stage)
+    return (AsyncAnswers if is_async_pipe(source) else Answers)(source, stage.asked, stage.answered)
 
 
-class Answers(OneToOne, IterDataPipe[Any]):
+class _Edge(IterDataPipe[Any]):
+    """Yields a source's items, and tells a stopwatch of it before and after each."""
+
+    def __init__(
+        self, source: Any, before: Callable[[], None], after: Callable[[bool], None]
+    ) -> None:
+        self.source = source
+        self.before = before
+        self.after = after
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+class Answers(OneToOne, _Edge):
     """Yield a source's items while its stopwatch runs."""
 
-    def __init__(self, source: Any, stage: Stage) -> None:
-        self.source = source
-        self.stage = stage
-
-    def __len__(self) -> int:
-        return len(self.source)
-
     def __iter__(self) -> Iterator[Any]:
-        return _watched(begin(self.source), self.stage.asked, self.stage.answered)
+        return _watched(begin(self.source), self.before, self.after)
 
 
-class AsyncAnswers(OneToOne, IterDataPipe[Any]):
+class AsyncAnswers(OneToOne, _Edge):
     """Yield an async source's items while its stopwatch runs."""
 
-    def __init__(self, source: Any, stage: Stage) -> None:
-        self.source = source
-        self.stage = stage
-
-    def __len__(self) -> int:
-        return len(self.source)
-
     def __aiter__(self) -> AsyncIterator[Any]:
-        return _awatched(aiter(abegin(self.source)), self.stage.asked, self.stage.answered)
+        return _awatched(aiter(abegin(self.source)), self.before, self.after)
 
 
-class Asks(OneToOne, IterDataPipe[Any]):
+class Asks(OneToOne, _Edge):
     """Yield items while the stopwatch of the pipe that reads them stands still."""
 
-    def __init__(self, source: Any, reader: Stage) -> None:
-        self.source = source
-        self.reader = reader
-
-    def __len__(self) -> int:
-        return len(self.source)
-
     def __iter__(self) -> Iterator[Any]:
-        return _watched(begin(self.source), self.reader.asks, self.reader.got)
+        return _watched(begin(self.source), self.before, self.after)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return _awatched(aiter(abegin(self.source)), self.reader.asks, self.reader.got)
+        return _awatched(aiter(abegin(self.source)), self.before, self.after)
 
 
 def _watched(

@@ -289,9 +289,11 @@ class WorkerPool:
 def _leave_nothing(processes: list[Process]) -> None:
     """Kill the workers of a pool that was dropped without being closed."""
     if any(process.is_ours() for process in processes):
+        count = len(processes)
+        running = "1 worker process was" if count == 1 else f"{count} worker processes were"
         warnings.warn(
-            f"{len(processes)} worker processes were still running when their loader was dropped;"
-            " use `async with loader`, `with loader`, aclose() or shutdown()",
+            f"{running} still running when their loader was dropped; use `async with loader`,"
+            " `with loader`, aclose() or shutdown()",
             ResourceWarning,
             stacklevel=2,
         )

@@ -106,6 +106,18 @@ async def test_equal_seeds_give_equal_sequences_of_epochs_in_both_forms(service)
         assert [item async for item in loader] == first
 
 
+async def test_what_blocks_the_loop_is_told_at_its_own_line():
+    blocks = "this `with` blocks .* use `async with`"
+    with pytest.warns(RuntimeWarning, match=blocks) as told, DataLoader2(numbers()) as loader:
+        assert list(loader) == list(range(100))
+    assert [warning.filename for warning in told] == [__file__]
+    loader = DataLoader2(numbers())
+    with pytest.warns(RuntimeWarning, match="this `for` blocks .* use `async for`") as told:
+        assert list(loader) == list(range(100))
+    assert [warning.filename for warning in told] == [__file__]
+    await loader.aclose()
+
+
 def test_unseeded_epochs_differ_and_follow_torch():
     with DataLoader2(shuffled()) as loader:
         torch.manual_seed(3)

@@ -47,7 +47,7 @@ def test_a_report_has_the_surroundings_the_stages_and_the_workers(capsys):
         assert out.count(f" 100  {name}\n") == 1
     assert "100 items came out, a whole epoch" in out
     assert "best here: " in out or "not resolved" in out
-    assert "... trying 1 workers" in err
+    assert "... trying 1 worker for" in err
 
 
 def test_an_unsharded_graph_is_tried_as_a_policy_would_shard_it(capsys):
