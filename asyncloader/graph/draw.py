@@ -96,7 +96,7 @@ def to_svg(datapipe: Any, labels: Labels = ()) -> str:
     (2, 1)
     """
     # Few draw pictures, and every process imports this.
-    from asyncloader.graph.svg import Picture
+    from asyncloader.graph.picture.svg import Picture
 
     return "\n".join(Picture(Wiring(datapipe), by_id(labels)).lines())
 

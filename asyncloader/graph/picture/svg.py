@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncloader.graph.labels import shown_name
-from asyncloader.graph.layout import Box, Layout
-from asyncloader.graph.legend import Legend
-from asyncloader.graph.shapes import arrow, rectangle, sheet, title, width_of, words
+from asyncloader.graph.picture.layout import Box, Layout
+from asyncloader.graph.picture.legend import Legend
+from asyncloader.graph.picture.shapes import arrow, rectangle, sheet, title, width_of, words
 from asyncloader.graph.walk import Wiring
 
 _PADDING, _MARGIN = 12.0, 20.0

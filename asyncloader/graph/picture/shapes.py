@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from asyncloader.graph.cells import cells, shortened
+from asyncloader.graph.picture.cells import cells, shortened
 
 Point = tuple[float, float]
 

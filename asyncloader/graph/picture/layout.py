@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from asyncloader.graph.rows import Rows, Spot, mean
-from asyncloader.graph.shapes import Point
+from asyncloader.graph.picture.rows import Rows, Spot, mean
+from asyncloader.graph.picture.shapes import Point
 from asyncloader.graph.walk import Wiring
 
 BOX_HEIGHT, BOX_GAP = 30.0, 24.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, cycle
 
-from asyncloader.graph.shapes import Colours, rectangle, title, width_of, words
+from asyncloader.graph.picture.shapes import Colours, rectangle, title, width_of, words
 
 _SWATCH, _GAP, _APART, _HEIGHT = 14.0, 6.0, 24.0, 36.0
 

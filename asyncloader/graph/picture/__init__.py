@@ -1,0 +1,1 @@
+"""A graph as a picture: how its boxes lie in rows, and how they are drawn as SVG."""
