@@ -43,7 +43,7 @@ class BatchMapper(FlatMapper[T]):
         max_errors: int | None = None,
     ) -> None:
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
-        checked_function("fn", fn)
+        checked_function("fn", fn, takes=1)
         columns = fn if input_col is None else functools.partial(_of_columns, fn, input_col)
         batches = Batcher(datapipe, batch_size)
         super().__init__(batches, columns, on_error=on_error, max_errors=max_errors)

@@ -58,7 +58,9 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
         self.drop_last = drop_last
         self.batch_num = checked_count("batch_num", batch_num, at_least=1)
         self.bucket_num = checked_count("bucket_num", bucket_num, at_least=1)
-        self.sort_key = None if sort_key is None else checked_function("sort_key", sort_key)
+        self.sort_key = sort_key
+        if sort_key is not None:
+            checked_function("sort_key", sort_key, takes=1)
         self.use_in_batch_shuffle = use_in_batch_shuffle
         self.source = self._batches(iterable_source(datapipe))
 
@@ -115,7 +117,7 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     ) -> None:
         self.source = iterable_source(datapipe)
         self.max_token_count = checked_count("max_token_count", max_token_count, at_least=0)
-        self.len_fn = checked_function("len_fn", len_fn)
+        self.len_fn = checked_function("len_fn", len_fn, takes=1)
         self.min_len = checked_count("min_len", min_len, at_least=0)
         longest = max_token_count if max_len is None else max_len
         self.max_len = checked_count("max_len", longest, at_least=min_len)

@@ -46,7 +46,7 @@ class IterToMapConverter(MapDataPipe[T]):
         self.source = iterable_source(datapipe)
         self.key_value_fn = key_value_fn
         if key_value_fn is not None:
-            checked_function("key_value_fn", key_value_fn)
+            checked_function("key_value_fn", key_value_fn, takes=1)
         self._items: dict[Any, T] | None = None
         self._loading = threading.Lock()
 

@@ -115,12 +115,15 @@ class Decompressor(OneToOne, IterDataPipe[PathAndStream]):
 
 
 def _checked_type(file_type: Any) -> CompressionType | None:
+    if file_type is None or isinstance(file_type, CompressionType):
+        return file_type
+    names = ", ".join(kind.value for kind in CompressionType)
     if not isinstance(file_type, str):
-        return file_type  # type: ignore[no-any-return]
-    names = [kind.value for kind in CompressionType]
-    if file_type.lower() not in names:
-        raise ValueError(f"file_type must be one of {', '.join(names)}, got {file_type!r}")
-    return CompressionType(file_type.lower())
+        raise TypeError(f"file_type must be one of {names}, got {type(file_type).__name__}")
+    try:
+        return CompressionType(file_type.lower())
+    except ValueError:
+        raise ValueError(f"file_type must be one of {names}, got {file_type!r}") from None
 
 
 class _OneCompression(OneToOne, IterDataPipe[PathAndStream]):

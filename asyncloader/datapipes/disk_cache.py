@@ -14,7 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    checked_mapping,
+    checked_wait,
+    iterable_source,
+)
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.entry_maker import EntryMaker
@@ -66,10 +72,10 @@ class OnDiskCacheHolder(Beginning):
         extra_check_fn: Callable[[str], bool] | None = None,
     ) -> None:
         if hash_type not in _HASHES:
-            raise ValueError(f"hash_type must be one of {_HASHES}, got {hash_type!r}")
+            raise ValueError(f"hash_type must be one of {', '.join(_HASHES)}, got {hash_type!r}")
         self.source = iterable_source(source_datapipe)
         self.filepath_fn = _plain_function("filepath_fn", filepath_fn)
-        self.hash_dict = hash_dict
+        self.hash_dict = None if hash_dict is None else checked_mapping("hash_dict", hash_dict)
         self.hash_type = hash_type
         self.extra_check_fn = _plain_function("extra_check_fn", extra_check_fn)
 
@@ -125,9 +131,7 @@ class EndOnDiskCacheHolder(Ending):
 
     def set_timeout(self, timeout: float) -> None:
         """Wait at most so many seconds for an entry that another process makes."""
-        if not timeout >= 0:
-            raise ValueError(f"timeout must be at least 0 seconds, got {timeout!r}")
-        self.timeout = timeout
+        self.timeout = checked_wait("timeout", timeout)
 
     def invalidate(self) -> None:
         """Make all entries again that were made before now, each when it is asked for."""
@@ -192,14 +196,14 @@ class CachePass(Pass[str]):
 def _plain_function(name: str, function: Any) -> Any:
     if function is None:
         return None
-    if is_async(checked_function(name, function)):
+    if is_async(checked_function(name, function, takes=1)):
         raise TypeError(f"{name} must be a plain function, got the async {function_name(function)}")
     return function
 
 
 def _checked_mode(mode: str) -> str:
     """Return the mode in which files are written."""
-    kinds = set(mode) - {"w"}
-    if kinds not in ({"b"}, {"t"}, set()):
+    kinds = set(mode) - {"w"} if isinstance(mode, str) else None
+    if kinds is None or kinds not in ({"b"}, {"t"}, set()):
         raise ValueError(f'mode must be "wb" or "wt", got {mode!r}')
     return "w" + "".join(kinds)

@@ -49,7 +49,7 @@ class Grouper(IterDataPipe[Any]):
         drop_remaining: bool = False,
     ) -> None:
         self.source = iterable_source(datapipe)
-        self.group_key_fn = checked_function("group_key_fn", group_key_fn)
+        self.group_key_fn = checked_function("group_key_fn", group_key_fn, takes=1)
         self.keep_key = keep_key
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
         self.group_size = _checked_size("group_size", group_size, "buffer_size", buffer_size)

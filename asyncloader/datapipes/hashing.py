@@ -6,14 +6,19 @@ This file is about check_hash.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.streams import PIECE_BYTES, is_seekable, path_and_stream
+from asyncloader.datapipes.streams import (
+    PIECE_BYTES,
+    is_seekable,
+    pair_in,
+    path_and_stream,
+    path_in,
+)
 
 #: Those without a length of their own cannot be told by their text.
 HASH_TYPES = sorted(name for name in hashlib.algorithms_guaranteed if "shake" not in name)
@@ -44,7 +49,7 @@ class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
         if hash_type not in HASH_TYPES:
             raise ValueError(f"hash_type must be one of {', '.join(HASH_TYPES)}, got {hash_type!r}")
         self.source = iterable_source(source_datapipe)
-        self.hash_dict = hash_dict
+        self.hash_dict = checked_mapping("hash_dict", hash_dict)
         self.hash_type = hash_type
         self.rewind = rewind
 
@@ -57,8 +62,8 @@ class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
             yield item
 
     def _check(self, item: Any) -> None:
-        path, data = item
-        path = os.fspath(path)
+        name, data = pair_in(item, "(path, data)", self)
+        path = path_in(name, self)
         if path not in self.hash_dict:
             raise RuntimeError(f"Unspecified hash for file {path}: hash_dict does not have it")
         known, found = self.hash_dict[path], self._hash(item, data)

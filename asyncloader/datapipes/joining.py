@@ -63,6 +63,11 @@ def pair(item: Any, other: Any) -> tuple[Any, Any]:
     return item, other
 
 
+def checked_merge(merge_fn: Any) -> Callable[[Any, Any], Any]:
+    """Return what joins two items: the user's function, or ``pair`` without one."""
+    return pair if merge_fn is None else checked_function("merge_fn", merge_fn, takes=2)
+
+
 @functional_datapipe("zip_with_iter")
 class IterKeyZipper(Joiner):
     """Yield each item together with the item of ``ref_datapipe`` that has the same key.
@@ -93,15 +98,17 @@ class IterKeyZipper(Joiner):
     ) -> None:
         self.source = iterable_source(source_datapipe)
         self.ref_datapipe = iterable_source(ref_datapipe)
-        self.key_fn = checked_function("key_fn", key_fn)
+        self.key_fn = checked_function("key_fn", key_fn, takes=1)
         self.ref_key_fn = ref_key_fn
-        self.ref_key = key_fn if ref_key_fn is None else checked_function("ref_key_fn", ref_key_fn)
+        self.ref_key = key_fn
+        if ref_key_fn is not None:
+            self.ref_key = checked_function("ref_key_fn", ref_key_fn, takes=1)
         self.keep_key = keep_key
         self.buffer_size = buffer_size
         if buffer_size is not None:
             self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
         self.merge_fn = merge_fn
-        self.merge = pair if merge_fn is None else checked_function("merge_fn", merge_fn)
+        self.merge = checked_merge(merge_fn)
 
     def waits(self) -> bool:
         return super().waits() or is_async(self.ref_key)
@@ -220,9 +227,9 @@ class MapKeyZipper(OneToOne, Joiner):
     ) -> None:
         self.source = iterable_source(source_iterdatapipe)
         self.map_datapipe = keyed_source(map_datapipe)
-        self.key_fn = checked_function("key_fn", key_fn)
+        self.key_fn = checked_function("key_fn", key_fn, takes=1)
         self.merge_fn = merge_fn
-        self.merge = pair if merge_fn is None else checked_function("merge_fn", merge_fn)
+        self.merge = checked_merge(merge_fn)
         self.keep_key = keep_key
 
     def __iter__(self) -> Iterator[Any]:

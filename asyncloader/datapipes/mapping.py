@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import (
     checked_count,
     checked_function,
+    checked_integer,
     iterable_source,
     keyed_source,
 )
@@ -162,7 +163,7 @@ class MapMapper(MapDataPipe[T]):
 
     def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], Any]) -> None:
         self.source = keyed_source(datapipe)
-        self.fn = checked_function("fn", fn)
+        self.fn = checked_function("fn", fn, takes=1)
 
     def waits(self) -> bool:
         return is_async(self.fn)
@@ -213,9 +214,10 @@ class Collator(Mapper[T]):
     ) -> None:
         self.conversion = conversion
         self.collate_fn = collate_fn
-        if conversion is not None:
-            checked_function("conversion", conversion)
-        function = collate_fn or conversion
+        for name, given in (("conversion", conversion), ("collate_fn", collate_fn)):
+            if given is not None:
+                checked_function(name, given, takes=1)
+        function = conversion if collate_fn is None else collate_fn
         if function is None or is_torchs_own(function):
             function = Collation()
         super().__init__(datapipe, function, on_error=on_error, max_errors=max_errors)
@@ -238,7 +240,7 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
 
     def __init__(self, source_datapipe: Iterable[T], starting_index: int = 0) -> None:
         self.source = iterable_source(source_datapipe)
-        self.starting_index = starting_index
+        self.starting_index = checked_integer("starting_index", starting_index)
 
     def __len__(self) -> int:
         return len(self.source)

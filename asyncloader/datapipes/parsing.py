@@ -12,19 +12,17 @@ import json
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_encoding,
+    checked_errors,
+    iterable_source,
+)
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import close_stream, path_and_stream
-from asyncloader.datapipes.text import (
-    after,
-    checked_encoding,
-    checked_errors,
-    decoded,
-    lines_of,
-    undecodable,
-)
+from asyncloader.datapipes.text import after, decoded, lines_of, undecodable
 
 
 class _CSVReader(Expander[Any]):

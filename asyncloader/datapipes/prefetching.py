@@ -172,7 +172,9 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         self.source = iterable_source(source_datapipe)
         self.device = device
         self.pin_memory_fn = (
-            None if pin_memory_fn is None else checked_function("pin_memory_fn", pin_memory_fn)
+            None
+            if pin_memory_fn is None
+            else checked_function("pin_memory_fn", pin_memory_fn, takes=2)
         )
 
     def is_replicable(self) -> bool:

@@ -57,7 +57,7 @@ class ForkSplitter(Splitter[T]):
         copy: Literal["shallow", "deep"] | None = None,
     ) -> None:
         super().__init__(datapipe, num_instances, buffer_size)
-        if copy not in _COPIES:
+        if copy not in (None, "shallow", "deep"):
             raise ValueError(f'copy must be None, "shallow" or "deep", got {copy!r}')
         self.copy = copy
         self.copied = _COPIES[copy]
@@ -120,7 +120,9 @@ class DemuxSplitter(Splitter[T]):
         buffer_size: int = 1000,
     ) -> None:
         super().__init__(datapipe, num_instances, buffer_size)
-        self.classifier_fn: Callable[[T], Any] = checked_function("classifier_fn", classifier_fn)
+        self.classifier_fn: Callable[[T], Any] = checked_function(
+            "classifier_fn", classifier_fn, takes=1
+        )
         self.drop_none = drop_none
 
     def waits(self) -> bool:

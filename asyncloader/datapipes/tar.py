@@ -99,7 +99,7 @@ class TarArchiveLoader(Expander[PathAndStream]):
 
 
 def _checked_compression(mode: str) -> str:
-    start, _, compression = mode.replace("|", ":").partition(":")
+    start, _, compression = str(mode).replace("|", ":").partition(":")
     if start != "r" or compression not in COMPRESSIONS:
         raise ValueError(f'mode must be "r:*", "r:", "r:gz", "r:bz2" or "r:xz", got {mode!r}')
     return compression if ":" in mode or "|" in mode else "*"

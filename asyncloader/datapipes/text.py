@@ -5,7 +5,6 @@ This file is about readlines, and lines_to_paragraphs, which puts lines together
 
 from __future__ import annotations
 
-import codecs
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,14 +12,20 @@ from itertools import islice
 from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_encoding,
+    checked_errors,
+    checked_function,
+    iterable_source,
+)
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.streams import close_stream, path_and_stream
+from asyncloader.datapipes.streams import close_stream, pair_in, path_and_stream
 
 
 @functional_datapipe("readlines")
@@ -69,18 +74,6 @@ class LineReader(Expander[Any]):
                 yield (path, line) if self.return_path else line
         finally:
             close_stream(stream)
-
-
-def checked_encoding(encoding: str) -> str:
-    """Return the name of an encoding that Python knows; raise LookupError otherwise."""
-    codecs.lookup(encoding)
-    return encoding
-
-
-def checked_errors(errors: str) -> str:
-    """Return the name of a way to treat undecodable bytes; raise LookupError otherwise."""
-    codecs.lookup_error(errors)
-    return errors
 
 
 def lines_of(stream: Any, path: str) -> Iterator[Any]:
@@ -153,7 +146,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
         joiner: Callable[[list[Any]], Any] = joined_lines,
     ) -> None:
         self.source = iterable_source(source_datapipe)
-        self.joiner = checked_function("joiner", joiner)
+        self.joiner = checked_function("joiner", joiner, takes=1)
 
     def waits(self) -> bool:
         return is_async(self.joiner)
@@ -195,7 +188,8 @@ class ParagraphPass(Pass[tuple[str, Any]]):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         with calling(self.pipe.joiner) as join:
-            for path, line in begin(self.source):
+            for item in begin(self.source):
+                path, line = pair_in(item, "(path, line)", self.pipe)
                 if self.lines and (path != self.path or not line):
                     yield self._paragraph(join)
                 self.path = path

@@ -207,6 +207,11 @@ class ThreadPoolMapper(ThreadMapper[T]):
             checked_count("max_workers", max_workers, at_least=1)
         self.max_workers = max_workers
         self.threadpool_kwargs = threadpool_kwargs
+        if unknown := threadpool_kwargs.keys() - Threads.__dataclass_fields__.keys():
+            raise TypeError(
+                f"threadpool_map takes {', '.join(Threads.__dataclass_fields__)} of a"
+                f" ThreadPoolExecutor's options, got {', '.join(sorted(unknown))}"
+            )
         self._threads = Threads(**threadpool_kwargs)
         super().__init__(
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors

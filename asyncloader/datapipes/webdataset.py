@@ -7,7 +7,6 @@ endings belong together.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.streams import pair_in, path_in
 
 
 @functional_datapipe("webdataset")
@@ -72,8 +72,10 @@ class SamplePass(Pass[dict[str, Any]]):
         return behind
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for path, data in begin(self.source):
-            key, ending = key_and_ending(os.fspath(path))
+        for item in begin(self.source):
+            path, data = pair_in(item, "(path, data)", self.pipe)
+            del item
+            key, ending = key_and_ending(path_in(path, self.pipe))
             if ending and self.sample and self.sample["__key__"] != key:
                 yield self._whole()
             if ending:
@@ -100,6 +102,6 @@ class SamplePass(Pass[dict[str, Any]]):
 
 def key_and_ending(path: str) -> tuple[str, str]:
     """Return a path up to the first dot of the file's name, and the rest of it."""
-    folder, slash, name = path.replace("\\\\", "/").rpartition("/")
+    folder, slash, name = path.replace("\\", "/").rpartition("/")
     key, dot, ending = name.partition(".")
     return folder + slash + key, dot + ending
