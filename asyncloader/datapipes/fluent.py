@@ -426,29 +426,57 @@ class IterFluent(Generic[T_co]):
 
         @overload
         def shuffled_flatmap(
-            self, fn: Callable[[T_co], AsyncIterable[U]], *, buffer_size: int = 100
+            self,
+            fn: Callable[[T_co], AsyncIterable[U]],
+            *,
+            buffer_size: int = 100,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> ShuffledFlatMapper[U]: ...
         @overload
         def shuffled_flatmap(
-            self, fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]], *, buffer_size: int = 100
+            self,
+            fn: Callable[[T_co], Coroutine[Any, Any, Iterable[U]]],
+            *,
+            buffer_size: int = 100,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> ShuffledFlatMapper[U]: ...
         @overload
         def shuffled_flatmap(
-            self, fn: Callable[[T_co], Iterable[U]], *, buffer_size: int = 100
+            self,
+            fn: Callable[[T_co], Iterable[U]],
+            *,
+            buffer_size: int = 100,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> ShuffledFlatMapper[U]: ...
         @overload
         def shuffled_flatmap(
-            self: IterFluent[Iterable[U]], *, buffer_size: int = 100
+            self: IterFluent[Iterable[U]],
+            *,
+            buffer_size: int = 100,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> ShuffledFlatMapper[U]: ...
         @overload
         def shuffled_flatmap(
-            self, fn: Callable[..., Any] | None, input_col: Any, buffer_size: int = 100
+            self,
+            fn: Callable[..., Any] | None,
+            input_col: Any,
+            buffer_size: int = 100,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> ShuffledFlatMapper[Any]: ...
         def shuffled_flatmap(
             self,
             fn: Callable[..., Any] | None = None,
             input_col: Any = None,
             buffer_size: int = 100,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> ShuffledFlatMapper[Any]: ...
 
         def shuffle(
