@@ -19,7 +19,7 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe, is_pipe
-from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.expanding import Expander, TolerantExpander
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.streams import (
@@ -32,6 +32,7 @@ from asyncloader.datapipes.streams import (
     path_and_stream,
     path_in,
 )
+from asyncloader.datapipes.tolerance import OnError
 
 MODES = ("b", "t", "rb", "rt", "r")
 
@@ -179,11 +180,12 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
 
 
 @functional_datapipe("read_from_stream")
-class StreamReader(Expander[tuple[str, Any]]):
+class StreamReader(TolerantExpander[tuple[str, Any]]):
     """Yield ``(path, content)`` for each pair of a path and a stream, and close the stream.
 
     With ``chunk`` the content comes in pieces of so many bytes, or characters of text.
-    An empty stream yields nothing.
+    An empty stream yields nothing. ``on_error`` and ``max_errors`` are those of ``flatmap``,
+    for whole streams.
 
     >>> from io import StringIO
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -191,8 +193,15 @@ class StreamReader(Expander[tuple[str, Any]]):
     [('alphabet', 'ab'), ('alphabet', 'cd'), ('alphabet', 'e')]
     """
 
-    def __init__(self, datapipe: Iterable[tuple[str, Any]], chunk: int | None = None) -> None:
-        self.source = iterable_source(datapipe)
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        chunk: int | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.chunk = None if chunk is None else checked_count("chunk", chunk, at_least=1)
 
     def parts(self, item: Any, skip: int = 0) -> Generator[tuple[str, Any], None, None]:

@@ -635,7 +635,11 @@ class IterFluent(Generic[T_co]):
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def read_from_stream(
-            self: IterFluent[tuple[str, Any]], chunk: int | None = None
+            self: IterFluent[tuple[str, Any]],
+            chunk: int | None = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def list_files_by_fsspec(
@@ -670,6 +674,9 @@ class IterFluent(Generic[T_co]):
             hash_dict: dict[str, str],
             hash_type: str = "sha256",
             rewind: bool = True,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[tuple[str, U]]: ...
 
         def decompress(
@@ -678,6 +685,8 @@ class IterFluent(Generic[T_co]):
             *,
             max_bytes: float = MAX_BYTES,
             max_ratio: float = MAX_RATIO,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def load_from_xz(
@@ -705,6 +714,8 @@ class IterFluent(Generic[T_co]):
             max_member_bytes: float = MAX_MEMBER_BYTES,
             max_bytes: float = MAX_BYTES,
             max_ratio: float = MAX_RATIO,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def load_from_zip(
@@ -715,6 +726,8 @@ class IterFluent(Generic[T_co]):
             max_member_bytes: float = MAX_MEMBER_BYTES,
             max_bytes: float = MAX_BYTES,
             max_ratio: float = MAX_RATIO,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def webdataset(self: IterFluent[tuple[str, Any]]) -> IterDataPipe[dict[str, Any]]: ...
@@ -730,6 +743,8 @@ class IterFluent(Generic[T_co]):
             encoding: str = "utf-8",
             errors: str = "ignore",
             return_path: bool = True,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         def lines_to_paragraphs(
@@ -745,6 +760,8 @@ class IterFluent(Generic[T_co]):
             errors: str = "ignore",
             return_path: bool = False,
             as_tuple: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
             **fmtparams: Any,
         ) -> IterDataPipe[Any]: ...
 
@@ -756,15 +773,26 @@ class IterFluent(Generic[T_co]):
             encoding: str = "utf-8",
             errors: str = "ignore",
             return_path: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
             **fmtparams: Any,
         ) -> IterDataPipe[Any]: ...
 
         def parse_json_files(
-            self: IterFluent[tuple[str, Any]], **kwargs: Any
+            self: IterFluent[tuple[str, Any]],
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **kwargs: Any,
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def parse_json_lines(
-            self: IterFluent[tuple[str, Any]], *, return_path: bool = False, **kwargs: Any
+            self: IterFluent[tuple[str, Any]],
+            *,
+            return_path: bool = False,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **kwargs: Any,
         ) -> IterDataPipe[Any]: ...
 
         def load_parquet(
@@ -774,6 +802,8 @@ class IterFluent(Generic[T_co]):
             as_rows: bool = False,
             return_path: bool = False,
             max_group_bytes: float = MAX_GROUP_BYTES,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
         # Sharding

@@ -12,6 +12,7 @@ from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.function import blame, unawaited
+from asyncloader.datapipes.rereading import closing_items
 from asyncloader.datapipes.tolerance import SKIPPED, stand_in
 
 #: What there is after the last part.
@@ -38,17 +39,18 @@ def next_part(parts: Iterator[Any], pipe: object) -> Any:
 
 
 def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
-    while True:
-        try:
-            part = next(parts, END)
-        except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-            yield from _instead(error, item, running)
-            return
-        if part is END:
-            return
-        yield part
-        # The part just yielded is not kept alive here while the next is made.
-        del part
+    with closing_items(parts):
+        while True:
+            try:
+                part = next(parts, END)
+            except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                yield from _instead(error, item, running)
+                return
+            if part is END:
+                return
+            yield part
+            # The part just yielded is not kept alive here while the next is made.
+            del part
 
 
 def _instead(error: BaseException, item: Any, running: Any) -> Iterator[Any]:

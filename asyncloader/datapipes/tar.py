@@ -12,9 +12,9 @@ import tarfile
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Self
 
-from asyncloader.datapipes.arguments import checked_length, iterable_source
+from asyncloader.datapipes.arguments import checked_length
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.files import said_length
 from asyncloader.datapipes.limits import (
     MAX_BYTES,
@@ -26,6 +26,7 @@ from asyncloader.datapipes.limits import (
 )
 from asyncloader.datapipes.members import member_path
 from asyncloader.datapipes.streams import PIECE_BYTES, PathAndStream, path_and_stream
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.unpacking import (
     Archive,
     compression_of,
@@ -41,7 +42,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 
 
 @functional_datapipe("load_from_tar")
-class TarArchiveLoader(Expander[PathAndStream]):
+class TarArchiveLoader(TolerantExpander[PathAndStream]):
     """Yield ``(path, stream)`` for each file in each tar of a source of such pairs.
 
     A file's path is that of the archive with the file's name after it, and never leads
@@ -49,6 +50,8 @@ class TarArchiveLoader(Expander[PathAndStream]):
     read later; where the archive itself cannot seek, what was not read of it is held in
     memory when the next is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to
     insist on a compression. What a hostile archive could do is limited, as ``Limits`` says.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
+    the place where one is damaged is left out.
 
     >>> import io, tarfile
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -74,8 +77,10 @@ class TarArchiveLoader(Expander[PathAndStream]):
         max_member_bytes: float = MAX_MEMBER_BYTES,
         max_bytes: float = MAX_BYTES,
         max_ratio: float = MAX_RATIO,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(datapipe)
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.mode = mode
         self.length = checked_length(length)
         self.max_members = max_members

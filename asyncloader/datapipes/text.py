@@ -21,20 +21,22 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
-from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.function import blame, calling, is_async, unawaited
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import close_stream, pair_in, path_and_stream
+from asyncloader.datapipes.tolerance import OnError
 
 
 @functional_datapipe("readlines")
-class LineReader(Expander[Any]):
+class LineReader(TolerantExpander[Any]):
     r"""Yield ``(path, line)`` for each line of each stream, and close the streams.
 
     The first ``skip_lines`` of every file are left out, and so are, unless
     ``strip_newline=False``, the ends of lines. With ``decode`` bytes become text, as
     ``encoding`` and ``errors`` say. Without ``return_path`` only the lines are yielded.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole streams.
 
     >>> from io import StringIO
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -52,8 +54,10 @@ class LineReader(Expander[Any]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = True,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
         self.strip_newline = strip_newline
         self.decode = decode
