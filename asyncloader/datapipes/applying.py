@@ -60,6 +60,7 @@ class Applier(OneToOne, IterDataPipe[T]):
     def _results(self) -> Iterator[T]:
         with calling(self.function(), self) as apply:
             for item in begin(self.source):
+                # As answer_of would, of which a call for each item would take its time.
                 try:
                     result = apply(item)
                 except BaseException as error:

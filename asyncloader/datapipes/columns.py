@@ -10,6 +10,7 @@ import copy
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any
 
 from asyncloader.datapipes.arguments import check_takes, checked_function
@@ -77,7 +78,10 @@ class ColumnFunction:
 
     def __call__(self, item: Any) -> Any:
         columns = self.columns
-        return columns.put(item, self.function(*columns.pick(item)))
+        result = self.function(*columns.pick(item))
+        if result.__class__ is CoroutineType:
+            return result  # which the pipe refuses by its name
+        return columns.put(item, result)
 
 
 class AsyncColumnFunction(ColumnFunction):

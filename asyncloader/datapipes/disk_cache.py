@@ -16,7 +16,6 @@ from typing import Any
 
 from asyncloader.datapipes.arguments import (
     checked_count,
-    checked_function,
     checked_mapping,
     checked_wait,
     iterable_source,
@@ -24,9 +23,8 @@ from asyncloader.datapipes.arguments import (
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.entry_maker import EntryMaker
-from asyncloader.datapipes.function import is_async
+from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
-from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Beginning, Ending, Recipe
@@ -194,11 +192,7 @@ class CachePass(Pass[str]):
 
 
 def _plain_function(name: str, function: Any) -> Any:
-    if function is None:
-        return None
-    if is_async(checked_function(name, function, takes=1)):
-        raise TypeError(f"{name} must be a plain function, got the async {function_name(function)}")
-    return function
+    return None if function is None else plain_function(name, function, takes=1)
 
 
 def _checked_mode(mode: str) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin_with
 
@@ -139,14 +139,7 @@ class GroupPass(Pass[Any]):
         return following
 
     def _key(self, key_of: Callable[..., Any], item: Any) -> Any:
-        try:
-            key = key_of(item)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
-        if key.__class__ is CoroutineType:
-            raise unawaited(self.pipe)
-        return key
+        return answer_of(self.pipe, key_of, item)
 
     def _hold(self, key: Any, item: Any, position: int) -> None:
         group = self.groups.get(key)

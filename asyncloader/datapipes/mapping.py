@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.applying import Applier
 from asyncloader.datapipes.arguments import (
     checked_count,
@@ -28,7 +28,7 @@ from asyncloader.datapipes.base import (
 from asyncloader.datapipes.collating import Allocate, Collation, is_torchs_own
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import OnError
@@ -107,15 +107,7 @@ class MapMapper(MapDataPipe[T]):
         return len(self.source)
 
     def __getitem__(self, key: Any) -> T:
-        item = self.source[key]
-        try:
-            result = self._apply(item)
-        except BaseException as error:
-            blame(error, self)
-            raise
-        if result.__class__ is CoroutineType:
-            raise unawaited(self)
-        return result
+        return answer_of(self, self._apply, self.source[key])  # type: ignore[no-any-return]
 
     def _apply(self, item: Any) -> T:
         if not self.waits():

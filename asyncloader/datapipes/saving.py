@@ -11,12 +11,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from types import CoroutineType
 from typing import Any
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
-from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.function import calling, is_async, itself
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import pair_in
 
@@ -85,13 +85,7 @@ def checked_write_mode(mode: str) -> str:
 
 def path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
     """Return where to save what has a name, as a user's function says."""
-    try:
-        path = path_of(name)
-    except BaseException as error:
-        blame(error, pipe)
-        raise
-    if path.__class__ is CoroutineType:
-        raise unawaited(pipe)
+    path = answer_of(pipe, path_of, name)
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{pipe!r} saves under paths, got {type(path).__name__}")
     return os.fspath(path)

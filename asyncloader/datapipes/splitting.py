@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy as copying
 import operator
 from collections.abc import Callable, Iterable
-from types import CoroutineType
 from typing import Any, Literal, TypeVar
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.branching import Branch, Splitter
-from asyncloader.datapipes.function import blame, is_async, itself, unawaited
+from asyncloader.datapipes.function import is_async, itself
 
 T = TypeVar("T")
 
@@ -133,18 +133,12 @@ class DemuxSplitter(Splitter[T]):
         return self.classifier_fn
 
     def takers(self, item: T, number: int, function: Callable[..., Any]) -> Iterable[int]:
-        try:
-            answer = function(item)
-        except BaseException as error:
-            blame(error, self)
-            raise
+        answer = answer_of(self, function, item)
         if answer is None and self.drop_none:
             return ()
         return (self._checked(answer),)
 
     def _checked(self, answer: Any) -> int:
-        if answer.__class__ is CoroutineType:
-            raise unawaited(self)
         last = self.num_instances - 1
         if answer is None:
             raise ValueError(

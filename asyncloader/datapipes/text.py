@@ -9,9 +9,9 @@ import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from types import CoroutineType
 from typing import Any
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import (
     checked_count,
     checked_encoding,
@@ -22,7 +22,7 @@ from asyncloader.datapipes.arguments import (
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.expanding import TolerantExpander
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import close_stream, pair_in, path_and_stream
@@ -206,13 +206,7 @@ class ParagraphPass(Pass[tuple[str, Any]]):
                 yield self._paragraph(join)
 
     def _paragraph(self, join: Callable[[list[Any]], Any]) -> tuple[str, Any]:
-        try:
-            paragraph = join(self.lines)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
-        if paragraph.__class__ is CoroutineType:
-            raise unawaited(self.pipe)
+        paragraph = answer_of(self.pipe, join, self.lines)
         self.taken += len(self.lines)
         self.yielded += 1
         self.lines = []
