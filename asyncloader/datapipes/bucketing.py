@@ -17,9 +17,8 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
-from asyncloader.datapipes.flattening import UnBatcher
+from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.function import calling, is_async
-from asyncloader.datapipes.mapping import Mapper
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import add_cursors, closing_items
@@ -77,7 +76,7 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
             return Batcher(pools, self.batch_size, self.drop_last)
         if self.bucket_num > 1:
             items = self._shuffled(items, bucket * self.bucket_num)
-        in_order: Any = UnBatcher(Mapper(Batcher(items, bucket), self.sort_key))
+        in_order: Any = BucketSorter(Batcher(items, bucket), self.sort_key)
         batches: Any = Batcher(in_order, self.batch_size, self.drop_last)
         return self._shuffled(batches, self.bucket_num if self.use_in_batch_shuffle else bucket)
 
@@ -85,6 +84,12 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
         if not self.use_in_batch_shuffle:
             return Shuffler(items, buffer_size=pool)
         return UnBatcher(InBatchShuffler(Batcher(items, pool)))
+
+
+class BucketSorter(FlatMapper[T]):
+    """Yields the items of buckets, as ``sort_key`` has them; errors are those of bucketbatch."""
+
+    functional_name = "bucketbatch"
 
 
 @functional_datapipe("max_token_bucketize")
@@ -134,6 +139,15 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     def new_pass(self) -> BucketizePass[T]:
         return BucketizePass(self)
 
+    def lets_pass(self, length: Any) -> bool:
+        """Whether an item of some length is not left out; TypeError for what is no number."""
+        try:
+            return bool(self.min_len <= length <= self.max_len)
+        except TypeError:
+            raise TypeError(
+                f"len_fn of {self!r} must return a number, got {type(length).__name__}"
+            ) from None
+
     @property
     def section(self) -> int:
         """How many items are taken before the buffer is emptied."""
@@ -176,7 +190,7 @@ class BucketizePass(Pass[list[T]]):
         for number, item in enumerate(islice(items, pipe.section)):
             length = answer_of(pipe, length_of, item)
             self.taken_since += 1
-            if not pipe.min_len <= length <= pipe.max_len:
+            if not pipe.lets_pass(length):
                 continue
             heapq.heappush(heap, (length, number, item))
             if len(heap) == pipe.buffer_size:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.answers import answer_of
+from asyncloader.datapipes.answers import answer_of, checked_key_of
 from asyncloader.datapipes.arguments import (
     checked_function,
     checked_indices,
@@ -91,7 +91,7 @@ class IterToMapConverter(MapDataPipe[T]):
         with calling(self.key_value_fn or itself) as key_value:
             for item in begin(self.source):
                 key, value = self._checked(answer_of(self, key_value, item))
-                if key in items:
+                if checked_key_of(self, key) in items:
                     warnings.warn(f"{self!r} got the key {key!r} more than once", stacklevel=4)
                 items[key] = value
         return items

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.answers import answer_of
+from asyncloader.datapipes.answers import key_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors
@@ -95,9 +95,9 @@ class GroupPass(Pass[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
-        with calling(pipe.group_key_fn, pipe) as key_of:
-            for item in self._refilled(key_of):
-                key = self._key(key_of, item)
+        with calling(pipe.group_key_fn, pipe) as function:
+            for item in self._refilled(function):
+                key = self._key(function, item)
                 self._hold(key, item, self.taken)
                 self.taken += 1
                 if self.groups[key].size == pipe.group_size:
@@ -130,16 +130,16 @@ class GroupPass(Pass[Any]):
         self.above.restart(min(self._positions, default=self.taken), cursors)
         return position - self.yielded
 
-    def _refilled(self, key_of: Callable[..., Any]) -> Iterator[Any]:
+    def _refilled(self, function: Callable[..., Any]) -> Iterator[Any]:
         """Hold the items again that were held; return those that follow."""
         positions = self._positions
         again, following = begin_with(self.pipe.source, positions, self.taken, self._cursors)
         for position, item in zip(positions, again, strict=True):
-            self._hold(self._key(key_of, item), item, position)
+            self._hold(self._key(function, item), item, position)
         return following
 
-    def _key(self, key_of: Callable[..., Any], item: Any) -> Any:
-        return answer_of(self.pipe, key_of, item)
+    def _key(self, function: Callable[..., Any], item: Any) -> Any:
+        return key_of(self.pipe, function, item)
 
     def _hold(self, key: Any, item: Any, position: int) -> None:
         group = self.groups.get(key)

@@ -13,6 +13,7 @@ from typing import Any
 
 from asyncloader.datapipes.arguments import checked_integer, checked_key, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.reading import begin
 
 
@@ -28,11 +29,15 @@ class Reshaper(OneToOne, IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         complaints: set[str] = set()
         for item in begin(self.source):
-            for complaint in self.complaints(item):
-                if complaint not in complaints:
-                    complaints.add(complaint)
-                    warnings.warn(f"{self!r} {complaint}; said once a pass", stacklevel=2)
-            yield self.reshaped(item)
+            try:
+                found, result = complaints.union(self.complaints(item)), self.reshaped(item)
+            except TypeError as error:
+                blame(error, self)
+                raise
+            for complaint in found - complaints:
+                warnings.warn(f"{self!r} {complaint}; said once a pass", stacklevel=2)
+            complaints = found
+            yield result
 
     def reshaped(self, item: Any) -> Any:
         """Return what is yielded for an item, which stays as it is."""

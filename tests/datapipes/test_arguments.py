@@ -131,6 +131,63 @@ def test_items_of_another_kind_are_an_error_that_names_the_pipe(make: Any, messa
         list(make(numbers()))
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda items: items.groupby(as_list), r"groupby\(as_list\) got a key of type list"),
+        (
+            lambda items: items.zip_with_iter([1], as_list),
+            r"zip_with_iter\(.* got a key of type list",
+        ),
+        (
+            lambda items: items.map(as_pair).to_map_datapipe().to_iter_datapipe(),
+            r"to_map_datapipe\(\) got a key of type list",
+        ),
+        (
+            lambda items: items.max_token_bucketize(5, str),
+            "len_fn of max_token.* a number, got str",
+        ),
+        (lambda items: items.bucketbatch(2, sort_key=no_list), r"NoneType from .* bucketbatch\("),
+        (
+            lambda items: items.batch(2).rows2columnar(["a"]),
+            "rows that are dicts or sequences, got int",
+        ),
+        (lambda items: items.rows2columnar(["a"]), "reads batches of rows, got int"),
+        (lambda items: items.in_batch_shuffle(), r"in_batch_shuffle\(\) reads batches, got int"),
+    ],
+)
+def test_what_a_pipe_cannot_work_with_is_an_error_that_names_it(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        list(make(numbers()))
+
+
+def as_list(item: Any) -> list[Any]:
+    return [item]
+
+
+def as_pair(item: Any) -> tuple[list[Any], Any]:
+    return [item], item
+
+
+def no_list(items: list[Any]) -> None:
+    """Return nothing, as one does who forgets it."""
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda items: items.map(as_pair).drop("a"), "drop('a')"),
+        (lambda items: items.map(as_pair).slice(["a"]), "slice()"),
+        (lambda items: items.zip_with_map(SequenceWrapper([1]), str), "zip_with_map(key_fn=str)"),
+        (lambda items: items.bucketbatch(2, sort_key="".join), "bucketbatch(str.join)"),
+    ],
+)
+def test_an_error_over_an_item_is_noted_to_come_from_the_pipe(make: Any, name: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        list(make(numbers()))
+    assert caught.value.__notes__ == [f"raised in {name}"]
+
+
 def test_a_setting_with_the_name_of_a_fluent_method_is_not_taken_for_one() -> None:
     async def same(number: int) -> int:
         return number
