@@ -133,7 +133,7 @@ class ThreadMapPass(AheadPass[T]):
 
     def __iter__(self) -> Iterator[T]:
         crew = self.pipe.new_crew(self.positions.turns)
-        self.calls, self.room = crew, crew.room
+        self.calls, self.room, self.ahead = crew, crew.room, crew
         try:
             with closing(crew), Makers() as makers:
                 reading = makers.start(self._read, crew)

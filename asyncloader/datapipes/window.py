@@ -51,6 +51,7 @@ class Window(RunningAhead[tuple[int, T]]):
         self.under_way: dict[asyncio.Task[T], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns)
         running.calls, running.room = self.under_way, concurrency
+        running.ahead = self
         self._running = running
         self._resource = resource
         self._call_with = call_with
@@ -85,6 +86,9 @@ class Window(RunningAhead[tuple[int, T]]):
 
     def has_something(self) -> bool:
         return self.results.is_ready()
+
+    def is_empty(self) -> bool:
+        return not self.under_way and not self.results.is_ready()
 
     def next(self) -> tuple[int, T]:
         position, task = self.results.take()
