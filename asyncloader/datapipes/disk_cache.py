@@ -9,7 +9,6 @@ item only where its files are not there yet, and only by one process:
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,11 +20,10 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
 )
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.entry_maker import EntryMaker
 from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
-from asyncloader.datapipes.passes import Pass
+from asyncloader.datapipes.lagging_pass import LaggingPass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Beginning, Ending, Recipe
 
@@ -139,21 +137,20 @@ class EndOnDiskCacheHolder(Ending):
         return CachePass(self)
 
 
-class CachePass(Pass[str]):
+class CachePass(LaggingPass[str]):
     """One pass: how many entries were handed out whole, and how many paths they had.
 
     It is ahead of that in its source while entries are being made. To go on within an
     entry, that entry is looked up once more.
     """
 
-    marks = ("taken", "yielded")
-
     def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
         self.maker = EntryMaker(pipe)
-        self.source = self.maker.beginning.source
-        self.taken = 0
-        self.yielded = 0
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
+        super().__init__(pipe)
+
+    @property
+    def source(self) -> Any:
+        return self.maker.beginning.source
 
     def __iter__(self) -> Iterator[str]:
         items = self._items()
@@ -165,14 +162,6 @@ class CachePass(Pass[str]):
         finally:
             close_items(entries)
             close_items(items)
-
-    def put_above(self, into: Cursors) -> None:
-        into.update(self.above.at(self.taken))
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().go_on(position, cursor, cursors)
-        self.above.restart(self.taken, cursors)
-        return behind
 
     def _items(self) -> Iterator[Any]:
         items = begin(self.source)

@@ -13,35 +13,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.applying import Applier
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_encoding,
-    checked_errors,
-)
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.streams import close_stream, path_and_stream
-from asyncloader.datapipes.text import after, decoded, lines_of, undecodable
+from asyncloader.datapipes.text import TextReader, after, lines_of, undecodable
 from asyncloader.datapipes.tolerance import OnError
 
 
-class _CSVReader(TolerantExpander[Any]):
+class _CSVReader(TextReader):
     """What the two parsers of CSV share."""
-
-    skip_lines: int
-    decode: bool
-    encoding: str
-    errors: str
-    return_path: bool
-    fmtparams: dict[str, Any]
 
     def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
         path, stream = path_and_stream(item, self)
         try:
-            lines = after(lines_of(stream, path), self.skip_lines)
-            if self.decode:
-                lines = decoded(lines, self.encoding, self.errors, path, self.skip_lines + 1)
-            reader = self.reader(lines)
+            reader = self.reader(self.lines(stream, path))
             for row in after(self._rows(reader, path), skip):
                 yield (path, row) if self.return_path else row
         finally:
@@ -89,12 +74,16 @@ class CSVParser(_CSVReader):
         max_errors: int | None = None,
         **fmtparams: Any,
     ) -> None:
-        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
-        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
-        self.decode = decode
-        self.encoding = checked_encoding(encoding)
-        self.errors = checked_errors(errors)
-        self.return_path = return_path
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
         self.as_tuple = as_tuple
         self.fmtparams = _checked_format(fmtparams)
 
@@ -149,12 +138,16 @@ class CSVDictParser(_CSVReader):
         max_errors: int | None = None,
         **fmtparams: Any,
     ) -> None:
-        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
-        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
-        self.decode = decode
-        self.encoding = checked_encoding(encoding)
-        self.errors = checked_errors(errors)
-        self.return_path = return_path
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
         self.fmtparams = _checked_format(fmtparams, csv.DictReader)
 
     def reader(self, lines: Iterator[str]) -> Any:

@@ -10,13 +10,11 @@ import contextlib
 import io
 import stat
 import zipfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_length
+from asyncloader.datapipes.archives import ArchiveLoader
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.expanding import TolerantExpander
-from asyncloader.datapipes.files import said_length
 from asyncloader.datapipes.limits import (
     MAX_BYTES,
     MAX_MEMBER_BYTES,
@@ -26,7 +24,7 @@ from asyncloader.datapipes.limits import (
     Meter,
 )
 from asyncloader.datapipes.members import member_path
-from asyncloader.datapipes.streams import PathAndStream, path_and_stream
+from asyncloader.datapipes.streams import PathAndStream
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.unpacking import AT_ONCE_BYTES, Archive, naming, packed_stream
 
@@ -34,7 +32,7 @@ _IS_ENCRYPTED = 0x1
 
 
 @functional_datapipe("load_from_zip")
-class ZipArchiveLoader(TolerantExpander[PathAndStream]):
+class ZipArchiveLoader(ArchiveLoader):
     """Yield ``(path, stream)`` for each file in each zip of a source of such pairs.
 
     A file's path is that of the archive with the file's name after it, and never leads
@@ -66,25 +64,11 @@ class ZipArchiveLoader(TolerantExpander[PathAndStream]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
-        self.length = checked_length(length)
-        self.max_members = max_members
-        self.max_member_bytes = max_member_bytes
-        self.max_bytes = max_bytes
-        self.max_ratio = max_ratio
-        self._limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
+        limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
+        super().__init__(datapipe, length, limits, on_error=on_error, max_errors=max_errors)
 
-    def __len__(self) -> int:
-        return said_length(self, self.length)
-
-    def parts(self, item: Any, skip: int = 0) -> Generator[PathAndStream, None, None]:
-        path, stream = path_and_stream(item, self)
-        with contextlib.closing(ZipArchive(path, stream, self._limits)) as archive:
-            for info in archive.files():
-                if skip:
-                    skip -= 1
-                else:
-                    yield archive.opened(info)
+    def archive(self, path: str, stream: Any) -> ZipArchive:
+        return ZipArchive(path, stream, self.limits)
 
 
 class ZipArchive:
