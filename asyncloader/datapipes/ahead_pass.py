@@ -31,6 +31,9 @@ class NothingAhead:
         """There is nothing to pause."""
 
 
+NOTHING_AHEAD = NothingAhead()
+
+
 class AheadPass(Pass[T]):
     """One pass over a pipe that makes one result of each item, many at a time."""
 
@@ -47,7 +50,7 @@ class AheadPass(Pass[T]):
         #: How many there may be.
         self.room = 0
         #: What begins them, while something does.
-        self.ahead: Ahead = NothingAhead()
+        self.ahead: Ahead = NOTHING_AHEAD
         self.positions = positions_for(pipe.ordered)
         # The position alone says where such a pass stands.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict

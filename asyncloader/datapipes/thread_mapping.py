@@ -14,7 +14,7 @@ from contextlib import closing
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.ahead_pass import AheadPass
+from asyncloader.datapipes.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
@@ -140,7 +140,7 @@ class ThreadMapPass(AheadPass[T]):
                 yield from self._results(crew)
                 makers.outcome(reading)
         finally:
-            self.calls = ()
+            self.calls, self.ahead = (), NOTHING_AHEAD
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.ahead_pass import AheadPass
+from asyncloader.datapipes.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.arrivals import calls_in_order
 from asyncloader.datapipes.handing_out import BEFORE
 from asyncloader.datapipes.home import cancelled
@@ -97,6 +97,8 @@ class Window(RunningAhead[tuple[int, T]]):
 
     def drop(self) -> None:
         self.results.clear()
+        # The pass is remembered, and what the calls shared is not to be kept alive by it.
+        self._running.ahead = NOTHING_AHEAD
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         position = self.under_way.pop(task)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import weakref
 from collections import Counter
 from functools import partial
 
@@ -188,6 +189,22 @@ async def test_a_resource_is_closed_after_its_calls_whatever_ends_the_pass(endin
                 await task
         await stream.aclose()
     assert client.events == ["opened", "closed"]
+
+
+async def test_what_calls_share_is_not_kept_when_the_pass_is_over():
+    clients = []
+
+    def open_client():
+        client = Client()
+        clients.append(weakref.ref(client))
+        return client
+
+    pipe = numbers().async_map(ask, resource=open_client)
+    assert await drained(pipe) == list(range(20))
+    # The loop lets go of a task that is done in one of its next turns.
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert clients[0]() is None
 
 
 async def test_columns_come_before_the_resource():
