@@ -97,7 +97,7 @@ class GroupPass(Pass[Any]):
         pipe = self.pipe
         with calling(pipe.group_key_fn, pipe) as function:
             for item in self._refilled(function):
-                key = self._key(function, item)
+                key = key_of(pipe, function, item)
                 self._hold(key, item, self.taken)
                 self.taken += 1
                 if self.groups[key].size == pipe.group_size:
@@ -135,11 +135,8 @@ class GroupPass(Pass[Any]):
         positions = self._positions
         again, following = begin_with(self.pipe.source, positions, self.taken, self._cursors)
         for position, item in zip(positions, again, strict=True):
-            self._hold(self._key(function, item), item, position)
+            self._hold(key_of(self.pipe, function, item), item, position)
         return following
-
-    def _key(self, function: Callable[..., Any], item: Any) -> Any:
-        return key_of(self.pipe, function, item)
 
     def _hold(self, key: Any, item: Any, position: int) -> None:
         group = self.groups.get(key)
