@@ -9,6 +9,7 @@ counts what is asked and which connections are open.
     /reset/2/x           no answer but a closed connection the first two times
     /redirect/3          three redirects, then a body
     /silent              no answer at all
+    /late/2/x            no answer the first two times that x is asked for, then a body
     /stall               the head and half a body, then nothing
     /squeezed            a megabyte of zeros, compressed
     /file/2/x            the file x or the part of it that is asked for; half of that (or
@@ -100,7 +101,10 @@ class HttpServer:
             case ["reset", times, _] if self.asked[path] <= int(times):
                 writer.transport.abort()
                 return False
-            case ["redirect", "0"] | ["fail" | "cut" | "reset", *_]:
+            case ["late", times, _] if self.asked[path] <= int(times):
+                await reader.read()
+                return False
+            case ["redirect", "0"] | ["fail" | "cut" | "reset" | "late", *_]:
                 writer.write(whole(200, body(path.split("/")[-1], 1000)))
             case ["redirect", "forever"]:
                 writer.write(whole(302, b"", "Location: /redirect/forever\r\n"))

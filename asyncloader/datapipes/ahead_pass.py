@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sized
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
 from asyncloader.datapipes.handing_out import positions_for
@@ -16,6 +16,22 @@ from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 
 T = TypeVar("T")
+
+
+class Ahead(Protocol):
+    """What reads a source ahead of its consumer."""
+
+    def set_paused(self, is_paused: bool) -> None: ...
+
+
+class NothingAhead:
+    """Stands for it where nothing does."""
+
+    def set_paused(self, is_paused: bool) -> None:
+        """There is nothing to pause."""
+
+
+NOTHING_AHEAD = NothingAhead()
 
 
 class AheadPass(Pass[T]):
@@ -33,6 +49,8 @@ class AheadPass(Pass[T]):
         self.calls: Sized = ()
         #: How many there may be.
         self.room = 0
+        #: What begins them, while something does.
+        self.ahead: Ahead = NOTHING_AHEAD
         self.positions = positions_for(pipe.ordered)
         # The position alone says where such a pass stands.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
@@ -56,6 +74,9 @@ class AheadPass(Pass[T]):
 
     def fullness(self) -> tuple[int, int]:
         return len(self.calls), self.room
+
+    def set_paused(self, is_paused: bool) -> None:
+        self.ahead.set_paused(is_paused)
 
     def cursor(self) -> Cursor:
         if self.is_one_to_one:

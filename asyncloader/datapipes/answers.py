@@ -26,3 +26,20 @@ def answer_of(pipe: object, function: Callable[..., Any], *args: Any) -> Any:
     if answer.__class__ is CoroutineType:
         raise unawaited(pipe)
     return answer
+
+
+def key_of(pipe: object, function: Callable[..., Any], item: Any) -> Any:
+    """Return the key that a function which was given to ``pipe`` has for an item."""
+    return checked_key_of(pipe, answer_of(pipe, function, item))
+
+
+def checked_key_of(pipe: object, key: Any) -> Any:
+    """Return what can be a key of a dict; raise a TypeError that names ``pipe`` otherwise."""
+    try:
+        hash(key)
+    except TypeError as error:
+        raise TypeError(
+            f"{pipe!r} got a key of type {type(key).__name__}, which can be none ({error}); make it"
+            " a tuple or text"
+        ) from None
+    return key

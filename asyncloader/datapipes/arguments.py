@@ -6,23 +6,32 @@ made, where the traceback still shows the line to change, and not when it runs.
 
 from __future__ import annotations
 
+import codecs
+import inspect
 import math
 import operator
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from typing import Any
+
+from asyncloader.datapipes.naming import function_name
 
 
 def checked_count(name: str, value: Any, *, at_least: int) -> int:
     """Return an integer that is large enough; raise TypeError or ValueError otherwise."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value}")
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+    count = checked_integer(name, value)
     if count < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {count}")
     return count
+
+
+def checked_integer(name: str, value: Any) -> int:
+    """Return an integer; raise TypeError otherwise."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
 
 
 def checked_seconds(name: str, value: Any) -> float:
@@ -34,10 +43,73 @@ def checked_seconds(name: str, value: Any) -> float:
     return value
 
 
-def checked_function(name: str, value: Any) -> Any:
-    """Return something that can be called; raise TypeError otherwise."""
+def checked_wait(name: str, value: Any) -> float:
+    """Return how long to wait, which may be 0 or for ever; raise an error otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
+    if not value >= 0:
+        raise ValueError(f"{name} must be at least 0 seconds, got {value}")
+    return value
+
+
+def checked_function(name: str, value: Any, *, takes: int | None = None) -> Any:
+    """Return something that can be called; raise TypeError otherwise.
+
+    ValueError where it can be seen that it does not take so many arguments.
+    """
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+    if takes is not None:
+        check_takes(name, value, takes)
+    return value
+
+
+def check_takes(name: str, function: Callable[..., Any], count: int) -> None:
+    """Raise ValueError for a function that cannot be called with so many arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # functions written in C often cannot tell
+    try:
+        signature.bind(*[None] * count)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must take what it is given: {function_name(function)} cannot be called with"
+            f" {count} positional argument(s) ({error})"
+        ) from None
+
+
+def checked_mapping(name: str, value: Any) -> Any:
+    """Return a mapping; raise TypeError otherwise."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
+    return value
+
+
+def checked_key(name: str, value: Any) -> Any:
+    """Return what can be a key of a dict; raise TypeError otherwise."""
+    if not isinstance(value, Hashable):
+        raise TypeError(f"{name} must be a key, got {type(value).__name__}, which cannot be one")
+    return value
+
+
+def checked_encoding(encoding: Any) -> str:
+    """Return the name of an encoding that Python knows; raise an error otherwise."""
+    return _looked_up("encoding", encoding, codecs.lookup)
+
+
+def checked_errors(errors: Any) -> str:
+    """Return the name of a way to treat undecodable bytes; raise an error otherwise."""
+    return _looked_up("errors", errors, codecs.lookup_error)
+
+
+def _looked_up(name: str, value: Any, look_up: Callable[[str], object]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, got {type(value).__name__}")
+    try:
+        look_up(value)
+    except LookupError as error:
+        raise LookupError(f"{name} must be one that Python knows: {error}") from None
     return value
 
 

@@ -227,7 +227,7 @@ class BatchAsyncMapper(AsyncMapper[T]):
         self.async_fn = async_fn
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.max_concurrency = checked_count("max_concurrency", max_concurrency, at_least=1)
-        self._flatten = flatten
+        self.flattens = flatten
         super().__init__(
             source_datapipe,
             async_fn,
@@ -239,21 +239,21 @@ class BatchAsyncMapper(AsyncMapper[T]):
         )
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-        return super().carry(wrap) and self._flatten
+        return super().carry(wrap) and self.flattens
 
     def __len__(self) -> int:
         count = super().__len__()
-        return count if self._flatten else -(-count // self.batch_size)
+        return count if self.flattens else -(-count // self.batch_size)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._in_lists(super().__aiter__())
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterator[Any]:
-        count = position if self._flatten else position * self.batch_size
+        count = position if self.flattens else position * self.batch_size
         return self._in_lists(super().aiter_from(count, cursors))
 
     def _in_lists(self, results: AsyncIterator[T]) -> AsyncIterator[Any]:
-        return results if self._flatten else in_lists(results, self.batch_size)
+        return results if self.flattens else in_lists(results, self.batch_size)
 
 
 async def in_lists(results: AsyncIterator[T], size: int) -> AsyncIterator[list[T]]:

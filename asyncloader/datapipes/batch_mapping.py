@@ -14,6 +14,7 @@ from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.flattening import FlatMapper
+from asyncloader.datapipes.function import is_async
 from asyncloader.datapipes.tolerance import OnError
 
 T = TypeVar("T")
@@ -43,15 +44,28 @@ class BatchMapper(FlatMapper[T]):
         max_errors: int | None = None,
     ) -> None:
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
-        checked_function("fn", fn)
-        columns = fn if input_col is None else functools.partial(_of_columns, fn, input_col)
+        checked_function("fn", fn, takes=1)
+        columns = fn if input_col is None else of_columns(fn, input_col)
         batches = Batcher(datapipe, batch_size)
         super().__init__(batches, columns, on_error=on_error, max_errors=max_errors)
         self.fn = fn
         self.input_col = input_col
 
 
-def _of_columns(fn: Callable[[list[Any]], T], input_col: Any, items: list[Any]) -> T:
+def of_columns(fn: Callable[[list[Any]], Any], input_col: Any) -> Callable[[list[Any]], Any]:
+    """Return a function of whole items that hands some of their columns to ``fn``."""
+    return functools.partial(_of_columns_async if is_async(fn) else _of_columns, fn, input_col)
+
+
+def _of_columns(fn: Callable[[list[Any]], Any], input_col: Any, items: list[Any]) -> Any:
+    return fn([_columns_of(item, input_col) for item in items])
+
+
+async def _of_columns_async(fn: Callable[[list[Any]], Any], input_col: Any, items: Any) -> Any:
+    return await fn([_columns_of(item, input_col) for item in items])
+
+
+def _columns_of(item: Any, input_col: Any) -> Any:
     if isinstance(input_col, list | tuple):
-        return fn([[item[column] for column in input_col] for item in items])
-    return fn([item[input_col] for item in items])
+        return [item[column] for column in input_col]
+    return item[input_col]

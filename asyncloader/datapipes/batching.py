@@ -11,19 +11,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import (
     checked_count,
-    checked_function,
+    checked_wait,
     iterable_source,
     keyed_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.crossing import from_loop
 from asyncloader.datapipes.cursors import Cursors, pick, picks, put_cursors, resume
-from asyncloader.datapipes.function import blame
+from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.reading import abegin, begin
-from asyncloader.datapipes.timed_batching import checked_wait, timed_batches
+from asyncloader.datapipes.timed_batching import timed_batches
 
 T = TypeVar("T")
 
@@ -64,9 +65,9 @@ class Batcher(IterDataPipe[list[T]]):
         self.source = iterable_source(datapipe)
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.drop_last = drop_last
-        self.wrapper_class = checked_function("wrapper_class", wrapper_class)
+        self.wrapper_class = plain_function("wrapper_class", wrapper_class, takes=1)
         self.across_workers = across_workers
-        self.max_wait = None if max_wait is None else checked_wait(max_wait)
+        self.max_wait = None if max_wait is None else checked_wait("max_wait", max_wait)
 
     def goes_by_clock(self) -> bool:
         return self.max_wait is not None
@@ -151,7 +152,7 @@ class MapBatcher(MapDataPipe[list[T]]):
         self.source = keyed_source(datapipe)
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         self.drop_last = drop_last
-        self.wrapper_class = checked_function("wrapper_class", wrapper_class)
+        self.wrapper_class = plain_function("wrapper_class", wrapper_class, takes=1)
 
     def __len__(self) -> int:
         return batch_count(len(self.source), self.batch_size, self.drop_last)
@@ -178,8 +179,4 @@ def index_within(key: Any, length: int) -> int:
 
 def wrapped(batch: list[T], wrapper_class: Callable[[list[T]], Any], pipe: object) -> Any:
     """Return what a user's class makes of a batch."""
-    try:
-        return wrapper_class(batch)
-    except BaseException as error:
-        blame(error, pipe)
-        raise
+    return answer_of(pipe, wrapper_class, batch)

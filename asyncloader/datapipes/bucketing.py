@@ -17,9 +17,8 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
-from asyncloader.datapipes.flattening import UnBatcher
+from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.function import calling, is_async
-from asyncloader.datapipes.mapping import Mapper
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import add_cursors, closing_items
@@ -58,7 +57,9 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
         self.drop_last = drop_last
         self.batch_num = checked_count("batch_num", batch_num, at_least=1)
         self.bucket_num = checked_count("bucket_num", bucket_num, at_least=1)
-        self.sort_key = None if sort_key is None else checked_function("sort_key", sort_key)
+        self.sort_key = sort_key
+        if sort_key is not None:
+            checked_function("sort_key", sort_key, takes=1)
         self.use_in_batch_shuffle = use_in_batch_shuffle
         self.source = self._batches(iterable_source(datapipe))
 
@@ -75,7 +76,7 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
             return Batcher(pools, self.batch_size, self.drop_last)
         if self.bucket_num > 1:
             items = self._shuffled(items, bucket * self.bucket_num)
-        in_order: Any = UnBatcher(Mapper(Batcher(items, bucket), self.sort_key))
+        in_order: Any = BucketSorter(Batcher(items, bucket), self.sort_key)
         batches: Any = Batcher(in_order, self.batch_size, self.drop_last)
         return self._shuffled(batches, self.bucket_num if self.use_in_batch_shuffle else bucket)
 
@@ -83,6 +84,12 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
         if not self.use_in_batch_shuffle:
             return Shuffler(items, buffer_size=pool)
         return UnBatcher(InBatchShuffler(Batcher(items, pool)))
+
+
+class BucketSorter(FlatMapper[T]):
+    """Yields the items of buckets, as ``sort_key`` has them; errors are those of bucketbatch."""
+
+    functional_name = "bucketbatch"
 
 
 @functional_datapipe("max_token_bucketize")
@@ -115,7 +122,7 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     ) -> None:
         self.source = iterable_source(datapipe)
         self.max_token_count = checked_count("max_token_count", max_token_count, at_least=0)
-        self.len_fn = checked_function("len_fn", len_fn)
+        self.len_fn = checked_function("len_fn", len_fn, takes=1)
         self.min_len = checked_count("min_len", min_len, at_least=0)
         longest = max_token_count if max_len is None else max_len
         self.max_len = checked_count("max_len", longest, at_least=min_len)
@@ -131,6 +138,15 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
 
     def new_pass(self) -> BucketizePass[T]:
         return BucketizePass(self)
+
+    def lets_pass(self, length: Any) -> bool:
+        """Whether an item of some length is not left out; TypeError for what is no number."""
+        try:
+            return bool(self.min_len <= length <= self.max_len)
+        except TypeError:
+            raise TypeError(
+                f"len_fn of {self!r} must return a number, got {type(length).__name__}"
+            ) from None
 
     @property
     def section(self) -> int:
@@ -174,7 +190,7 @@ class BucketizePass(Pass[list[T]]):
         for number, item in enumerate(islice(items, pipe.section)):
             length = answer_of(pipe, length_of, item)
             self.taken_since += 1
-            if not pipe.min_len <= length <= pipe.max_len:
+            if not pipe.lets_pass(length):
                 continue
             heapq.heappush(heap, (length, number, item))
             if len(heap) == pipe.buffer_size:

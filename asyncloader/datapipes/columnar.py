@@ -5,7 +5,7 @@ This file is about rows2columnar.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from asyncloader.datapipes.arguments import iterable_source
@@ -41,6 +41,8 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
 
     def __iter__(self) -> Iterator[dict[Any, list[Any]]]:
         for batch in begin(self.source):
+            if not isinstance(batch, Iterable):
+                raise TypeError(f"{self!r} reads batches of rows, got {type(batch).__name__}")
             columns: dict[Any, list[Any]] = {}
             for row in batch:
                 for name, value in self._cells(row):
@@ -50,6 +52,10 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
     def _cells(self, row: Any) -> Iterable[tuple[Any, Any]]:
         names = self.column_names
         if not isinstance(row, dict):
+            if not (isinstance(row, Sized) and isinstance(row, Iterable)):
+                raise TypeError(
+                    f"{self!r} reads rows that are dicts or sequences, got {type(row).__name__}"
+                )
             if len(row) > len(names):
                 raise IndexError(
                     f"{self!r} got a row of {len(row)} values for {len(names)} column_names;"

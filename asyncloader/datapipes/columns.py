@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_function
+from asyncloader.datapipes.arguments import check_takes, checked_function
 from asyncloader.datapipes.function import is_async
 
 
@@ -78,7 +78,10 @@ class ColumnFunction:
 
     def __call__(self, item: Any) -> Any:
         columns = self.columns
-        return columns.put(item, self.function(*columns.pick(item)))
+        result = self.function(*columns.pick(item))
+        if result.__class__ is CoroutineType:
+            return result  # which the pipe refuses by its name
+        return columns.put(item, result)
 
 
 class AsyncColumnFunction(ColumnFunction):
@@ -120,18 +123,5 @@ def checked_columns(
             raise ValueError(f"output_col must be a single column, got {output_col!r}")
         output_col = output_col[0]
     count = len(input_col) if isinstance(input_col, list | tuple) else 1
-    _check_takes(function, count + more)
+    check_takes("the function", function, count + more)
     return Columns(input_col, output_col)
-
-
-def _check_takes(function: Callable[..., Any], count: int) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # functions written in C often cannot tell
-    try:
-        signature.bind(*[None] * count)
-    except TypeError as error:
-        raise ValueError(
-            f"{function!r} cannot be called with {count} positional argument(s): {error}"
-        ) from None

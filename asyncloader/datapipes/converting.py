@@ -9,9 +9,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.answers import answer_of, checked_key_of
 from asyncloader.datapipes.arguments import (
     checked_function,
     checked_indices,
@@ -20,7 +20,7 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.function import calling, is_async, itself
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 
@@ -46,7 +46,7 @@ class IterToMapConverter(MapDataPipe[T]):
         self.source = iterable_source(datapipe)
         self.key_value_fn = key_value_fn
         if key_value_fn is not None:
-            checked_function("key_value_fn", key_value_fn)
+            checked_function("key_value_fn", key_value_fn, takes=1)
         self._items: dict[Any, T] | None = None
         self._loading = threading.Lock()
 
@@ -90,20 +90,13 @@ class IterToMapConverter(MapDataPipe[T]):
         items: dict[Any, T] = {}
         with calling(self.key_value_fn or itself) as key_value:
             for item in begin(self.source):
-                try:
-                    pair = key_value(item)
-                except BaseException as error:
-                    blame(error, self)
-                    raise
-                key, value = self._checked(pair)
-                if key in items:
+                key, value = self._checked(answer_of(self, key_value, item))
+                if checked_key_of(self, key) in items:
                     warnings.warn(f"{self!r} got the key {key!r} more than once", stacklevel=4)
                 items[key] = value
         return items
 
     def _checked(self, pair: Any) -> Any:
-        if pair.__class__ is CoroutineType:
-            raise unawaited(self)
         try:
             length = len(pair)
         except TypeError:

@@ -100,6 +100,8 @@ class Crew:
         self._taken = 0
         self._last = 0
         self._has_ended = False
+        self._is_paused = False
+        self._is_wanted = False
         self._is_closed = False
         self._threads: list[threading.Thread] = []
 
@@ -134,17 +136,29 @@ class Crew:
         self._has_ended = True
         self._consumer.wake()
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Let no job begin ahead of what is waited for, or do so again; from any thread."""
+        self._is_paused = is_paused
+        self._reader.wake()
+
     def _has_room(self) -> bool:
         with self._lock:
             held = self._begun - self._taken
-            return held < self.room or self._results.wants(self._last + 1)
+            is_needed = self._results.wants(self._last + 1)
+            if self._is_paused:
+                return self._is_wanted and (not held or is_needed)
+            return held < self.room or is_needed
 
     # The consumer's side --------------------------------------------------------------
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs when they are done, until the last one that was begun."""
         while True:
+            self._is_wanted = True
+            if self._is_paused:
+                self._reader.wake()
             self._consumer.until(self._is_ready_or_over)
+            self._is_wanted = False
             if not self._is_ready():
                 return
             yield self._next()

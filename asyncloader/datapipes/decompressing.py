@@ -6,18 +6,20 @@ load_from_bz2: streams that unpack as they are read.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_length, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.applying import Applier
+from asyncloader.datapipes.arguments import checked_length
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files import said_length
 from asyncloader.datapipes.limits import MAX_BYTES, MAX_RATIO, Limits
-from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.streams import PathAndStream, path_and_stream
+from asyncloader.datapipes.streams import PathAndStream, close_stream, path_and_stream
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.unpacking import compression_of, packed_stream, unpacked_stream
 
 
@@ -56,14 +58,55 @@ _ENDINGS = {
 }
 
 
+class Unpacker(Applier[PathAndStream]):
+    """A pipe whose streams unpack those that it reads, within limits."""
+
+    def __init__(
+        self,
+        datapipe: Iterable[PathAndStream],
+        *,
+        max_bytes: float,
+        max_ratio: float,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
+        self.max_bytes = max_bytes
+        self.max_ratio = max_ratio
+        self._limits = Limits(max_bytes=max_bytes, max_ratio=max_ratio)
+
+    def function(self) -> Callable[[Any], PathAndStream]:
+        return self._unpacked
+
+    def _unpacked(self, item: Any) -> PathAndStream:
+        path, stream = path_and_stream(item, self)
+        with contextlib.ExitStack() as failing:
+            failing.callback(close_stream, stream)
+            source, meter = packed_stream(path, stream, self._limits)
+            kind = self.kind_of(path, source)
+            unpacked = unpacked_stream(source, kind, meter) if kind else source
+            failing.pop_all()
+        return self.path_of(path), unpacked
+
+    def kind_of(self, path: str, source: io.BufferedReader) -> str:
+        """Return what a stream is packed with, or "" for what comes out as it is."""
+        raise NotImplementedError
+
+    def path_of(self, path: str) -> str:
+        """Return the path of what is unpacked."""
+        return path
+
+
 @functional_datapipe("decompress")
-class Decompressor(OneToOne, IterDataPipe[PathAndStream]):
+class Decompressor(Unpacker):
     """Yield ``(path, stream)`` with the stream of the decompressed bytes.
 
     What a file is packed with is told by its name's ending, or else by how it begins,
     unless ``file_type`` says it (``"gzip"``, ``"lzma"``, ``"bz2"``, ``"tar"``, ``"zip"``).
     Tars come out without a compression around them and zips as they are, for
-    load_from_tar and load_from_zip. A file that is no such thing is a RuntimeError.
+    load_from_tar and load_from_zip. A file that is no such thing is a RuntimeError;
+    ``on_error`` and ``max_errors`` are those of ``map``, for such files. One that is damaged
+    further on fails where its stream is read.
 
     >>> import gzip, io
     >>> packed = io.BytesIO(gzip.compress(b"hello"))
@@ -82,24 +125,19 @@ class Decompressor(OneToOne, IterDataPipe[PathAndStream]):
         *,
         max_bytes: float = MAX_BYTES,
         max_ratio: float = MAX_RATIO,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
+        super().__init__(
+            source_datapipe,
+            max_bytes=max_bytes,
+            max_ratio=max_ratio,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
         self.file_type = _checked_type(file_type)
-        self.max_bytes = max_bytes
-        self.max_ratio = max_ratio
-        self._limits = Limits(max_bytes=max_bytes, max_ratio=max_ratio)
 
-    def __iter__(self) -> Iterator[PathAndStream]:
-        for item in begin(self.source):
-            yield self._decompressed(item)
-
-    def _decompressed(self, item: Any) -> PathAndStream:
-        path, stream = path_and_stream(item, self)
-        source, meter = packed_stream(path, stream, self._limits)
-        kind = self._kind(path, source)
-        return path, unpacked_stream(source, kind, meter) if kind else source
-
-    def _kind(self, path: str, source: io.BufferedReader) -> str:
+    def kind_of(self, path: str, source: io.BufferedReader) -> str:
         ending = os.path.splitext(path)[1].lower()
         if self.file_type in _KINDS:
             return _KINDS[self.file_type]
@@ -115,16 +153,19 @@ class Decompressor(OneToOne, IterDataPipe[PathAndStream]):
 
 
 def _checked_type(file_type: Any) -> CompressionType | None:
+    if file_type is None or isinstance(file_type, CompressionType):
+        return file_type
+    names = ", ".join(kind.value for kind in CompressionType)
     if not isinstance(file_type, str):
-        return file_type  # type: ignore[no-any-return]
-    names = [kind.value for kind in CompressionType]
-    if file_type.lower() not in names:
-        raise ValueError(f"file_type must be one of {', '.join(names)}, got {file_type!r}")
-    return CompressionType(file_type.lower())
+        raise TypeError(f"file_type must be one of {names}, got {type(file_type).__name__}")
+    try:
+        return CompressionType(file_type.lower())
+    except ValueError:
+        raise ValueError(f"file_type must be one of {names}, got {file_type!r}") from None
 
 
-class _OneCompression(OneToOne, IterDataPipe[PathAndStream]):
-    """What load_from_xz and load_from_bz2 share."""
+class OneCompression(Unpacker):
+    """What load_from_xz and load_from_bz2 share: what is damaged fails where it is read."""
 
     kind: str
 
@@ -136,27 +177,21 @@ class _OneCompression(OneToOne, IterDataPipe[PathAndStream]):
         max_bytes: float = MAX_BYTES,
         max_ratio: float = MAX_RATIO,
     ) -> None:
-        self.source = iterable_source(datapipe)
+        super().__init__(datapipe, max_bytes=max_bytes, max_ratio=max_ratio)
         self.length = checked_length(length)
-        self.max_bytes = max_bytes
-        self.max_ratio = max_ratio
-        self._limits = Limits(max_bytes=max_bytes, max_ratio=max_ratio)
 
     def __len__(self) -> int:
         return said_length(self, self.length)
 
-    def __iter__(self) -> Iterator[PathAndStream]:
-        for item in begin(self.source):
-            yield self._decompressed(item)
+    def kind_of(self, path: str, source: io.BufferedReader) -> str:
+        return self.kind
 
-    def _decompressed(self, item: Any) -> PathAndStream:
-        path, stream = path_and_stream(item, self)
-        source, meter = packed_stream(path, stream, self._limits)
-        return path.removesuffix(f".{self.kind}"), unpacked_stream(source, self.kind, meter)
+    def path_of(self, path: str) -> str:
+        return path.removesuffix(f".{self.kind}")
 
 
 @functional_datapipe("load_from_xz")
-class XzFileLoader(_OneCompression):
+class XzFileLoader(OneCompression):
     """Yield ``(path, stream)`` with what each xz stream unpacks to, and ``.xz`` off its path.
 
     >>> import io, lzma
@@ -171,7 +206,7 @@ class XzFileLoader(_OneCompression):
 
 
 @functional_datapipe("load_from_bz2")
-class Bz2FileLoader(_OneCompression):
+class Bz2FileLoader(OneCompression):
     """Yield ``(path, stream)`` with what each bz2 stream unpacks to, and ``.bz2`` off its path.
 
     >>> import bz2, io

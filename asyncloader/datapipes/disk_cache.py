@@ -9,19 +9,21 @@ item only where its files are not there yet, and only by one process:
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_mapping,
+    checked_wait,
+    iterable_source,
+)
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
 from asyncloader.datapipes.entry_maker import EntryMaker
-from asyncloader.datapipes.function import is_async
+from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
-from asyncloader.datapipes.naming import function_name
-from asyncloader.datapipes.passes import Pass
+from asyncloader.datapipes.lagging_pass import LaggingPass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Beginning, Ending, Recipe
 
@@ -66,10 +68,10 @@ class OnDiskCacheHolder(Beginning):
         extra_check_fn: Callable[[str], bool] | None = None,
     ) -> None:
         if hash_type not in _HASHES:
-            raise ValueError(f"hash_type must be one of {_HASHES}, got {hash_type!r}")
+            raise ValueError(f"hash_type must be one of {', '.join(_HASHES)}, got {hash_type!r}")
         self.source = iterable_source(source_datapipe)
         self.filepath_fn = _plain_function("filepath_fn", filepath_fn)
-        self.hash_dict = hash_dict
+        self.hash_dict = None if hash_dict is None else checked_mapping("hash_dict", hash_dict)
         self.hash_type = hash_type
         self.extra_check_fn = _plain_function("extra_check_fn", extra_check_fn)
 
@@ -125,9 +127,7 @@ class EndOnDiskCacheHolder(Ending):
 
     def set_timeout(self, timeout: float) -> None:
         """Wait at most so many seconds for an entry that another process makes."""
-        if not timeout >= 0:
-            raise ValueError(f"timeout must be at least 0 seconds, got {timeout!r}")
-        self.timeout = timeout
+        self.timeout = checked_wait("timeout", timeout)
 
     def invalidate(self) -> None:
         """Make all entries again that were made before now, each when it is asked for."""
@@ -137,21 +137,20 @@ class EndOnDiskCacheHolder(Ending):
         return CachePass(self)
 
 
-class CachePass(Pass[str]):
+class CachePass(LaggingPass[str]):
     """One pass: how many entries were handed out whole, and how many paths they had.
 
     It is ahead of that in its source while entries are being made. To go on within an
     entry, that entry is looked up once more.
     """
 
-    marks = ("taken", "yielded")
-
     def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
         self.maker = EntryMaker(pipe)
-        self.source = self.maker.beginning.source
-        self.taken = 0
-        self.yielded = 0
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
+        super().__init__(pipe)
+
+    @property
+    def source(self) -> Any:
+        return self.maker.beginning.source
 
     def __iter__(self) -> Iterator[str]:
         items = self._items()
@@ -163,14 +162,6 @@ class CachePass(Pass[str]):
         finally:
             close_items(entries)
             close_items(items)
-
-    def put_above(self, into: Cursors) -> None:
-        into.update(self.above.at(self.taken))
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().go_on(position, cursor, cursors)
-        self.above.restart(self.taken, cursors)
-        return behind
 
     def _items(self) -> Iterator[Any]:
         items = begin(self.source)
@@ -190,16 +181,12 @@ class CachePass(Pass[str]):
 
 
 def _plain_function(name: str, function: Any) -> Any:
-    if function is None:
-        return None
-    if is_async(checked_function(name, function)):
-        raise TypeError(f"{name} must be a plain function, got the async {function_name(function)}")
-    return function
+    return None if function is None else plain_function(name, function, takes=1)
 
 
 def _checked_mode(mode: str) -> str:
     """Return the mode in which files are written."""
-    kinds = set(mode) - {"w"}
-    if kinds not in ({"b"}, {"t"}, set()):
+    kinds = set(mode) - {"w"} if isinstance(mode, str) else None
+    if kinds is None or kinds not in ({"b"}, {"t"}, set()):
         raise ValueError(f'mode must be "wb" or "wt", got {mode!r}')
     return "w" + "".join(kinds)

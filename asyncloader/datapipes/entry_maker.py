@@ -19,6 +19,7 @@ from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.promise import Promise
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Recipe
+from asyncloader.datapipes.streams import pair_in
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
@@ -105,11 +106,8 @@ class EntryMaker:
                     close_items(pairs)
 
     def _pair(self, item: Any) -> tuple[str, Any]:
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise TypeError(
-                f"{self._pipe!r} takes pairs of a path and data, got {type(item).__name__}"
-            )
-        return self._path_by(self._path_fn, item[0], self._pipe), item[1]
+        name, data = pair_in(item, "(path, data)", self._pipe)
+        return self._path_by(self._path_fn, name, self._pipe), data
 
     def _path_by(self, function: Callable[[Any], Any] | None, item: Any, pipe: Any) -> str:
         try:

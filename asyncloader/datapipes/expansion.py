@@ -62,10 +62,14 @@ class Expansion(Pass[T]):
             self.offset = 0
             yield item
 
+    def known(self) -> int:
+        """Return how many parts of the item that was taken last were yielded already."""
+        self.offset, self._known = self._known, 0
+        return self.offset
+
     def rest(self, parts: Iterator[T]) -> Iterator[T]:
         """Return the parts of an item without those that were yielded already."""
-        self.offset, self._known = self._known, 0
-        return dropped(parts, self.offset)
+        return dropped(parts, self.known())
 
     def finish(self) -> None:
         """Note that all of the item's parts were yielded."""
@@ -86,3 +90,23 @@ class Expansion(Pass[T]):
         self.above.restart(self.taken, cursors)
         resume(self.source, self.taken, cursors)
         return position - self.before - self._known
+
+
+@dataclass
+class TolerantExpansion(Expansion[T]):
+    """An expansion that counts the items that could not be taken apart, or not to their end."""
+
+    marks: ClassVar[tuple[str, ...]] = (*Expansion.marks, "errors_before")
+
+    errors: int = field(default=0, kw_only=True)
+    #: How many of the errors were those of items before the last.
+    errors_before: int = field(default=0, kw_only=True)
+
+    def finish(self) -> None:
+        super().finish()
+        self.errors_before = self.errors
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self.errors = self.errors_before = cursor["errors_before"]
+        return super().go_on(position, cursor, cursors)

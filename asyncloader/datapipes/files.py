@@ -12,9 +12,14 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from asyncloader.datapipes.arguments import checked_count, checked_length, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_encoding,
+    checked_length,
+    iterable_source,
+)
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe, is_pipe
-from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.expanding import Expander, TolerantExpander
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.streams import (
@@ -25,7 +30,9 @@ from asyncloader.datapipes.streams import (
     is_seekable,
     opened,
     path_and_stream,
+    path_in,
 )
+from asyncloader.datapipes.tolerance import OnError
 
 MODES = ("b", "t", "rb", "rt", "r")
 
@@ -73,7 +80,7 @@ class FileLister(Expander[str]):
                 yield path
 
     def _paths(self, root: Any) -> Iterator[str]:
-        root = os.fspath(root)
+        root = path_in(root, self)
         if self.abspath:
             root = os.path.abspath(root)
         if os.path.isfile(root):
@@ -94,7 +101,15 @@ def as_roots(root: Any) -> Any:
     if is_pipe(root):
         return root
     roots = [root] if isinstance(root, str | os.PathLike) else root
-    return IterableWrapper([os.fspath(each) for each in roots], deepcopy=False)
+    if not isinstance(roots, Iterable):
+        raise TypeError(f"root must be a path or a list of paths, got {type(root).__name__}")
+    return IterableWrapper([_checked_root(each) for each in roots], deepcopy=False)
+
+
+def _checked_root(root: Any) -> str:
+    if not isinstance(root, str | os.PathLike):
+        raise TypeError(f"root must be a path or a list of paths, got one of {type(root).__name__}")
+    return os.fspath(root)
 
 
 def checked_masks(masks: Any) -> str | list[str]:
@@ -151,7 +166,7 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
             raise ValueError(f"mode={mode!r} reads bytes, which have no encoding={encoding!r}")
         self.source = iterable_source([datapipe] if isinstance(datapipe, str) else datapipe)
         self.mode = mode
-        self.encoding = encoding
+        self.encoding = None if encoding is None else checked_encoding(encoding)
         self.length = checked_length(length)
 
     def __len__(self) -> int:
@@ -159,18 +174,18 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
 
     def __iter__(self) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
         for path in begin(self.source):
-            if not isinstance(path, str | os.PathLike):
-                raise TypeError(f"{self!r} opens paths, got {type(path).__name__}")
+            name = path_in(path, self)
             # In no variable here: whoever is given the file is the only one to hold it.
-            yield os.fspath(path), opened(os.fspath(path), self.mode, self.encoding)
+            yield name, opened(name, self.mode, self.encoding)
 
 
 @functional_datapipe("read_from_stream")
-class StreamReader(Expander[tuple[str, Any]]):
+class StreamReader(TolerantExpander[tuple[str, Any]]):
     """Yield ``(path, content)`` for each pair of a path and a stream, and close the stream.
 
     With ``chunk`` the content comes in pieces of so many bytes, or characters of text.
-    An empty stream yields nothing.
+    An empty stream yields nothing. ``on_error`` and ``max_errors`` are those of ``flatmap``,
+    for whole streams.
 
     >>> from io import StringIO
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -178,8 +193,15 @@ class StreamReader(Expander[tuple[str, Any]]):
     [('alphabet', 'ab'), ('alphabet', 'cd'), ('alphabet', 'e')]
     """
 
-    def __init__(self, datapipe: Iterable[tuple[str, Any]], chunk: int | None = None) -> None:
-        self.source = iterable_source(datapipe)
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        chunk: int | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.chunk = None if chunk is None else checked_count("chunk", chunk, at_least=1)
 
     def parts(self, item: Any, skip: int = 0) -> Generator[tuple[str, Any], None, None]:

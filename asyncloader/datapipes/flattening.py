@@ -9,16 +9,15 @@ import functools
 import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
-from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.expansion import Expansion
-from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
-from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+from asyncloader.datapipes.expansion import Expansion, TolerantExpansion
+from asyncloader.datapipes.function import calling, is_async, itself
+from asyncloader.datapipes.parts import END, next_part, parts_of
+from asyncloader.datapipes.tolerance import OnError, Tolerance
 
 T = TypeVar("T")
 
@@ -128,76 +127,20 @@ async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) ->
 
 
 @dataclass
-class FlatMapPass(Expansion[T]):
+class FlatMapPass(TolerantExpansion[T]):
     """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
-
-    marks = (*Expansion.marks, "errors_before")
 
     pipe: FlatMapper[T]
     expand: Callable[..., Any]
-    errors: int = 0
-    #: How many of the errors were those of items before the last.
-    errors_before: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._is_strict = self.pipe.tolerance.is_strict
 
     def __iter__(self) -> Iterator[T]:
-        with calling(self.expand, self.pipe) as expand:
+        pipe = self.pipe
+        with calling(self.expand, pipe) as expand:
             for item in self.begin():
-                parts = self.rest(self._parts(expand, item))
-                # The user's code goes on running while a generator is read.
-                while (part := self._next(parts)) is not _END:
+                parts = parts_of(self, expand, item)
+                for _ in range(self.known()):
+                    next_part(parts, pipe)
+                while (part := next_part(parts, pipe)) is not END:
                     self.offset += 1
                     yield part
                 self.finish()
-                self.errors_before = self.errors
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self.errors = self.errors_before = cursor["errors_before"]
-        return super().go_on(position, cursor, cursors)
-
-    def _next(self, parts: Iterator[T]) -> Any:
-        try:
-            return next(parts, _END)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
-
-    def _parts(self, expand: Callable[..., Any], item: Any) -> Iterator[T]:
-        try:
-            result = expand(item)
-        except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-            return self._instead(error, item)
-        parts = iter(result) if isinstance(result, Iterable) else self._refused(result)
-        return parts if self._is_strict else self._tolerated(parts, item)
-
-    def _tolerated(self, parts: Iterator[T], item: Any) -> Iterator[T]:
-        while True:
-            try:
-                part = next(parts, _END)
-            except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                yield from self._instead(error, item)
-                return
-            if part is _END:
-                return
-            yield part
-
-    def _instead(self, error: BaseException, item: Any) -> Iterator[T]:
-        answer = stand_in(error, item, self)
-        if answer is SKIPPED:
-            return iter(())
-        return iter(answer) if isinstance(answer, Iterable) else self._refused(answer)
-
-    def _refused(self, result: Any) -> Iterator[T]:
-        if result.__class__ is CoroutineType:
-            raise unawaited(self.pipe)
-        raise TypeError(
-            f"fn must return something to iterate, got {type(result).__name__}"
-            f" from the function of {self.pipe!r}"
-        )
-
-
-_END: Any = object()

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import posixpath
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_function, iterable_source
+from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.files import any_match, as_roots, checked_masks
-from asyncloader.datapipes.function import calling, is_async, itself
+from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.saving import (
     as_bytes,
+    checked_filepath,
     checked_write_mode,
     path_for,
     temporary_beside,
     write,
 )
-from asyncloader.datapipes.streams import OpenedText
+from asyncloader.datapipes.streams import OpenedText, pair_in, path_in
 from asyncloader.datapipes.text import after
 
 
@@ -58,7 +58,7 @@ class FSSpecFileLister(Expander[str]):
 
     def parts(self, item: Any, skip: int = 0) -> Generator[str, None, None]:
         with contextlib.closing(FileSystems(self.kwargs_for_connection)) as systems:
-            found = self._found(systems, os.fspath(item))
+            found = self._found(systems, path_in(item, self))
         yield from after(found, skip)
 
     def _found(self, systems: FileSystems, root: str) -> list[str]:
@@ -105,8 +105,10 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
         **kwargs: Any,
     ) -> None:
         self.source = iterable_source(source_datapipe)
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
         self.mode = mode
-        self.kwargs_for_open = dict(kwargs_for_open or {})
+        self.kwargs_for_open = _settings("kwargs_for_open", kwargs_for_open)
         self.kwargs_for_connection = kwargs
 
     def __len__(self) -> int:
@@ -114,8 +116,9 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         for url in begin(self.source):
+            name = path_in(url, self)
             # In no variable here: whoever is given the file is the only one to hold it.
-            yield os.fspath(url), self._opened(os.fspath(url))
+            yield name, self._opened(name)
 
     def _opened(self, url: str) -> Any:
         # A file may be held for longer than the loop of the pass runs, so that its bytes
@@ -128,6 +131,9 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
         file = fs.open(path, self.mode.replace("t", "") + "b", **others)
         return OpenedText(file, **of_text)
 
+
+#: Only to read: what an opened file is written to would be the file that is to be read.
+_MODES = ("r", "rt", "rb")
 
 #: What ``open`` takes for text, and not for the bytes below it.
 _OF_TEXT = {"encoding", "errors", "newline"}
@@ -159,9 +165,9 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
         self.source = iterable_source(source_datapipe)
         self.mode = checked_write_mode(mode)
         self.filepath_fn = filepath_fn
-        self.kwargs_for_open = dict(kwargs_for_open or {})
+        self.kwargs_for_open = _settings("kwargs_for_open", kwargs_for_open)
         self.kwargs_for_connection = kwargs
-        self._path_of = checked_function("filepath_fn", filepath_fn or itself)
+        self._path_of = checked_filepath(filepath_fn)
 
     def waits(self) -> bool:
         return is_async(self._path_of)
@@ -172,7 +178,9 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
     def __iter__(self) -> Iterator[str]:
         systems = FileSystems(self.kwargs_for_connection)
         with contextlib.closing(systems), calling(self._path_of) as path_of:
-            for name, data in begin(self.source):
+            for item in begin(self.source):
+                name, data = pair_in(item, "(path, data)", self)
+                del item
                 url = path_for(name, path_of, self)
                 self._save(systems, url, data)
                 del data
@@ -205,6 +213,10 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(temporary)
             raise
+
+
+def _settings(name: str, value: Any) -> dict[str, Any]:
+    return {} if value is None else dict(checked_mapping(name, value))
 
 
 class FileSystems:

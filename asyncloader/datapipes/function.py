@@ -14,9 +14,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.debugging import watched_async, watched_plain
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.runtime import Stopped, get_worker_info, running_loop
 
 T = TypeVar("T")
@@ -25,9 +26,17 @@ T = TypeVar("T")
 def is_async(function: object) -> bool:
     """Whether calling ``function`` gives something to await."""
     call = getattr(function, "func", function)  # a partial is as async as what it wraps
-    return inspect.iscoroutinefunction(call) or (
-        callable(call) and inspect.iscoroutinefunction(call.__call__)
-    )
+    if inspect.iscoroutinefunction(call) or not callable(call):
+        return inspect.iscoroutinefunction(call)
+    # Calling a class makes an object, however that is called then.
+    return not isinstance(call, type) and inspect.iscoroutinefunction(call.__call__)
+
+
+def plain_function(name: str, value: Any, *, takes: int) -> Any:
+    """Return a function that is called where nothing can be awaited; TypeError for others."""
+    if is_async(checked_function(name, value, takes=takes)):
+        raise TypeError(f"{name} must be a plain function, got the async {function_name(value)}")
+    return value
 
 
 def itself(item: T) -> T:

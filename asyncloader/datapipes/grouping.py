@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.answers import key_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin_with
 
@@ -49,7 +49,7 @@ class Grouper(IterDataPipe[Any]):
         drop_remaining: bool = False,
     ) -> None:
         self.source = iterable_source(datapipe)
-        self.group_key_fn = checked_function("group_key_fn", group_key_fn)
+        self.group_key_fn = checked_function("group_key_fn", group_key_fn, takes=1)
         self.keep_key = keep_key
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
         self.group_size = _checked_size("group_size", group_size, "buffer_size", buffer_size)
@@ -95,9 +95,9 @@ class GroupPass(Pass[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
-        with calling(pipe.group_key_fn, pipe) as key_of:
-            for item in self._refilled(key_of):
-                key = self._key(key_of, item)
+        with calling(pipe.group_key_fn, pipe) as function:
+            for item in self._refilled(function):
+                key = key_of(pipe, function, item)
                 self._hold(key, item, self.taken)
                 self.taken += 1
                 if self.groups[key].size == pipe.group_size:
@@ -130,23 +130,13 @@ class GroupPass(Pass[Any]):
         self.above.restart(min(self._positions, default=self.taken), cursors)
         return position - self.yielded
 
-    def _refilled(self, key_of: Callable[..., Any]) -> Iterator[Any]:
+    def _refilled(self, function: Callable[..., Any]) -> Iterator[Any]:
         """Hold the items again that were held; return those that follow."""
         positions = self._positions
         again, following = begin_with(self.pipe.source, positions, self.taken, self._cursors)
         for position, item in zip(positions, again, strict=True):
-            self._hold(self._key(key_of, item), item, position)
+            self._hold(key_of(self.pipe, function, item), item, position)
         return following
-
-    def _key(self, key_of: Callable[..., Any], item: Any) -> Any:
-        try:
-            key = key_of(item)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
-        if key.__class__ is CoroutineType:
-            raise unawaited(self.pipe)
-        return key
 
     def _hold(self, key: Any, item: Any, position: int) -> None:
         group = self.groups.get(key)

@@ -6,26 +6,33 @@ This file is about check_hash.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
-from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.streams import PIECE_BYTES, is_seekable, path_and_stream
+from asyncloader.datapipes.applying import Applier
+from asyncloader.datapipes.arguments import checked_mapping
+from asyncloader.datapipes.base import functional_datapipe
+from asyncloader.datapipes.streams import (
+    PIECE_BYTES,
+    is_seekable,
+    pair_in,
+    path_and_stream,
+    path_in,
+)
+from asyncloader.datapipes.tolerance import OnError
 
 #: Those without a length of their own cannot be told by their text.
 HASH_TYPES = sorted(name for name in hashlib.algorithms_guaranteed if "shake" not in name)
 
 
 @functional_datapipe("check_hash")
-class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
+class HashChecker(Applier[tuple[str, Any]]):
     """Yield the pairs ``(path, data)`` of a source, once the data has the hash it should have.
 
     ``hash_dict`` says which, by path and in hexadecimal. Data is bytes, text or a stream,
     which is read through and then sought back to where it was, unless ``rewind=False``.
-    Another hash, or none in ``hash_dict``, is a RuntimeError.
+    Another hash, or none in ``hash_dict``, is a RuntimeError; ``on_error`` and ``max_errors``
+    are those of ``map``, for such files.
 
     >>> import hashlib
     >>> known = {"a": hashlib.sha256(b"hello").hexdigest()}
@@ -40,25 +47,26 @@ class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
         hash_dict: dict[str, str],
         hash_type: str = "sha256",
         rewind: bool = True,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         if hash_type not in HASH_TYPES:
             raise ValueError(f"hash_type must be one of {', '.join(HASH_TYPES)}, got {hash_type!r}")
-        self.source = iterable_source(source_datapipe)
-        self.hash_dict = hash_dict
+        self.hash_dict = checked_mapping("hash_dict", hash_dict)
         self.hash_type = hash_type
         self.rewind = rewind
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self.tolerance.length(self, self.source)
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for item in begin(self.source):
-            self._check(item)
-            yield item
+    def function(self) -> Callable[[Any], tuple[str, Any]]:
+        return self._checked
 
-    def _check(self, item: Any) -> None:
-        path, data = item
-        path = os.fspath(path)
+    def _checked(self, item: Any) -> Any:
+        name, data = pair_in(item, "(path, data)", self)
+        path = path_in(name, self)
         if path not in self.hash_dict:
             raise RuntimeError(f"Unspecified hash for file {path}: hash_dict does not have it")
         known, found = self.hash_dict[path], self._hash(item, data)
@@ -67,6 +75,7 @@ class HashChecker(OneToOne, IterDataPipe[tuple[str, Any]]):
                 f"the {self.hash_type} hash of {path} is {found} and does not match the expected"
                 f" {known}; remove the file and get it again"
             )
+        return item
 
     def _hash(self, item: Any, data: Any) -> str:
         digest = hashlib.new(self.hash_type, usedforsecurity=False)

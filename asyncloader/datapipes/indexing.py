@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.arguments import checked_key, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
 from asyncloader.datapipes.passes import Pass
@@ -31,7 +31,7 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
         self, source_datapipe: Iterable[dict[Any, Any]], index_name: str = "index"
     ) -> None:
         self.source = iterable_source(source_datapipe)
-        self.index_name = index_name
+        self.index_name = checked_key("index_name", index_name)
 
     def __len__(self) -> int:
         return len(self.source)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.answers import answer_of
+from asyncloader.datapipes.answers import answer_of, key_of
 from asyncloader.datapipes.arguments import (
     checked_count,
     checked_function,
@@ -26,7 +26,7 @@ from asyncloader.datapipes.base import (
     functional_datapipe,
 )
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
-from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.function import blame, calling, is_async
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import (
@@ -63,6 +63,11 @@ def pair(item: Any, other: Any) -> tuple[Any, Any]:
     return item, other
 
 
+def checked_merge(merge_fn: Any) -> Callable[[Any, Any], Any]:
+    """Return what joins two items: the user's function, or ``pair`` without one."""
+    return pair if merge_fn is None else checked_function("merge_fn", merge_fn, takes=2)
+
+
 @functional_datapipe("zip_with_iter")
 class IterKeyZipper(Joiner):
     """Yield each item together with the item of ``ref_datapipe`` that has the same key.
@@ -93,15 +98,17 @@ class IterKeyZipper(Joiner):
     ) -> None:
         self.source = iterable_source(source_datapipe)
         self.ref_datapipe = iterable_source(ref_datapipe)
-        self.key_fn = checked_function("key_fn", key_fn)
+        self.key_fn = checked_function("key_fn", key_fn, takes=1)
         self.ref_key_fn = ref_key_fn
-        self.ref_key = key_fn if ref_key_fn is None else checked_function("ref_key_fn", ref_key_fn)
+        self.ref_key = key_fn
+        if ref_key_fn is not None:
+            self.ref_key = checked_function("ref_key_fn", ref_key_fn, takes=1)
         self.keep_key = keep_key
         self.buffer_size = buffer_size
         if buffer_size is not None:
             self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
         self.merge_fn = merge_fn
-        self.merge = pair if merge_fn is None else checked_function("merge_fn", merge_fn)
+        self.merge = checked_merge(merge_fn)
 
     def waits(self) -> bool:
         return super().waits() or is_async(self.ref_key)
@@ -128,7 +135,7 @@ class IterJoinPass(Pass[Any]):
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
         with contextlib.ExitStack() as stack:
-            key_of, ref_key_of, merge = (
+            key_fn, ref_key_fn, merge = (
                 stack.enter_context(calling(function))
                 for function in (pipe.key_fn, pipe.ref_key, pipe.merge)
             )
@@ -137,24 +144,24 @@ class IterJoinPass(Pass[Any]):
             )
             stack.callback(refs.close)
             for held in refs.again:
-                self.waiting[answer_of(pipe, ref_key_of, held.item)] = held
+                self.waiting[key_of(pipe, ref_key_fn, held.item)] = held
             for item in begin(pipe.source):
-                key = answer_of(pipe, key_of, item)
+                key = key_of(pipe, key_fn, item)
                 while key not in self.waiting:
-                    self._take_for(key, refs, ref_key_of)
+                    self._take_for(key, refs, ref_key_fn)
                 result = pipe.result(key, merge, item, self.waiting[key].item)
                 del self.waiting[key]
                 self.yielded += 1
                 yield result
 
-    def _take_for(self, wanted: Any, refs: Rereader[Any], ref_key_of: Callable[..., Any]) -> None:
+    def _take_for(self, wanted: Any, refs: Rereader[Any], ref_key_fn: Callable[..., Any]) -> None:
         held = next(refs, None)
         if held is None:
             raise BufferError(
                 f"{self.pipe!r} found no item with the key {wanted!r} in its ref_datapipe; if it"
                 " was dropped before its turn, make buffer_size larger"
             )
-        key = answer_of(self.pipe, ref_key_of, held.item)
+        key = key_of(self.pipe, ref_key_fn, held.item)
         if key in self.waiting:
             raise ValueError(
                 f"{self.pipe!r} got the key {key!r} from its ref_datapipe twice; keys must differ"
@@ -220,15 +227,15 @@ class MapKeyZipper(OneToOne, Joiner):
     ) -> None:
         self.source = iterable_source(source_iterdatapipe)
         self.map_datapipe = keyed_source(map_datapipe)
-        self.key_fn = checked_function("key_fn", key_fn)
+        self.key_fn = checked_function("key_fn", key_fn, takes=1)
         self.merge_fn = merge_fn
-        self.merge = pair if merge_fn is None else checked_function("merge_fn", merge_fn)
+        self.merge = checked_merge(merge_fn)
         self.keep_key = keep_key
 
     def __iter__(self) -> Iterator[Any]:
-        with calling(self.key_fn) as key_of, calling(self.merge) as merge:
+        with calling(self.key_fn) as key_fn, calling(self.merge) as merge:
             for item in begin(self.source):
-                key = answer_of(self, key_of, item)
+                key = answer_of(self, key_fn, item)
                 yield self.result(key, merge, item, self._looked_up(key))
 
     def _looked_up(self, key: Any) -> Any:
@@ -236,3 +243,6 @@ class MapKeyZipper(OneToOne, Joiner):
             return self.map_datapipe[key]
         except LookupError as error:
             raise KeyError(f"{self!r} finds nothing under the key {key!r}") from error
+        except TypeError as error:
+            blame(error, self)
+            raise

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CoroutineType
 from typing import Any, TypeVar
 
+from asyncloader.datapipes.answers import answer_of
+from asyncloader.datapipes.applying import Applier
 from asyncloader.datapipes.arguments import (
     checked_count,
     checked_function,
+    checked_integer,
     iterable_source,
     keyed_source,
 )
@@ -26,16 +28,16 @@ from asyncloader.datapipes.base import (
 from asyncloader.datapipes.collating import Allocate, Collation, is_torchs_own
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+from asyncloader.datapipes.tolerance import OnError
 
 T = TypeVar("T")
 
 
 @functional_datapipe("map")
-class Mapper(OneToOne, IterDataPipe[T]):
+class Mapper(Applier[T]):
     """Yield ``fn(item)`` for each item.
 
     ``input_col`` picks what is handed to ``fn`` out of a tuple, list or dict, and
@@ -52,8 +54,6 @@ class Mapper(OneToOne, IterDataPipe[T]):
     [1, 3]
     """
 
-    makes_again = False
-
     def __init__(
         self,
         datapipe: Iterable[Any],
@@ -64,88 +64,24 @@ class Mapper(OneToOne, IterDataPipe[T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(datapipe)
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
-        self.on_error = on_error
-        self.max_errors = max_errors
-        self.apply = ColumnFunction.of(fn, input_col, output_col)
-        self.tolerance = Tolerance(on_error, max_errors)
-        # One result for each item needs no pass. Where items may be left out one counts.
-        self._way: Any = OneToOne if self.tolerance.is_strict else IterDataPipe
+        self._apply = ColumnFunction.of(fn, input_col, output_col)
 
     def waits(self) -> bool:
         return is_async(self.fn)
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-        self.apply = wrap(self.apply)
+        self._apply = wrap(self._apply)
         return self.tolerance.is_strict
+
+    def function(self) -> Callable[[Any], Any]:
+        return self._apply
 
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
-
-    def __iter__(self) -> Iterator[T]:
-        return self._mapped() if self.tolerance.is_strict else super().__iter__()
-
-    def new_pass(self) -> MapPass[T]:
-        return MapPass(self)
-
-    def put_cursors(self, into: Cursors) -> None:
-        self._way.put_cursors(self, into)
-
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T]:
-        items: Iterator[T] = self._way.iter_from(self, position, cursors)
-        return items
-
-    def picks(self) -> bool:
-        return self.tolerance.is_strict and super().picks()
-
-    def _mapped(self) -> Iterator[T]:
-        with calling(self.apply, self) as apply:
-            for item in begin(self.source):
-                try:
-                    result = apply(item)
-                except BaseException as error:
-                    blame(error, self)
-                    raise
-                if result.__class__ is CoroutineType:
-                    raise unawaited(self)
-                yield result
-                # Their memory, still warm, is wanted for the next.
-                del item, result
-
-
-@dataclass
-class MapPass(Pass[T]):
-    """One pass over a Mapper that goes on after errors, which knows how many there were."""
-
-    marks = ("taken", "yielded", "errors")
-
-    pipe: Mapper[T]
-    taken: int = 0
-    yielded: int = 0
-    errors: int = 0
-
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
-
-    def __iter__(self) -> Iterator[T]:
-        with calling(self.pipe.apply, self.pipe) as apply:
-            for item in begin(self.source):
-                try:
-                    result = apply(item)
-                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                    result = stand_in(error, item, self)
-                if result.__class__ is CoroutineType:
-                    raise unawaited(self.pipe)
-                self.taken += 1
-                if result is not SKIPPED:
-                    self.yielded += 1
-                    yield result
-                # Their memory, still warm, is wanted for the next.
-                del item, result
 
 
 @functional_datapipe("map")
@@ -162,7 +98,7 @@ class MapMapper(MapDataPipe[T]):
 
     def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], Any]) -> None:
         self.source = keyed_source(datapipe)
-        self.fn = checked_function("fn", fn)
+        self.fn = checked_function("fn", fn, takes=1)
 
     def waits(self) -> bool:
         return is_async(self.fn)
@@ -171,15 +107,7 @@ class MapMapper(MapDataPipe[T]):
         return len(self.source)
 
     def __getitem__(self, key: Any) -> T:
-        item = self.source[key]
-        try:
-            result = self._apply(item)
-        except BaseException as error:
-            blame(error, self)
-            raise
-        if result.__class__ is CoroutineType:
-            raise unawaited(self)
-        return result
+        return answer_of(self, self._apply, self.source[key])  # type: ignore[no-any-return]
 
     def _apply(self, item: Any) -> T:
         if not self.waits():
@@ -213,9 +141,10 @@ class Collator(Mapper[T]):
     ) -> None:
         self.conversion = conversion
         self.collate_fn = collate_fn
-        if conversion is not None:
-            checked_function("conversion", conversion)
-        function = collate_fn or conversion
+        for name, given in (("conversion", conversion), ("collate_fn", collate_fn)):
+            if given is not None:
+                checked_function(name, given, takes=1)
+        function = conversion if collate_fn is None else collate_fn
         if function is None or is_torchs_own(function):
             function = Collation()
         super().__init__(datapipe, function, on_error=on_error, max_errors=max_errors)
@@ -238,7 +167,7 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
 
     def __init__(self, source_datapipe: Iterable[T], starting_index: int = 0) -> None:
         self.source = iterable_source(source_datapipe)
-        self.starting_index = starting_index
+        self.starting_index = checked_integer("starting_index", starting_index)
 
     def __len__(self) -> int:
         return len(self.source)

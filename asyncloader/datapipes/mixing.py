@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.combining import readers
 from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
@@ -41,7 +41,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     def __init__(
         self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None
     ) -> None:
-        if not pipes_to_weights_dict:
+        if not checked_mapping("pipes_to_weights_dict", pipes_to_weights_dict):
             raise ValueError("pipes_to_weights_dict must have at least one source, got none")
         self.pipes_to_weights_dict = {
             iterable_source(source): checked_weight(weight, source)

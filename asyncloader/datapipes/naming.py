@@ -40,13 +40,19 @@ def _settings(pipe: object) -> list[str]:
     parameters = list(inspect.signature(type(pipe)).parameters.values())
     shown = []
     for position, parameter in enumerate(parameters):
-        value = getattr(pipe, parameter.name, parameter.default)
+        value = _value_of(pipe, parameter)
         text = _brief(value)
         if text is not None and text != _brief(parameter.default):
             leads = position <= 1 and parameter.kind is not parameter.KEYWORD_ONLY
             says_enough = leads and not isinstance(value, bool)
             shown.append(text if says_enough else f"{parameter.name}={text}")
     return shown
+
+
+def _value_of(pipe: object, parameter: inspect.Parameter) -> Any:
+    value = getattr(pipe, parameter.name, parameter.default)
+    # A setting that is not kept under its name may have that of a fluent method.
+    return parameter.default if hasattr(value, "builds") else value
 
 
 def _brief(value: Any) -> str | None:

@@ -62,6 +62,11 @@ class ObjectStoreReader(AsyncMapper[Any]):
                 f"{', '.join(store_settings)}: settings go with the URL of a store, and store is"
                 f" a {type(store).__name__}"
             )
+        if not (isinstance(store, str) or callable(store) or hasattr(store, "get_async")):
+            raise TypeError(
+                "store must be the URL of a store, one of obstore's, or a function that makes one,"
+                f" got {type(store).__name__}"
+            )
         self.store = store
         self.max_bytes = checked_count("max_bytes", max_bytes, at_least=1)
         self.as_bytes = as_bytes

@@ -60,12 +60,12 @@ class SequencePacker(IterDataPipe[list[T]]):
     ) -> None:
         self.source = iterable_source(datapipe)
         self.budget = checked_count("budget", budget, at_least=1)
-        self.len_fn = checked_function("len_fn", len_fn)
+        self.len_fn = checked_function("len_fn", len_fn, takes=1)
         if split not in ("never", "long", "always"):
             raise ValueError(f'split must be "never", "long" or "always", got {split!r}')
         self.split = split
         self.cut_fn = cut_fn
-        self.cut = slice_of if cut_fn is None else checked_function("cut_fn", cut_fn)
+        self.cut = slice_of if cut_fn is None else checked_function("cut_fn", cut_fn, takes=3)
         self.open_packs = checked_count("open_packs", open_packs, at_least=1)
         self.drop_last = drop_last
 

@@ -11,23 +11,24 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.limits import MAX_GROUP_BYTES, checked_limit
 from asyncloader.datapipes.streams import close_stream, path_and_stream
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import get_worker_info
 
 
 @functional_datapipe("load_parquet")
-class ParquetLoader(Expander[Any]):
+class ParquetLoader(TolerantExpander[Any]):
     """Yield a ``pyarrow.Table`` for each row group of each Parquet file.
 
     Files are paths, or pairs of a path and a stream that can seek. ``columns`` are the
     columns to read (default: all). With ``as_rows`` each row is yielded, as a dict; with
     ``return_path`` what is yielded comes as ``(path, …)``. A row group that says it has
-    more than ``max_group_bytes`` is an error.
+    more than ``max_group_bytes`` is an error. ``on_error`` and ``max_errors`` are those of
+    ``flatmap``, for whole files.
 
     >>> import io
     >>> import pyarrow, pyarrow.parquet
@@ -46,10 +47,12 @@ class ParquetLoader(Expander[Any]):
         as_rows: bool = False,
         return_path: bool = False,
         max_group_bytes: float = MAX_GROUP_BYTES,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         if isinstance(columns, str):
             raise TypeError(f"columns must be a list of names, got the text {columns!r}")
-        self.source = iterable_source(source_datapipe)
         self.columns = None if columns is None else list(columns)
         self.as_rows = as_rows
         self.return_path = return_path

@@ -9,42 +9,24 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
-from asyncloader.datapipes.expanding import Expander
-from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.applying import Applier
+from asyncloader.datapipes.base import functional_datapipe
+from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.streams import close_stream, path_and_stream
-from asyncloader.datapipes.text import (
-    after,
-    checked_encoding,
-    checked_errors,
-    decoded,
-    lines_of,
-    undecodable,
-)
+from asyncloader.datapipes.text import TextReader, after, lines_of, undecodable
+from asyncloader.datapipes.tolerance import OnError
 
 
-class _CSVReader(Expander[Any]):
+class _CSVReader(TextReader):
     """What the two parsers of CSV share."""
-
-    source: Iterable[tuple[str, Any]]
-    skip_lines: int
-    decode: bool
-    encoding: str
-    errors: str
-    return_path: bool
-    fmtparams: dict[str, Any]
 
     def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
         path, stream = path_and_stream(item, self)
         try:
-            lines = after(lines_of(stream, path), self.skip_lines)
-            if self.decode:
-                lines = decoded(lines, self.encoding, self.errors, path, self.skip_lines + 1)
-            reader = self.reader(lines)
+            reader = self.reader(self.lines(stream, path))
             for row in after(self._rows(reader, path), skip):
                 yield (path, row) if self.return_path else row
         finally:
@@ -68,8 +50,9 @@ class CSVParser(_CSVReader):
 
     The first ``skip_lines`` of every file are left out. With ``decode`` bytes become
     text, as ``encoding`` and ``errors`` say. With ``as_tuple`` rows are tuples, and with
-    ``return_path`` they come as ``(path, row)``. Other keywords are those of
-    ``csv.reader``, such as ``delimiter``.
+    ``return_path`` they come as ``(path, row)``. ``on_error`` and ``max_errors`` are those
+    of ``flatmap``, for whole files: what follows a row that cannot be parsed is left out.
+    Other keywords are those of ``csv.reader``, such as ``delimiter``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -87,14 +70,20 @@ class CSVParser(_CSVReader):
         errors: str = "ignore",
         return_path: bool = False,
         as_tuple: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
         **fmtparams: Any,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
-        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
-        self.decode = decode
-        self.encoding = checked_encoding(encoding)
-        self.errors = checked_errors(errors)
-        self.return_path = return_path
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
         self.as_tuple = as_tuple
         self.fmtparams = _checked_format(fmtparams)
 
@@ -125,8 +114,9 @@ class CSVDictParser(_CSVReader):
 
     The first row of each file, after the ``skip_lines`` that are left out, has the keys.
     With ``decode`` bytes become text, as ``encoding`` and ``errors`` say; with
-    ``return_path`` rows come as ``(path, row)``. Other keywords are those of
-    ``csv.DictReader``, such as ``fieldnames`` or ``delimiter``.
+    ``return_path`` rows come as ``(path, row)``. ``on_error`` and ``max_errors`` are those
+    of ``parse_csv``. Other keywords are those of ``csv.DictReader``, such as ``fieldnames``
+    or ``delimiter``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -144,14 +134,20 @@ class CSVDictParser(_CSVReader):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
         **fmtparams: Any,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
-        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
-        self.decode = decode
-        self.encoding = checked_encoding(encoding)
-        self.errors = checked_errors(errors)
-        self.return_path = return_path
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
         self.fmtparams = _checked_format(fmtparams, csv.DictReader)
 
     def reader(self, lines: Iterator[str]) -> Any:
@@ -164,10 +160,11 @@ def _checked_format(fmtparams: dict[str, Any], reader: Any = csv.reader) -> dict
 
 
 @functional_datapipe("parse_json_files")
-class JsonParser(OneToOne, IterDataPipe[tuple[str, Any]]):
+class JsonParser(Applier[tuple[str, Any]]):
     """Yield ``(path, document)`` for each pair of a path and a stream of JSON.
 
-    Keywords are those of ``json.loads``, such as ``parse_float``.
+    ``on_error`` and ``max_errors`` are those of ``map``, for files that cannot be parsed.
+    Other keywords are those of ``json.loads``, such as ``parse_float``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -176,32 +173,40 @@ class JsonParser(OneToOne, IterDataPipe[tuple[str, Any]]):
     [('1.json', {'a': [1, None]})]
     """
 
-    def __init__(self, source_datapipe: Iterable[tuple[str, Any]], **kwargs: Any) -> None:
-        self.source = iterable_source(source_datapipe)
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         self.kwargs = _checked_keywords(kwargs)
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self.tolerance.length(self, self.source)
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for item in begin(self.source):
-            path, stream = path_and_stream(item, self)
-            try:
-                text = stream.read()
-            finally:
-                close_stream(stream)
-            document = _parsed(text, path, 1, self.kwargs)
-            del text
-            yield path, document
-            del document
+    def function(self) -> Callable[[Any], tuple[str, Any]]:
+        return self._document
+
+    def _document(self, item: Any) -> tuple[str, Any]:
+        path, stream = path_and_stream(item, self)
+        try:
+            text = stream.read()
+        finally:
+            close_stream(stream)
+        return path, _parsed(text, path, 1, self.kwargs)
 
 
 @functional_datapipe("parse_json_lines")
-class JsonLinesParser(Expander[Any]):
+class JsonLinesParser(TolerantExpander[Any]):
     r"""Yield the document in each line of streams of JSON lines, from pairs ``(path, stream)``.
 
     Empty lines are left out. With ``return_path`` documents come as ``(path, document)``.
-    Other keywords are those of ``json.loads``.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole files: to leave out
+    single lines, ``readlines().map(json.loads, 1, on_error="skip")``. Other keywords are
+    those of ``json.loads``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -215,9 +220,11 @@ class JsonLinesParser(Expander[Any]):
         source_datapipe: Iterable[tuple[str, Any]],
         *,
         return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         self.return_path = return_path
         self.kwargs = _checked_keywords(kwargs)
 

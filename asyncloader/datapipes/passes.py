@@ -6,7 +6,7 @@ a later pass goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
@@ -47,6 +47,9 @@ class Pass(Generic[T_co]):
         """
         return 0, 0
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Read nothing ahead of what is waited for, or do so again; from any thread."""
+
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         """Be where ``cursor`` says; return how many items are to be dropped from there.
 
@@ -59,3 +62,11 @@ class Pass(Generic[T_co]):
             setattr(self, name, cursor[name])
         resume(self.source, cursor["taken"], cursors)
         return position - int(cursor["yielded"])
+
+
+def set_all_paused(pipes: Iterable[Any], is_paused: bool) -> None:
+    """Pause the passes of pipes that are under way, or let them run ahead again."""
+    for pipe in pipes:
+        running = getattr(pipe, "current_pass", None)
+        if isinstance(running, Pass):
+            running.set_paused(is_paused)

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.answers import answer_of
+from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
-from asyncloader.datapipes.function import blame
+from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
@@ -172,7 +173,9 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         self.source = iterable_source(source_datapipe)
         self.device = device
         self.pin_memory_fn = (
-            None if pin_memory_fn is None else checked_function("pin_memory_fn", pin_memory_fn)
+            None
+            if pin_memory_fn is None
+            else plain_function("pin_memory_fn", pin_memory_fn, takes=2)
         )
 
     def is_replicable(self) -> bool:
@@ -195,12 +198,7 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         iterator = begin(self.source)
         try:
             for item in iterator:
-                try:
-                    result = pin(item, self.device)
-                except BaseException as error:
-                    blame(error, self)
-                    raise
-                yield result
+                yield answer_of(self, pin, item, self.device)
         finally:
             close_items(iterator)
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from random import Random
 from typing import Any, Self, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.arguments import checked_count, checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.passes import Pass
@@ -200,9 +201,11 @@ def _scaled(weights: list[float], total: int) -> list[float]:
 
 
 def _checked_weights(weights: Mapping[Any, float]) -> dict[Any, float]:
-    if not weights:
+    if not checked_mapping("weights", weights):
         raise ValueError("weights must have at least one key, got none")
     for key, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(f"the weight of {key!r} must be a number, got {type(weight).__name__}")
         if not 0 <= weight < float("inf"):
             raise ValueError(f"the weight of {key!r} must be finite and at least 0, got {weight}")
     if not any(weights.values()):

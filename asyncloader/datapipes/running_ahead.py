@@ -33,6 +33,8 @@ class RunningAhead(ABC, Generic[T]):
         self._reader = LoopWaiter(loop)
         self._consumer = LoopWaiter(loop)
         self._may_cancel = True
+        self._is_paused = False
+        self._is_wanted = False
         self._loop = loop
         self._task: asyncio.Task[None]
 
@@ -56,12 +58,25 @@ class RunningAhead(ABC, Generic[T]):
     def next(self) -> T:
         """Take the next of what is held; only after ``has_next`` said that it is there."""
 
+    def is_empty(self) -> bool:
+        """Whether nothing is there, or will be unless more is read."""
+        return not self.has_something()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Read nothing ahead of what is waited for, or do so again; from any thread."""
+        self._is_paused = is_paused
+        self.wake_reader()
+
     def drop(self) -> None:
         """Let go of what is held, which nobody will take."""
 
     async def has_next(self) -> bool:
         """Wait for something to take; False at the end, and an error in its place."""
+        self._is_wanted = True
+        if self._is_paused:
+            self.wake_reader()
         await self._consumer.until(self._is_ready)
+        self._is_wanted = False
         if self.has_something():
             return True
         if self.error is not None:
@@ -96,8 +111,8 @@ class RunningAhead(ABC, Generic[T]):
             async for item in items:
                 self.hold(item)
                 del item
-                if not self.has_room():
-                    await self._reader.until(self.has_room)
+                if not self._may_read():
+                    await self._reader.until(self._may_read)
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         finally:
@@ -106,6 +121,11 @@ class RunningAhead(ABC, Generic[T]):
     async def until(self, ready: Callable[[], bool]) -> None:
         """Let the reader wait until it is woken and something is so."""
         await self._reader.until(ready)
+
+    def _may_read(self) -> bool:
+        if self._is_paused and not (self._is_wanted and self.is_empty()):
+            return False
+        return self.has_room()
 
     def _is_ready(self) -> bool:
         return self.has_something() or self.has_ended

@@ -11,13 +11,14 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from types import CoroutineType
 from typing import Any
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
-from asyncloader.datapipes.function import blame, calling, is_async, itself, unawaited
+from asyncloader.datapipes.function import calling, is_async, itself
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.streams import pair_in
 
 _KINDS = {"": "", "t": "", "b": "b"}
 
@@ -49,7 +50,7 @@ class Saver(OneToOne, IterDataPipe[str]):
         self.source = iterable_source(source_datapipe)
         self.mode = checked_write_mode(mode)
         self.filepath_fn = filepath_fn
-        self._path_of = checked_function("filepath_fn", filepath_fn or itself)
+        self._path_of = checked_filepath(filepath_fn)
 
     def waits(self) -> bool:
         return is_async(self._path_of)
@@ -59,17 +60,24 @@ class Saver(OneToOne, IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         with calling(self._path_of) as path_of:
-            for name, data in begin(self.source):
+            for item in begin(self.source):
+                name, data = pair_in(item, "(path, data)", self)
+                del item
                 path = path_for(name, path_of, self)
                 save(path, data, self.mode)
                 del data
                 yield path
 
 
+def checked_filepath(filepath_fn: Any) -> Callable[[Any], Any]:
+    """Return the function that makes paths: the user's, or without one that which changes none."""
+    return itself if filepath_fn is None else checked_function("filepath_fn", filepath_fn, takes=1)
+
+
 def checked_write_mode(mode: str) -> str:
     """Return ``w``, ``wb``, ``a`` or ``ab``; ValueError for what says none of them."""
-    way = "a" if "a" in mode else "w"
-    kind = mode.replace(way, "", 1)
+    way = "a" if isinstance(mode, str) and "a" in mode else "w"
+    kind = mode.replace(way, "", 1) if isinstance(mode, str) else None
     if kind not in _KINDS:
         raise ValueError(f'mode must be "w", "wb", "a" or "ab", got {mode!r}')
     return way + _KINDS[kind]
@@ -77,13 +85,7 @@ def checked_write_mode(mode: str) -> str:
 
 def path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
     """Return where to save what has a name, as a user's function says."""
-    try:
-        path = path_of(name)
-    except BaseException as error:
-        blame(error, pipe)
-        raise
-    if path.__class__ is CoroutineType:
-        raise unawaited(pipe)
+    path = answer_of(pipe, path_of, name)
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{pipe!r} saves under paths, got {type(path).__name__}")
     return os.fspath(path)

@@ -179,4 +179,13 @@ class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
 
 
 def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITIES | None:
-    return None if group is None else SHARDING_PRIORITIES(group)
+    if group is None:
+        return None
+    try:
+        # True would pass for DEFAULT.
+        return SHARDING_PRIORITIES(-1 if isinstance(group, bool) else group)
+    except ValueError:
+        names = ", ".join(f"{each.name} ({each.value})" for each in SHARDING_PRIORITIES)
+        raise ValueError(
+            f"sharding_group_filter must be one of SHARDING_PRIORITIES: {names}; got {group!r}"
+        ) from None

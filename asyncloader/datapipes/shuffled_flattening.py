@@ -13,18 +13,19 @@ from itertools import islice
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors
 from asyncloader.datapipes.flattening import collecting
-from asyncloader.datapipes.function import blame, calling, is_async, itself
+from asyncloader.datapipes.function import calling, is_async, itself
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.parts import END, next_part, parts_of
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.rereading import Held, Rereader, add_cursors, closing_items
 from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.tolerance import OnError, Tolerance
 
 T = TypeVar("T")
 
@@ -37,6 +38,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
     yielded is the next of an expansion drawn from a seed; when one is exhausted, that of
     the next source item takes its place. ``fn`` may be a generator function, or an async
     generator function, as for flatmap, and ``input_col`` picks what is handed to it.
+    ``on_error`` and ``max_errors`` are those of ``flatmap`` too: what is made in place of
+    the rest of an expansion is mixed with the others.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> sorted(IterableWrapper([[3, 1], [2]]).shuffled_flatmap())
@@ -49,11 +52,17 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
         fn: Callable[..., Any] | None = None,
         input_col: Any = None,
         buffer_size: int = 100,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
         self.source = iterable_source(datapipe)
         self.fn = itself if fn is None else checked_function("fn", fn)
         self.input_col = input_col
         self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
         self.expand = reading(collecting(self.fn), input_col)
 
     def waits(self) -> bool:
@@ -62,7 +71,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
     def __len__(self) -> int:
         # Only what is in memory is looked at: another source would have to be read.
         source = self.source
-        if self.fn is itself and isinstance(source, IterableWrapper) and len(source) >= 0:
+        is_plain = self.fn is itself and not self.tolerance.leaves_out
+        if is_plain and isinstance(source, IterableWrapper) and len(source) >= 0:
             return sum(map(len, source.iterable))  # type: ignore[arg-type]
         raise TypeError(f"{self!r} cannot say how many items it has")
 
@@ -73,11 +83,12 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
 
 @dataclass
 class Expansion(Generic[T]):
-    """What a source item expands to, and how much of it was taken."""
+    """What a source item expands to, how much of it was taken, and whether that failed."""
 
     held: Held[Any]
     parts: Iterator[T]
     offset: int = 0
+    errors: int = 0
 
 
 @dataclass
@@ -87,7 +98,7 @@ class ShuffledFlatMapPass(Pass[T]):
     A pass that has one open at a time is a flatmap.
     """
 
-    marks = ("seed", "drawn", "taken", "yielded")
+    marks = ("seed", "drawn", "taken", "yielded", "errors")
 
     pipe: ShuffledFlatMapper[T]
     width: int
@@ -95,6 +106,7 @@ class ShuffledFlatMapPass(Pass[T]):
     drawn: int = 0
     taken: int = 0
     yielded: int = 0
+    errors: int = 0
     expansions: list[Expansion[T]] = field(default_factory=list, repr=False)
     #: The numbers of the source items that were open where this pass goes on from, and
     #: how much of them was taken.
@@ -115,7 +127,7 @@ class ShuffledFlatMapPass(Pass[T]):
                 place = int(draw() * len(self.expansions))
                 expansion = self.expansions[place]
                 part = self._next(expansion)
-                if part is _END:
+                if part is END:
                     del self.expansions[place]
                     self._fill(items, expand)
                     continue
@@ -125,24 +137,21 @@ class ShuffledFlatMapPass(Pass[T]):
 
     def _fill(self, items: Rereader[Any], expand: Callable[..., Any]) -> None:
         for held in islice(items, self.width - len(self.expansions)):
-            self.expansions.append(Expansion(held, self._parts(expand, held.item)))
+            self._open(held, expand)
             self.taken = items.taken
 
-    def _parts(self, expand: Callable[..., Any], item: Any) -> Iterator[T]:
-        parts = answer_of(self.pipe, expand, item)
-        if not isinstance(parts, Iterable):
-            raise TypeError(
-                f"fn must return something to iterate, got {type(parts).__name__}"
-                f" from the function of {self.pipe!r}"
-            )
-        return iter(parts)
+    def _open(self, held: Held[Any], expand: Callable[..., Any]) -> Expansion[T]:
+        before = self.errors
+        expansion: Expansion[T] = Expansion(held, parts_of(self, expand, held.item))
+        expansion.errors = self.errors - before
+        self.expansions.append(expansion)
+        return expansion
 
     def _next(self, expansion: Expansion[T]) -> Any:
-        try:
-            return next(expansion.parts, _END)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
+        before = self.errors
+        part = next_part(expansion.parts, self.pipe)
+        expansion.errors += self.errors - before
+        return part
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -157,7 +166,9 @@ class ShuffledFlatMapPass(Pass[T]):
 
     def cursor(self) -> Cursor:
         opened = [[each.held.number, each.offset] for each in self.expansions]
-        return {**super().cursor(), "open": opened}
+        # What is open is opened once more, and fails once more where it failed.
+        again = sum(each.errors for each in self.expansions)
+        return {**super().cursor(), "errors": self.errors - again, "open": opened}
 
     def put_above(self, into: Cursors) -> None:
         oldest = min(self.expansions, key=lambda each: each.held.number, default=None)
@@ -177,11 +188,7 @@ class ShuffledFlatMapPass(Pass[T]):
     def _open_again(self, held: list[Held[Any]], expand: Callable[..., Any]) -> None:
         items = {each.number: each for each in held}
         for number, offset in self.were_open:
-            expansion = Expansion(items[number], self._parts(expand, items[number].item))
-            self.expansions.append(expansion)
+            expansion = self._open(items[number], expand)
             while expansion.offset < offset:
                 self._next(expansion)
                 expansion.offset += 1
-
-
-_END: Any = object()

@@ -276,7 +276,7 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
         return len(self.source)
 
     def new_pass(self) -> InBatchPass[T]:
-        return InBatchPass(self.source, self.shuffles, self.next_seed() if self.shuffles else 0)
+        return InBatchPass(self, self.shuffles, self.next_seed() if self.shuffles else 0)
 
 
 @dataclass
@@ -285,11 +285,15 @@ class InBatchPass(Pass[list[T]]):
 
     marks = ("seed", "yielded", "drawn")
 
-    source: Iterable[Sequence[T]]
+    pipe: InBatchShuffler[T]
     shuffles: bool
     seed: int
     yielded: int = 0
     drawn: int = 0
+
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if not self.shuffles:
@@ -311,6 +315,8 @@ class InBatchPass(Pass[list[T]]):
                 self.yielded += 1
                 yield batch
                 continue
+            if not isinstance(batch, Iterable):
+                raise TypeError(f"{self.pipe!r} reads batches, got {type(batch).__name__}")
             left = list(batch)
             mixed = [swapped_out(left, int(draw() * len(left))) for _ in range(len(left))]
             self.yielded += 1

@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.arguments import checked_integer, checked_key, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.reading import begin
 
 
@@ -28,11 +29,15 @@ class Reshaper(OneToOne, IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         complaints: set[str] = set()
         for item in begin(self.source):
-            for complaint in self.complaints(item):
-                if complaint not in complaints:
-                    complaints.add(complaint)
-                    warnings.warn(f"{self!r} {complaint}; said once a pass", stacklevel=2)
-            yield self.reshaped(item)
+            try:
+                found, result = complaints.union(self.complaints(item)), self.reshaped(item)
+            except TypeError as error:
+                blame(error, self)
+                raise
+            for complaint in found - complaints:
+                warnings.warn(f"{self!r} {complaint}; said once a pass", stacklevel=2)
+            complaints = found
+            yield result
 
     def reshaped(self, item: Any) -> Any:
         """Return what is yielded for an item, which stays as it is."""
@@ -68,9 +73,9 @@ class Slicer(Reshaper):
         if step == 0:
             raise ValueError("step must not be 0")
         self.index = index
-        self._indices = _as_tuple(index)
-        self.stop = stop
-        self.step = step
+        self._indices = _as_tuple("index", index)
+        self.stop = None if stop is None else checked_integer("stop", stop)
+        self.step = None if step is None else checked_integer("step", step)
         if isinstance(index, list) and (stop is not None or step is not None):
             warnings.warn(
                 f"{self!r} has a list of indices, which count alone: leave out stop and step",
@@ -110,7 +115,7 @@ class Dropper(Reshaper):
     def __init__(self, datapipe: Iterable[Any], indices: Hashable | list[Hashable]) -> None:
         super().__init__(datapipe)
         self.indices = indices
-        self._indices = _as_tuple(indices)
+        self._indices = _as_tuple("indices", indices)
 
     def reshaped(self, item: Any) -> Any:
         if not isinstance(item, tuple | list | dict):
@@ -143,7 +148,7 @@ class Flattener(Reshaper):
     ) -> None:
         super().__init__(datapipe)
         self.indices = indices
-        self._indices = () if indices is None else _as_tuple(indices)
+        self._indices = () if indices is None else _as_tuple("indices", indices)
 
     def reshaped(self, item: Any) -> Any:
         if isinstance(item, dict):
@@ -182,8 +187,9 @@ class Flattener(Reshaper):
                 yield "found a key more than once in a dict, and keeps one value"
 
 
-def _as_tuple(indices: Any) -> tuple[Any, ...]:
-    return tuple(indices) if isinstance(indices, list) else (indices,)
+def _as_tuple(name: str, indices: Any) -> tuple[Any, ...]:
+    each = indices if isinstance(indices, list) else [indices]
+    return tuple(checked_key(name, index) for index in each)
 
 
 def _present(item: Any, indices: tuple[Any, ...]) -> Collection[Any]:

@@ -130,6 +130,11 @@ class SequenceWrapper(MapDataPipe[T]):
                 f"{sequence!r} is a datapipe already; use it as it is, or, to look up the"
                 " items of an iter pipe, .to_map_datapipe()"
             )
+        if not hasattr(type(sequence), "__getitem__"):
+            raise TypeError(
+                f"sequence must be looked up in by [...], got {type(sequence).__name__}; for what"
+                " is only iterated use IterableWrapper"
+            )
         self.sequence: Sequence[T] = changeable_copy(sequence) if deepcopy else sequence
         self.deepcopy = deepcopy
 

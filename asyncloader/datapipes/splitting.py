@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy as copying
 import operator
 from collections.abc import Callable, Iterable
-from types import CoroutineType
 from typing import Any, Literal, TypeVar
 
+from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.branching import Branch, Splitter
-from asyncloader.datapipes.function import blame, is_async, itself, unawaited
+from asyncloader.datapipes.function import is_async, itself
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class ForkSplitter(Splitter[T]):
         copy: Literal["shallow", "deep"] | None = None,
     ) -> None:
         super().__init__(datapipe, num_instances, buffer_size)
-        if copy not in _COPIES:
+        if copy not in (None, "shallow", "deep"):
             raise ValueError(f'copy must be None, "shallow" or "deep", got {copy!r}')
         self.copy = copy
         self.copied = _COPIES[copy]
@@ -120,7 +120,9 @@ class DemuxSplitter(Splitter[T]):
         buffer_size: int = 1000,
     ) -> None:
         super().__init__(datapipe, num_instances, buffer_size)
-        self.classifier_fn: Callable[[T], Any] = checked_function("classifier_fn", classifier_fn)
+        self.classifier_fn: Callable[[T], Any] = checked_function(
+            "classifier_fn", classifier_fn, takes=1
+        )
         self.drop_none = drop_none
 
     def waits(self) -> bool:
@@ -131,18 +133,12 @@ class DemuxSplitter(Splitter[T]):
         return self.classifier_fn
 
     def takers(self, item: T, number: int, function: Callable[..., Any]) -> Iterable[int]:
-        try:
-            answer = function(item)
-        except BaseException as error:
-            blame(error, self)
-            raise
+        answer = answer_of(self, function, item)
         if answer is None and self.drop_none:
             return ()
         return (self._checked(answer),)
 
     def _checked(self, answer: Any) -> int:
-        if answer.__class__ is CoroutineType:
-            raise unawaited(self)
         last = self.num_instances - 1
         if answer is None:
             raise ValueError(

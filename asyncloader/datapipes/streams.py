@@ -45,17 +45,28 @@ def opened(path: str, mode: str, encoding: str | None = None) -> OpenedBytes | O
 
 def path_and_stream(item: Any, pipe: object) -> PathAndStream:
     """Return the path and the stream of an item; TypeError for any other item."""
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise TypeError(f"{pipe!r} reads pairs (path, stream), got {_kind(item)}")
-    path, stream = item
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{pipe!r} reads pairs (path, stream), got a path of {_kind(path)}")
+    name, stream = pair_in(item, "(path, stream)", pipe)
+    path = path_in(name, pipe)
     if not hasattr(stream, "read"):
         raise TypeError(
-            f"{pipe!r} reads streams, got {_kind(stream)} for {os.fspath(path)}; open files"
-            " with open_files()"
+            f"{pipe!r} reads streams, got {_kind(stream)} for {path}; open files with open_files()"
         )
-    return os.fspath(path), stream
+    return path, stream
+
+
+def pair_in(item: Any, form: str, pipe: object) -> tuple[Any, Any]:
+    """Return the two parts of an item; TypeError, which says their form, for any other item."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise TypeError(f"{pipe!r} reads pairs {form}, got {_kind(item)}")
+    return item[0], item[1]
+
+
+def path_in(value: Any, pipe: object) -> str:
+    """Return a path as text; TypeError for what is none."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str):
+        raise TypeError(f"{pipe!r} reads paths, got {_kind(value)}")
+    return path
 
 
 def _kind(value: object) -> str:

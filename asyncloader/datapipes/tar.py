@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import tarfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
-from asyncloader.datapipes.arguments import checked_length, iterable_source
+from asyncloader.datapipes.archives import ArchiveLoader
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.expanding import Expander
-from asyncloader.datapipes.files import said_length
 from asyncloader.datapipes.limits import (
     MAX_BYTES,
     MAX_MEMBER_BYTES,
@@ -25,7 +23,8 @@ from asyncloader.datapipes.limits import (
     Meter,
 )
 from asyncloader.datapipes.members import member_path
-from asyncloader.datapipes.streams import PIECE_BYTES, PathAndStream, path_and_stream
+from asyncloader.datapipes.streams import PIECE_BYTES, PathAndStream
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.unpacking import (
     Archive,
     compression_of,
@@ -41,7 +40,7 @@ MAX_HEADER_BYTES = 16 * 2**20
 
 
 @functional_datapipe("load_from_tar")
-class TarArchiveLoader(Expander[PathAndStream]):
+class TarArchiveLoader(ArchiveLoader):
     """Yield ``(path, stream)`` for each file in each tar of a source of such pairs.
 
     A file's path is that of the archive with the file's name after it, and never leads
@@ -49,6 +48,8 @@ class TarArchiveLoader(Expander[PathAndStream]):
     read later; where the archive itself cannot seek, what was not read of it is held in
     memory when the next is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to
     insist on a compression. What a hostile archive could do is limited, as ``Limits`` says.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
+    the place where one is damaged is left out.
 
     >>> import io, tarfile
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -74,32 +75,20 @@ class TarArchiveLoader(Expander[PathAndStream]):
         max_member_bytes: float = MAX_MEMBER_BYTES,
         max_bytes: float = MAX_BYTES,
         max_ratio: float = MAX_RATIO,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(datapipe)
+        limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
+        super().__init__(datapipe, length, limits, on_error=on_error, max_errors=max_errors)
         self.mode = mode
-        self.length = checked_length(length)
-        self.max_members = max_members
-        self.max_member_bytes = max_member_bytes
-        self.max_bytes = max_bytes
-        self.max_ratio = max_ratio
         self._compression = _checked_compression(mode)
-        self._limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
 
-    def __len__(self) -> int:
-        return said_length(self, self.length)
-
-    def parts(self, item: Any, skip: int = 0) -> Generator[PathAndStream, None, None]:
-        path, stream = path_and_stream(item, self)
-        with contextlib.closing(TarArchive(path, stream, self._compression, self._limits)) as tar:
-            for info in tar.files():
-                if skip:
-                    skip -= 1
-                else:
-                    yield tar.opened(info)
+    def archive(self, path: str, stream: Any) -> TarArchive:
+        return TarArchive(path, stream, self._compression, self.limits)
 
 
 def _checked_compression(mode: str) -> str:
-    start, _, compression = mode.replace("|", ":").partition(":")
+    start, _, compression = str(mode).replace("|", ":").partition(":")
     if start != "r" or compression not in COMPRESSIONS:
         raise ValueError(f'mode must be "r:*", "r:", "r:gz", "r:bz2" or "r:xz", got {mode!r}')
     return compression if ":" in mode or "|" in mode else "*"

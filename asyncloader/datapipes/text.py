@@ -5,31 +5,67 @@ This file is about readlines, and lines_to_paragraphs, which puts lines together
 
 from __future__ import annotations
 
-import codecs
-import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.answers import answer_of
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_encoding,
+    checked_errors,
+    checked_function,
+    iterable_source,
+)
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
-from asyncloader.datapipes.expanding import Expander
-from asyncloader.datapipes.function import blame, calling, is_async, unawaited
-from asyncloader.datapipes.passes import Pass
+from asyncloader.datapipes.expanding import TolerantExpander
+from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.lagging_pass import LaggingPass
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.streams import close_stream, path_and_stream
+from asyncloader.datapipes.streams import close_stream, pair_in, path_and_stream
+from asyncloader.datapipes.tolerance import OnError
+
+
+class TextReader(TolerantExpander[Any]):
+    """A pipe that reads streams of text, or of bytes that it decodes, and closes them."""
+
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int,
+        decode: bool,
+        encoding: str,
+        errors: str,
+        return_path: bool,
+        on_error: OnError,
+        max_errors: int | None,
+    ) -> None:
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
+        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
+        self.decode = decode
+        self.encoding = checked_encoding(encoding)
+        self.errors = checked_errors(errors)
+        self.return_path = return_path
+
+    def lines(self, stream: Any, path: str, skip: int = 0) -> Iterator[Any]:
+        """Return a stream's lines without the first ``skip_lines``, and then ``skip``."""
+        unwanted = self.skip_lines + skip
+        lines = after(lines_of(stream, path), unwanted)
+        if not self.decode:
+            return lines
+        return decoded(lines, self.encoding, self.errors, path, unwanted + 1)
 
 
 @functional_datapipe("readlines")
-class LineReader(Expander[Any]):
+class LineReader(TextReader):
     r"""Yield ``(path, line)`` for each line of each stream, and close the streams.
 
     The first ``skip_lines`` of every file are left out, and so are, unless
     ``strip_newline=False``, the ends of lines. With ``decode`` bytes become text, as
     ``encoding`` and ``errors`` say. Without ``return_path`` only the lines are yielded.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole streams.
 
     >>> from io import StringIO
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -47,40 +83,31 @@ class LineReader(Expander[Any]):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = True,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
-        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
         self.strip_newline = strip_newline
-        self.decode = decode
-        self.encoding = checked_encoding(encoding)
-        self.errors = checked_errors(errors)
-        self.return_path = return_path
 
     def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
         path, stream = path_and_stream(item, self)
         try:
-            lines = after(lines_of(stream, path), self.skip_lines + skip)
-            if self.decode:
-                first = self.skip_lines + skip + 1
-                lines = decoded(lines, self.encoding, self.errors, path, first)
+            lines = self.lines(stream, path, skip)
             if self.strip_newline:
                 lines = map(_stripped, lines)
             for line in lines:
                 yield (path, line) if self.return_path else line
         finally:
             close_stream(stream)
-
-
-def checked_encoding(encoding: str) -> str:
-    """Return the name of an encoding that Python knows; raise LookupError otherwise."""
-    codecs.lookup(encoding)
-    return encoding
-
-
-def checked_errors(errors: str) -> str:
-    """Return the name of a way to treat undecodable bytes; raise LookupError otherwise."""
-    codecs.lookup_error(errors)
-    return errors
 
 
 def lines_of(stream: Any, path: str) -> Iterator[Any]:
@@ -153,7 +180,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
         joiner: Callable[[list[Any]], Any] = joined_lines,
     ) -> None:
         self.source = iterable_source(source_datapipe)
-        self.joiner = checked_function("joiner", joiner)
+        self.joiner = checked_function("joiner", joiner, takes=1)
 
     def waits(self) -> bool:
         return is_async(self.joiner)
@@ -163,39 +190,17 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 
 
 @dataclass
-class ParagraphPass(Pass[tuple[str, Any]]):
-    """One pass over a ParagraphAggregator, which holds the lines of one paragraph.
-
-    ``taken`` lines are done; those after them are in the paragraph that is held.
-    """
-
-    marks = ("taken", "yielded")
+class ParagraphPass(LaggingPass[tuple[str, Any]]):
+    """One pass over a ParagraphAggregator, which holds the lines of one paragraph."""
 
     pipe: ParagraphAggregator
-    taken: int = 0
-    yielded: int = 0
     path: str = ""
     lines: list[Any] = field(default_factory=list, repr=False)
-    above: Marks = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
-
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
-
-    def put_above(self, into: Cursors) -> None:
-        into.update(self.above.at(self.taken))
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().go_on(position, cursor, cursors)
-        self.above.restart(self.taken, cursors)
-        return behind
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         with calling(self.pipe.joiner) as join:
-            for path, line in begin(self.source):
+            for item in begin(self.source):
+                path, line = pair_in(item, "(path, line)", self.pipe)
                 if self.lines and (path != self.path or not line):
                     yield self._paragraph(join)
                 self.path = path
@@ -208,13 +213,7 @@ class ParagraphPass(Pass[tuple[str, Any]]):
                 yield self._paragraph(join)
 
     def _paragraph(self, join: Callable[[list[Any]], Any]) -> tuple[str, Any]:
-        try:
-            paragraph = join(self.lines)
-        except BaseException as error:
-            blame(error, self.pipe)
-            raise
-        if paragraph.__class__ is CoroutineType:
-            raise unawaited(self.pipe)
+        paragraph = answer_of(self.pipe, join, self.lines)
         self.taken += len(self.lines)
         self.yielded += 1
         self.lines = []

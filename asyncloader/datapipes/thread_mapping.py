@@ -14,7 +14,7 @@ from contextlib import closing
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.ahead_pass import AheadPass
+from asyncloader.datapipes.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
@@ -135,14 +135,14 @@ class ThreadMapPass(AheadPass[T]):
     def __iter__(self) -> Iterator[T]:
         with watched_plain(self.pipe.call, self.pipe) as call:
             crew = self.pipe.new_crew(call, self.positions.turns)
-            self.calls, self.room = crew, crew.room
+            self.calls, self.room, self.ahead = crew, crew.room, crew
             try:
                 with closing(crew), Makers() as makers:
                     reading = makers.start(self._read, crew)
                     yield from self._results(crew)
                     makers.outcome(reading)
             finally:
-                self.calls = ()
+                self.calls, self.ahead = (), NOTHING_AHEAD
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():
@@ -209,6 +209,11 @@ class ThreadPoolMapper(ThreadMapper[T]):
             checked_count("max_workers", max_workers, at_least=1)
         self.max_workers = max_workers
         self.threadpool_kwargs = threadpool_kwargs
+        if unknown := threadpool_kwargs.keys() - Threads.__dataclass_fields__.keys():
+            raise TypeError(
+                f"threadpool_map takes {', '.join(Threads.__dataclass_fields__)} of a"
+                f" ThreadPoolExecutor's options, got {', '.join(sorted(unknown))}"
+            )
         self._threads = Threads(**threadpool_kwargs)
         super().__init__(
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors

@@ -9,22 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.runtime import LoopWaiter, begin_task
 
 T = TypeVar("T")
-
-
-def checked_wait(value: Any) -> float:
-    """Return a number of seconds; raise TypeError or ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"max_wait must be a number of seconds, got {type(value).__name__}")
-    if not value >= 0:
-        raise ValueError(f"max_wait must be at least 0 seconds, got {value}")
-    return float(value)
 
 
 async def timed_batches(

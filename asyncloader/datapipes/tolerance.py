@@ -6,12 +6,13 @@ pass, is left out, or is answered for by another function, and how many may fail
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.datapipes.arguments import check_takes, checked_count
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import TooManyErrors
@@ -50,12 +51,14 @@ class Tolerance:
             )
         if is_async(self.on_error):
             raise TypeError("on_error must be a plain function, got an async one")
+        if callable(self.on_error):
+            check_takes("on_error", self.on_error, 2)
         if self.max_errors is not None:
             checked_count("max_errors", self.max_errors, at_least=0)
             if self.is_strict:
                 raise ValueError('max_errors goes with on_error="skip" or a function')
 
-    @property
+    @functools.cached_property
     def is_strict(self) -> bool:
         """Whether the first failure ends the pass."""
         return self.on_error == "raise"

@@ -6,17 +6,15 @@ endings belong together.
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader.datapipes.arguments import iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
-from asyncloader.datapipes.passes import Pass
+from asyncloader.datapipes.lagging_pass import LaggingPass
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.streams import pair_in, path_in
 
 
 @functional_datapipe("webdataset")
@@ -41,39 +39,21 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
 
 @dataclass
-class SamplePass(Pass[dict[str, Any]]):
+class SamplePass(LaggingPass[dict[str, Any]]):
     """One pass over a WebDataset, which holds the files of one sample.
 
-    ``taken`` files are done; the ``held`` after them are in the sample that is held.
+    The ``held`` files after those that are done are in the sample that is held.
     """
 
-    marks = ("taken", "yielded")
-
     pipe: WebDataset
-    taken: int = 0
-    yielded: int = 0
     held: int = 0
     sample: dict[str, Any] = field(default_factory=dict, repr=False)
-    above: Marks = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
-
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
-
-    def put_above(self, into: Cursors) -> None:
-        into.update(self.above.at(self.taken))
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().go_on(position, cursor, cursors)
-        self.above.restart(self.taken, cursors)
-        return behind
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for path, data in begin(self.source):
-            key, ending = key_and_ending(os.fspath(path))
+        for item in begin(self.source):
+            path, data = pair_in(item, "(path, data)", self.pipe)
+            del item
+            key, ending = key_and_ending(path_in(path, self.pipe))
             if ending and self.sample and self.sample["__key__"] != key:
                 yield self._whole()
             if ending:
@@ -100,6 +80,6 @@ class SamplePass(Pass[dict[str, Any]]):
 
 def key_and_ending(path: str) -> tuple[str, str]:
     """Return a path up to the first dot of the file's name, and the rest of it."""
-    folder, slash, name = path.replace("\\\\", "/").rpartition("/")
+    folder, slash, name = path.replace("\\", "/").rpartition("/")
     key, dot, ending = name.partition(".")
     return folder + slash + key, dot + ending

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.ahead_pass import AheadPass
+from asyncloader.datapipes.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.arrivals import calls_in_order
 from asyncloader.datapipes.handing_out import BEFORE
 from asyncloader.datapipes.home import cancelled
@@ -51,6 +51,7 @@ class Window(RunningAhead[tuple[int, T]]):
         self.under_way: dict[asyncio.Task[T], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns)
         running.calls, running.room = self.under_way, concurrency
+        running.ahead = self
         self._running = running
         self._resource = resource
         self._call_with = call_with
@@ -86,6 +87,9 @@ class Window(RunningAhead[tuple[int, T]]):
     def has_something(self) -> bool:
         return self.results.is_ready()
 
+    def is_empty(self) -> bool:
+        return not self.under_way and not self.results.is_ready()
+
     def next(self) -> tuple[int, T]:
         position, task = self.results.take()
         self.wake_reader()
@@ -93,6 +97,8 @@ class Window(RunningAhead[tuple[int, T]]):
 
     def drop(self) -> None:
         self.results.clear()
+        # The pass is remembered, and what the calls shared is not to be kept alive by it.
+        self._running.ahead = NOTHING_AHEAD
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         position = self.under_way.pop(task)

@@ -10,13 +10,11 @@ import contextlib
 import io
 import stat
 import zipfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_length, iterable_source
+from asyncloader.datapipes.archives import ArchiveLoader
 from asyncloader.datapipes.base import functional_datapipe
-from asyncloader.datapipes.expanding import Expander
-from asyncloader.datapipes.files import said_length
 from asyncloader.datapipes.limits import (
     MAX_BYTES,
     MAX_MEMBER_BYTES,
@@ -26,20 +24,23 @@ from asyncloader.datapipes.limits import (
     Meter,
 )
 from asyncloader.datapipes.members import member_path
-from asyncloader.datapipes.streams import PathAndStream, path_and_stream
+from asyncloader.datapipes.streams import PathAndStream
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.unpacking import AT_ONCE_BYTES, Archive, naming, packed_stream
 
 _IS_ENCRYPTED = 0x1
 
 
 @functional_datapipe("load_from_zip")
-class ZipArchiveLoader(Expander[PathAndStream]):
+class ZipArchiveLoader(ArchiveLoader):
     """Yield ``(path, stream)`` for each file in each zip of a source of such pairs.
 
     A file's path is that of the archive with the file's name after it, and never leads
     out of the archive. Links, folders and devices are left out. A file may be held and
     read later. The archive's stream has to be one that can seek, since a zip keeps its
     directory at its end. What a hostile archive could do is limited, as ``Limits`` says.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
+    the place where one is damaged is left out.
 
     >>> import io, zipfile
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -60,26 +61,14 @@ class ZipArchiveLoader(Expander[PathAndStream]):
         max_member_bytes: float = MAX_MEMBER_BYTES,
         max_bytes: float = MAX_BYTES,
         max_ratio: float = MAX_RATIO,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(datapipe)
-        self.length = checked_length(length)
-        self.max_members = max_members
-        self.max_member_bytes = max_member_bytes
-        self.max_bytes = max_bytes
-        self.max_ratio = max_ratio
-        self._limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
+        limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
+        super().__init__(datapipe, length, limits, on_error=on_error, max_errors=max_errors)
 
-    def __len__(self) -> int:
-        return said_length(self, self.length)
-
-    def parts(self, item: Any, skip: int = 0) -> Generator[PathAndStream, None, None]:
-        path, stream = path_and_stream(item, self)
-        with contextlib.closing(ZipArchive(path, stream, self._limits)) as archive:
-            for info in archive.files():
-                if skip:
-                    skip -= 1
-                else:
-                    yield archive.opened(info)
+    def archive(self, path: str, stream: Any) -> ZipArchive:
+        return ZipArchive(path, stream, self.limits)
 
 
 class ZipArchive:

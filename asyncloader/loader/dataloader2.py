@@ -132,8 +132,8 @@ class DataLoader2(Generic[T_co]):
     def pause(self) -> None:
         """Hand out nothing until ``resume``, and let no worker work; items in progress finish.
 
-        What runs ahead in this process (prefetch, async_map, thread_map) still fills its
-        buffers.
+        What runs ahead in this process (prefetch, async_map, thread_map) reads no more of its
+        source.
         """
         self._gate.pause()
         self._engine.lifecycle.pause()

@@ -13,6 +13,7 @@ from typing import Any
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
 from asyncloader.datapipes.handing_out import note_orders
+from asyncloader.datapipes.passes import set_all_paused
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
@@ -100,11 +101,13 @@ class Lifecycle:
             await self._calls.finalize_iteration()
 
     def pause(self) -> None:
-        """Tell the service to produce nothing more for now."""
+        """Tell the service, and what runs in this process, to produce nothing more for now."""
         self._service.pause()
+        self._set_paused(True)
 
     def resume(self) -> None:
-        """Tell the service to go on."""
+        """Tell the service, and what runs in this process, to go on."""
+        self._set_paused(False)
         self._service.resume()
 
     def limit(self, num_items: int | None) -> None:
@@ -122,6 +125,10 @@ class Lifecycle:
         finally:
             if self.is_started:
                 await self._calls.finalize()
+
+    def _set_paused(self, is_paused: bool) -> None:
+        if self.adapted is not None:
+            set_all_paused(breadth_first(self.adapted), is_paused)
 
     def __repr__(self) -> str:
         return repr(self._service)

@@ -8,6 +8,7 @@ This file is about ``Feed``: a source whose items are asked for, one answer to e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -29,6 +30,9 @@ from asyncloader.serving.stats import Counts, FeedStats
 T = TypeVar("T")
 
 DRAIN_SECONDS = 30.0
+
+#: How long what is to be drained may wait for somebody to read it.
+READER_SECONDS = 30.0
 
 
 class Feed(IterDataPipe[Any]):
@@ -59,7 +63,7 @@ class Feed(IterDataPipe[Any]):
         self.max_pending = checked_count("max_pending", max_pending, at_least=1)
         self._counts = Counts()
         self._ledger = Ledger(self._counts, self._on_news)
-        self._readership = Readership(self._ledger)
+        self._readership = Readership(self._ledger, self._on_news)
         self._reader: Waiter = Nobody()
         self._drains: set[LoopWaiter] = set()
         self._is_closed = False
@@ -109,7 +113,9 @@ class Feed(IterDataPipe[Any]):
     async def drain(self, timeout: float | None = None) -> None:
         """Close, and wait until every request that was accepted has its answer.
 
-        After ``timeout`` seconds those that are left fail with LoaderClosed.
+        After ``timeout`` seconds those that are left fail with LoaderClosed. They fail too
+        where nobody has iterated a loader of this feed for 30 s, so that no answer would
+        come; then a LoaderError says so here.
         """
         self._readership.check_loop()
         self.close()
@@ -117,11 +123,28 @@ class Feed(IterDataPipe[Any]):
         self._drains.add(waiter)
         try:
             async with asyncio.timeout(timeout):
-                await waiter.until(lambda: not len(self._ledger))
+                await self._drained(waiter)
         except TimeoutError:
             self.fail_all(LoaderClosed(f"the feed was closed, with no answer in {timeout:g} s"))
         finally:
             self._drains.discard(waiter)
+
+    async def _drained(self, waiter: LoopWaiter) -> None:
+        while len(self._ledger):
+            await waiter.until(lambda: not (len(self._ledger) and self._readership.is_read()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READER_SECONDS):
+                    await waiter.until(lambda: not len(self._ledger) or self._readership.is_read())
+            if len(self._ledger) and not self._readership.is_read():
+                raise self._unread(len(self._ledger))
+
+    def _unread(self, count: int) -> LoaderError:
+        nobody = f"nobody has iterated a loader of this feed for {READER_SECONDS:g} s"
+        self.fail_all(LoaderClosed(f"the feed was closed, and {nobody}"))
+        return LoaderError(
+            f"{count} requests were left without an answer: {nobody}; drain a feed while"
+            " `async for batch in loader` is running, or leave `async with feed.serve(loader)`"
+        )
 
     def fail_all(self, error: Exception) -> None:
         """Answer every request that is pending with an error."""

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.serving.ledger import Ledger
 
 
 class Readership:
-    """The loop of a feed, whoever reads it there, and why nobody does any more."""
+    """The loop of a feed, whoever reads it there, and why nobody does any more.
 
-    def __init__(self, ledger: Ledger) -> None:
+    ``on_news`` is called when somebody begins to read or has ended.
+    """
+
+    def __init__(self, ledger: Ledger, on_news: Callable[[], None]) -> None:
         self._ledger = ledger
+        self._on_news = on_news
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Stands for the one who reads, while somebody does.
         self.reading: object | None = None
@@ -34,7 +38,7 @@ class Readership:
             return
         if self._loop is None or self._loop.is_closed():
             self._forget_all()
-        elif self._is_served or self.reading is not None or len(self._ledger):
+        elif self.is_read() or len(self._ledger):
             raise LoopMismatchError(
                 f"this feed is in use on {self._loop!r}, and was used from another, {loop!r} in"
                 f" {threading.current_thread().name}; ask on the loop that iterates its loader"
@@ -46,6 +50,10 @@ class Readership:
         if self.failure is not None:
             raise _unread(self.failure)
 
+    def is_read(self) -> bool:
+        """Whether somebody reads the feed, or is about to."""
+        return self._is_served or self.reading is not None
+
     def is_held_by(self, reading: object | None) -> bool:
         """Whether the one who read the feed at some moment still does."""
         return reading is not None and self.reading is reading
@@ -53,8 +61,9 @@ class Readership:
     def take(self) -> None:
         """Keep the feed for a server; LoaderError where somebody has it already."""
         self.check_loop()
-        self._check_is_free(is_taken=self._is_served or self.reading is not None)
+        self._check_is_free(is_taken=self.is_read())
         self._is_served, self.failure = True, None
+        self._on_news()
 
     def give_up(self, reason: BaseException) -> None:
         """Fail all that is pending, and refuse what comes, until the feed is read again."""
@@ -73,6 +82,7 @@ class Readership:
         self._check_is_free(is_taken=self.reading is not None)
         self.reading = reading = object()
         self.failure = None
+        self._on_news()
         try:
             yield
         except BaseException as reason:
@@ -82,6 +92,7 @@ class Readership:
         finally:
             if self.reading is reading:
                 self.reading = None
+                self._on_news()
 
     def _check_is_free(self, *, is_taken: bool) -> None:
         if is_taken:

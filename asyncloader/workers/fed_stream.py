@@ -38,7 +38,7 @@ class FedStream:
         self._waiter = waiter
         self._settings = settings
         self._dealer = LoopWaiter(asyncio.get_running_loop())
-        self._silence = Silence(self._living, settings.timeout)
+        self._silence = Silence(self._living, settings.timeout, waiter.wake)
         self._inboxes: list[Inbox] = []
         #: Who was dealt to; a worker that died may have been replaced before it is buried.
         self._lines: dict[Link, FeedLine] = {}
@@ -97,7 +97,7 @@ class FedStream:
 
     async def aclose(self) -> None:
         """Stop replacing workers, and looking after them."""
-        self._silence.close()
+        await self._silence.aclose()
         if self._recovery is not None:
             await cancelled([self._recovery])
 
@@ -172,8 +172,11 @@ class FedStream:
         return items
 
     def _unburied(self) -> set[Link]:
-        """Return all that may have something of ours, those too that were replaced already."""
-        return {*self._crew.links, *self._lines} - self._buried
+        """Return all that may have something of ours, those too that were replaced already.
+
+        One that is asked where it stands is buried with what it says.
+        """
+        return {*self._crew.links, *self._lines} - self._buried - self._silence.dying
 
     def _of_dead(self) -> list[Any]:
         """Return what dead workers had; they are replaced where that is wanted."""
@@ -230,7 +233,9 @@ class FedStream:
 
     def _is_deserted(self) -> bool:
         """Whether no worker is left, and none will come."""
-        return self._recovery is None and not any(link.failure is None for link in self._crew.links)
+        if self._recovery is not None or self._silence.dying:
+            return False
+        return not any(link.failure is None for link in self._crew.links)
 
     def _failure(self) -> BaseException | None:
         failures = (link.failure for link in self._crew.links)
@@ -259,6 +264,6 @@ class FedStream:
             inbox.end(link.failure)
 
     def _is_over(self) -> bool:
-        if not self._is_dealt or self._lost or self._recovery is not None:
+        if not self._is_dealt or self._lost or self._recovery or self._silence.dying:
             return False
         return all(inbox.is_over() for inbox in self._inboxes)

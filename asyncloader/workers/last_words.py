@@ -14,8 +14,10 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Protocol
 
+from asyncloader.errors import WorkerTimeout
 from asyncloader.memory import memory_file
 from asyncloader.workers.pidfd import signal_pidfd
 
@@ -56,6 +58,15 @@ class Hanging(Protocol):
     async def wait(self) -> int: ...
 
 
+class Named(Protocol):
+    """What is known of a process that hangs."""
+
+    name: str
+
+    @property
+    def process(self) -> Hanging: ...
+
+
 async def last_words(process: Hanging) -> str | None:
     """Ask a process that hangs to end; return where its threads stood, None if it is silent."""
     file = _file_of(process.pid)
@@ -69,6 +80,15 @@ async def last_words(process: Hanging) -> str | None:
         return os.pread(file, _MOST_BYTES, 0).decode(errors="replace") or None
     finally:
         os.close(file)
+
+
+async def add_last_words(failure: WorkerTimeout, links: Sequence[Named]) -> None:
+    """Ask processes that hang to end, and say in a failure where their threads stood."""
+    words = await asyncio.gather(*(last_words(link.process) for link in links))
+    known = [(link.name, text) for link, text in zip(links, words, strict=True) if text]
+    if known:
+        failure.stack = "\n".join(f"{name} stood here:\n{text}" for name, text in known)
+        failure.add_note(failure.stack)
 
 
 def _file_of(pid: int) -> int | None:

@@ -12,7 +12,10 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
+from asyncloader.datapipes.home import cancelled
 from asyncloader.errors import WorkerTimeout
+from asyncloader.runtime import begin_task
+from asyncloader.workers.last_words import add_last_words
 from asyncloader.workers.link import Link
 from asyncloader.workers.worker_stream import WARN_SECONDS
 
@@ -21,31 +24,44 @@ logger = logging.getLogger("asyncloader")
 #: A timer may call a little early; it is set again for at least so long.
 _TICK = 0.01
 
+_ENDING = "asyncloader last words"
+
 
 class Silence:
     """Gives up workers that owe an answer and say nothing for ``limit`` seconds.
 
+    They have failed at once, and ``on_end`` is called when it is known where they stood.
     Without a limit it only says so, every half minute.
     """
 
-    def __init__(self, links: Callable[[], Iterable[Link]], limit: float | None) -> None:
+    def __init__(
+        self,
+        links: Callable[[], Iterable[Link]],
+        limit: float | None,
+        on_end: Callable[[], None],
+    ) -> None:
         self._links = links
+        self._on_end = on_end
         self._limit = limit
         self._seconds = WARN_SECONDS if limit is None else limit
         #: Who was complained of, and when.
         self._complaints: dict[Link, float] = {}
         self._timer: asyncio.TimerHandle | None = None
+        #: Those given up, as long as they are asked where they stand.
+        self.dying: set[Link] = set()
+        self._endings: set[asyncio.Task[None]] = set()
 
     def watch(self) -> None:
         """Look after the workers, until none owes anything; to be called when one does."""
         if self._timer is None:
             self._look_after(self._seconds)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        await cancelled([*self._endings])
 
     def _look_after(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -72,11 +88,22 @@ class Silence:
         if self._limit is None:
             logger.warning("waiting for %s for %.0f s", link.name, self._seconds)
             return
-        link.process.kill()
-        link.fail(
-            WorkerTimeout(
-                f"{link.name} (pid {link.process.pid}) owes an answer and said nothing for"
-                f" {self._limit:g} s; it was killed",
-                worker=link.worker,
-            )
+        failure = WorkerTimeout(
+            f"{link.name} (pid {link.process.pid}) owes an answer and said nothing for"
+            f" {self._limit:g} s; it was killed",
+            worker=link.worker,
         )
+        # Its end, of which it is asked, is not to pass for a death by itself.
+        self.dying.add(link)
+        link.fail(failure)
+        ending = begin_task(asyncio.get_running_loop(), self._end(link, failure), _ENDING)
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _end(self, link: Link, failure: WorkerTimeout) -> None:
+        try:
+            await add_last_words(failure, [link])
+        finally:
+            link.process.kill()
+            self.dying.discard(link)
+            self._on_end()

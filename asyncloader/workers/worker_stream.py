@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, in_thread
 from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.last_words import last_words
+from asyncloader.workers.last_words import add_last_words
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
 from asyncloader.workers.messages import DealStart, Grant, Hurry
@@ -225,16 +225,9 @@ class WorkerStream:
             worker=owing,
         )
         link.fail(failure)
-        await self._find_stacks(failure, link)
+        # It may wait for the dispatching process, and that one hang. Both are of no use to an
+        # epoch that has failed.
+        dispatching = [each for each in self._crew.all_links() if each.worker is None]
+        await add_last_words(failure, [link, *dispatching])
         link.process.kill()
         raise failure
-
-    async def _find_stacks(self, failure: WorkerTimeout, hanging: Link) -> None:
-        # A worker may wait for the dispatching process, and that one hang. Both are of no use
-        # to an epoch that has failed.
-        asked = [hanging, *(link for link in self._crew.all_links() if link.worker is None)]
-        words = await asyncio.gather(*(last_words(link.process) for link in asked))
-        known = [(link.name, text) for link, text in zip(asked, words, strict=True) if text]
-        if known:
-            failure.stack = "\n".join(f"{name} stood here:\n{text}" for name, text in known)
-            failure.add_note(failure.stack)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import random
+import weakref
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -187,6 +191,22 @@ async def test_a_resource_is_closed_after_its_calls_whatever_ends_the_pass(endin
     assert client.events == ["opened", "closed"]
 
 
+async def test_what_calls_share_is_not_kept_when_the_pass_is_over():
+    clients = []
+
+    def open_client():
+        client = Client()
+        clients.append(weakref.ref(client))
+        return client
+
+    pipe = numbers().async_map(ask, resource=open_client)
+    assert await drained(pipe) == list(range(20))
+    # The loop lets go of a task that is done in one of its next turns.
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert clients[0]() is None
+
+
 async def test_columns_come_before_the_resource():
     async def add(left, right, client):
         assert isinstance(client, Client)
@@ -229,7 +249,7 @@ async def _quick_loop():
 @pytest.mark.parametrize("ordered", [True, False])
 async def test_ten_thousand_calls_of_which_many_fail_lose_nothing(ordered):
     chance = random.Random(3)
-    # Those that are late take as long as the timeout, which is long enough for a busy machine.
+    # Those that are late take as long as the timeout; on a busy machine others are late too.
     fates = [chance.choice(["good"] * 7 + ["lost", "bad", "cancelled"]) for _ in range(10_000)]
     fates[5000:5100] = ["late"] * 100
     calls = Counter()
@@ -259,8 +279,8 @@ async def test_ten_thousand_calls_of_which_many_fail_lose_nothing(ordered):
         meets_its_fate,
         concurrency=256,
         ordered=ordered,
-        timeout=5,
-        retries=2,
+        timeout=2,
+        retries=8,
         backoff=0.001,
         on_error="skip",
     )
@@ -271,6 +291,81 @@ async def test_ten_thousand_calls_of_which_many_fail_lose_nothing(ordered):
     assert (items if ordered else sorted(items)) == expected
     assert open_now == 0
     assert set(calls) == set(range(10_000))
+
+
+async def in_workers(pipe):
+    async with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+        return await drained(loader)
+
+
+class Tracked:
+    """What the calls of one pass share, in one process; it notes in a file what they left."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.calls = Counter()
+        self.open = 0
+
+    async def __aenter__(self):
+        self.tasks = asyncio.all_tasks()
+        return self
+
+    async def __aexit__(self, kind, error, traceback):
+        left = len(asyncio.all_tasks() - self.tasks)
+        note = {"calls": sorted(self.calls), "open": self.open, "tasks": left}
+        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(note))
+
+    @contextlib.contextmanager
+    def connection(self, number):
+        self.calls[number] += 1
+        self.open += 1
+        try:
+            yield self.calls[number]
+        finally:
+            self.open -= 1
+
+
+@pytest.mark.usefixtures("_quick_loop")
+async def test_ten_thousand_calls_in_workers_lose_nothing_and_leave_nothing(tmp_path):
+    async def meets_its_fate(number, tracked):
+        with tracked.connection(number) as attempt:
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            if number // 100 == 50 and attempt == 1:
+                await asyncio.Event().wait()
+            if number % 10 == 1 and attempt < 3:
+                raise ConnectionError(number)
+            if number % 10 == 2:
+                raise LookupError(number)
+            if number % 10 == 3:
+                raise asyncio.CancelledError(number)
+            return number
+
+    pipe = (
+        numbers(10_000)
+        .sharding_filter()
+        .async_map(
+            meets_its_fate,
+            concurrency=128,
+            resource=partial(Tracked, tmp_path),
+            timeout=2,
+            retries=8,
+            backoff=0.001,
+            on_error="skip",
+        )
+    )
+    # The first loader of a process starts what the later ones use too.
+    assert await in_workers(numbers(4).sharding_filter()) == [0, 1, 2, 3]
+    with leaves_nothing():
+        async with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+            items = await drain_with_cancels(loader, random.Random(5))
+            errors = loader.stats().errors
+        del loader
+    assert sorted(items) == [number for number in range(10_000) if number % 10 not in (2, 3)]
+    assert errors == 2000
+    one, other = (json.loads(path.read_text()) for path in tmp_path.iterdir())
+    assert sorted(one["calls"] + other["calls"]) == list(range(10_000))
+    assert one["open"] == other["open"] == one["tasks"] == other["tasks"] == 0
 
 
 @pytest.mark.usefixtures("_quick_loop")

@@ -325,7 +325,7 @@ def test_an_error_of_the_source_comes_after_what_was_before(concurrency, recorde
 @pytest.mark.parametrize("item", [3, "text", (1, 2, 3), None])
 def test_what_ends_must_be_pairs(item, recorder):
     cached = IterableWrapper([1]).on_disk_cache(recorder.path).map(lambda _: item).end_caching()
-    with pytest.raises(TypeError, match="takes pairs of a path and data, got "):
+    with pytest.raises(TypeError, match=r"reads pairs \(path, data\), got "):
         list(cached)
 
 

@@ -113,7 +113,7 @@ def test_modes_that_do_not_read_are_refused(arguments: dict[str, Any], message: 
 
 
 def test_what_is_no_path_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"opens paths, got int"):
+    with pytest.raises(TypeError, match=r"reads paths, got int"):
         list(FileOpener([3]))  # type: ignore[list-item]
 
 
@@ -179,7 +179,7 @@ def test_chunks_that_were_read_are_passed_over(stream_class: Any, chunk: int | N
     [
         (3, r"reads pairs \(path, stream\), got int"),
         (("a", "b", "c"), r"got tuple of 3"),
-        ((1, BytesIO()), "got a path of int"),
+        ((1, BytesIO()), "reads paths, got int"),
         (("a", b"content"), r"reads streams, got bytes for a; open files with open_files"),
     ],
 )

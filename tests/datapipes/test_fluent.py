@@ -16,17 +16,24 @@ import asyncloader.datapipes.map  # so that all pipes are registered
 from asyncloader.datapipes import fluent
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
 
+PACKAGE = fluent.__name__
+
 BASES = {"IterFluent": IterDataPipe, "MapFluent": MapDataPipe}
 
 
 def declared(name: str) -> dict[str, Any]:
-    """Return the methods of a class of fluent.py as a type checker sees them."""
-    path = Path(fluent.__file__)
-    namespace: dict[str, Any] = {"__name__": fluent.__name__}
+    """Return the methods of a class of the declarations as a type checker sees them."""
+    ours = [base for base in getattr(fluent, name).__mro__ if base.__module__.startswith(PACKAGE)]
+    return {key: value for base in ours for key, value in _declared_in(base).items()}
+
+
+def _declared_in(cls: type) -> dict[str, Any]:
+    path = Path(inspect.getfile(cls))
+    namespace: dict[str, Any] = {"__name__": cls.__module__}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typing, "TYPE_CHECKING", True)
         exec(compile(path.read_text(), str(path), "exec"), namespace)
-    return {key: value for key, value in vars(namespace[name]).items() if callable(value)}
+    return {key: value for key, value in vars(namespace[cls.__name__]).items() if callable(value)}
 
 
 def registered(base: type) -> dict[str, Any]:
@@ -46,6 +53,13 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
 @pytest.mark.parametrize("name", BASES)
 def test_every_registered_name_is_declared_and_the_other_way_round(name: str) -> None:
     assert declared(name).keys() == registered(BASES[name]).keys()
+
+
+def test_no_method_is_declared_twice() -> None:
+    families = fluent.IterFluent.__bases__
+    names = [name for family in families for name in _declared_in(family)]
+
+    assert len(names) == len(set(names)) > 70
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -150,7 +150,7 @@ def test_an_error_of_a_users_hook_stays_itself() -> None:
 
     with pytest.raises(ValueError, match=r"^on purpose\n") as caught:
         rows(JsonParser, b"{}", object_hook=hook)
-    assert caught.value.__notes__ == ["in x, from line 1 on"]
+    assert caught.value.__notes__ == ["in x, from line 1 on", "raised in parse_json_files()"]
 
 
 def test_documents_that_were_read_are_passed_over() -> None:

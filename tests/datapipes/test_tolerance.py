@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.errors import TooManyErrors
+from tests.datapipes.going_on import assert_goes_on, cursors_along, plain, rest_of
 
 
 def numbers(count=20):
@@ -46,6 +49,9 @@ PIPES = {
     "threadpool_map": lambda **how: numbers().threadpool_map(half, max_workers=3, **how),
     "async_map_batches": lambda **how: numbers().async_map_batches(half_soon, 3, **how),
     "flatmap": lambda **how: numbers().flatmap(lambda number: [half(number)], **how),
+    "shuffled_flatmap": lambda **how: numbers().shuffled_flatmap(
+        lambda number: [half(number)], buffer_size=1, **how
+    ),
     "collate": lambda **how: numbers().batch(1).collate(lambda one: half(one[0]), **how),
 }
 every_pipe = pytest.mark.parametrize("name", PIPES)
@@ -69,7 +75,7 @@ def test_without_on_error_it_is_raised(name):
 def test_a_function_answers_for_it(name):
     def answer(error, item):
         assert isinstance(error, LookupError)
-        return [-1] if name == "flatmap" else -1
+        return [-1] if name.endswith("flatmap") else -1
 
     pipe = PIPES[name](on_error=answer)
     assert list(pipe) == [-1 if number % 5 == 0 else number / 2 for number in range(20)]
@@ -155,6 +161,32 @@ async def test_an_expansion_goes_on_inside_an_answer_and_counts_it_once():
 
     expected = list(graph())
     await goes_on_exactly(graph, expected, range(1, len(expected)))
+
+
+def test_mixed_expansions_fail_once_each_wherever_a_pass_goes_on():
+    def graph():
+        answered = numbers(12).shuffled_flatmap(
+            halves, buffer_size=4, on_error=lambda error, n: [-n, -n - 1], max_errors=3
+        )
+        return answered.set_seed(7)
+
+    assert sorted(graph()) == sorted(
+        [*range(12), *(n / 2 for n in range(12) if n % 5), 0, -1, -5, -6, -10, -11]
+    )
+    assert_goes_on(graph)
+    assert_counts_alike(graph, errors=3)
+    skipping = partial(numbers(12).shuffled_flatmap, halves, buffer_size=4, on_error="skip")
+    assert_goes_on(lambda: skipping().set_seed(7))
+    assert_counts_alike(lambda: skipping().set_seed(7), errors=3)
+
+
+def assert_counts_alike(graph, errors):
+    """Check that a pass has counted so many errors in the end, wherever it goes on."""
+    items, along = cursors_along(graph())
+    for position, cursors in enumerate(along):
+        later = graph()
+        assert rest_of(later, position, plain(cursors)) == items[position:]
+        assert later.current_pass.errors == errors
 
 
 async def goes_on_exactly(graph, expected, counts):

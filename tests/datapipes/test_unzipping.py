@@ -52,6 +52,22 @@ def test_a_sequence_that_is_too_short_is_an_index_error(form: str) -> None:
         list(second)
 
 
+@either_form
+def test_a_sequence_that_is_too_long_loses_nothing_unseen(form: str) -> None:
+    first, _ = FORMS[form](ROWS).unzip(2)
+
+    with pytest.raises(ValueError, match=r"unzip\(.*got a sequence of 3 places"):
+        list(first)
+
+
+@either_form
+def test_what_is_no_sequence_is_named(form: str) -> None:
+    first, _ = FORMS[form]([5]).unzip(2)
+
+    with pytest.raises(TypeError, match=r"unzip\(.*reads sequences, got int"):
+        list(first)
+
+
 def test_a_branch_ahead_of_another_is_bounded() -> None:
     first, _ = IterableWrapper(ROWS).unzip(3, buffer_size=2)[:2]
 

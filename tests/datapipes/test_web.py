@@ -205,17 +205,23 @@ async def test_leaving_early_closes_the_connections_of_requests_under_way():
             await server.all_closed()
 
 
-async def test_of_ten_thousand_bodies_of_which_many_fail_none_is_lost_and_none_comes_twice():
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_of_ten_thousand_bodies_of_which_many_fail_none_is_lost_and_none_comes_twice(workers):
     # A loop that notes where each of thousands of tasks was made takes its time.
     asyncio.get_running_loop().set_debug(False)
     chance = random.Random(4)
     kinds = ["/body/{}"] * 12 + ["/fail/503/1/{}", "/reset/1/{}", "/cut/1/{}", "/nowhere/{}"]
     paths = [chance.choice(kinds).format(number) for number in range(10_000)]
+    # All at once, so that they are waited for once. A busy machine may make others late too.
+    paths[5000:5060] = [f"/late/1/{number}" for number in range(60)]
+    await read_through_a_loader(workers)
     with leaves_nothing():
         async with http_server() as server:
-            urls = IterableWrapper([server.url(path) for path in paths])
-            pipe = read(urls, ordered=False, on_error="skip", retries=5, concurrency=128)
-            async with DataLoader2(pipe) as loader:
+            urls = IterableWrapper([server.url(path) for path in paths]).sharding_filter()
+            how = {"timeout": 2, "retries": 8, "on_error": "skip", "ordered": False}
+            pipe = read(urls, concurrency=128, **how)
+            service = MultiProcessingReadingService(workers)
+            async with DataLoader2(pipe, reading_service=service) as loader:
                 items = [url for url, _ in await drain_with_cancels(loader, chance)]
             del loader
             await server.all_closed()

@@ -23,6 +23,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.base import OneToOne
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.serving import feed as feed_module
 from tests.leaks import leaves_nothing
 
 LONG = 60.0
@@ -497,6 +498,49 @@ async def test_a_drain_has_an_end():
         await asked
     leave.set()
     await closing
+
+
+async def test_a_drain_that_nobody_would_ever_end_says_so(monkeypatch):
+    monkeypatch.setattr(feed_module, "READER_SECONDS", 0.02)
+    feed = Feed()
+    asked = [asyncio.create_task(feed.ask(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(LONG):
+        with pytest.raises(LoaderError, match=r"2 requests were left.*nobody has iterated"):
+            await feed.drain()
+    for each in asked:
+        with pytest.raises(LoaderClosed, match="nobody has iterated a loader of this feed"):
+            await each
+
+
+async def test_a_drain_ends_when_its_reader_leaves(monkeypatch):
+    monkeypatch.setattr(feed_module, "READER_SECONDS", 0.02)
+    feed = Feed()
+    async with DataLoader2(feed.batch(2, max_wait=LONG)) as loader:
+        reading = asyncio.create_task(anext(aiter(loader)))
+        await asyncio.sleep(0)
+        asked = asyncio.create_task(feed.ask(1))
+        await asyncio.sleep(0)
+        draining = asyncio.create_task(feed.drain())
+        batch = await reading
+        assert batch.data == [1]
+    # It was never replied to, and the loader is closed.
+    with pytest.raises(LoaderClosed, match="when its loader was closed"):
+        await asked
+    await draining
+
+
+async def test_a_drain_waits_for_a_reader_that_is_about_to_come():
+    feed = Feed()
+    asked = asyncio.create_task(feed.ask(1))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(feed.drain())
+    await asyncio.sleep(0)
+    async with DataLoader2(feed.map(double)) as loader:
+        async for one in loader:
+            one.reply(one.data)
+    assert await asked == 2
+    await draining
 
 
 async def test_requests_under_way_fail_when_the_iteration_is_ended_and_the_others_wait():

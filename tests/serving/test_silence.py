@@ -18,7 +18,7 @@ import pytest
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, WorkerTimeout
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.workers import silence
+from asyncloader.workers import last_words, silence
 from asyncloader.workers.link import Link
 from asyncloader.workers.silence import Silence
 
@@ -58,7 +58,8 @@ class Worker:
     last_heard: float = 0.0
     name: str = "worker 7"
     worker: int = 7
-    pid: int = 77
+    #: Of no process: the kernel gives none that large.
+    pid: int = 1 << 30
     failure: BaseException | None = None
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     is_killed: bool = False
@@ -76,32 +77,37 @@ class Worker:
 
 
 async def test_who_owes_and_is_silent_is_given_up_and_who_owes_nothing_is_not():
+    ended = asyncio.Event()
     owing, idle = Worker(Line(dealt=time.monotonic())), Worker(Line())
-    watch = Silence(lambda: [owing, idle], limit=0.02)
+    watch = Silence(lambda: [owing, idle], limit=0.02, on_end=ended.set)
     watch.watch()
     async with asyncio.timeout(LONG):
         await owing.failed.wait()
+        assert watch.dying == {owing}
+        await ended.wait()
+    assert watch.dying == set()
     assert isinstance(owing.failure, WorkerTimeout)
     assert str(owing.failure) == (
-        "worker 7 (pid 77) owes an answer and said nothing for 0.02 s; it was killed"
+        "worker 7 (pid 1073741824) owes an answer and said nothing for 0.02 s; it was killed"
     )
     assert owing.is_killed
     assert not idle.is_killed
-    watch.close()
+    await watch.aclose()
 
 
 @pytest.mark.parametrize("heard_by", ["frames", "the line"])
 async def test_who_says_something_is_heard(heard_by):
+    ended = asyncio.Event()
     later = time.monotonic() + LONG
     line = Line(dealt=0.0, last_heard=later if heard_by == "the line" else 0.0)
     speaking = Worker(line, last_heard=later if heard_by == "frames" else 0.0)
     silent = Worker(Line(dealt=0.0))
-    watch = Silence(lambda: [speaking, silent], limit=0.02)
+    watch = Silence(lambda: [speaking, silent], limit=0.02, on_end=ended.set)
     watch.watch()
     async with asyncio.timeout(LONG):
         await silent.failed.wait()
     assert not speaking.is_killed
-    watch.close()
+    await watch.aclose()
 
 
 async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
@@ -111,13 +117,13 @@ async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
     heard = logging.Handler()
     heard.emit = lambda record: told.set()  # type: ignore[method-assign]
     silence.logger.addHandler(heard)
-    watch = Silence(lambda: [worker], limit=None)
+    watch = Silence(lambda: [worker], limit=None, on_end=told.set)
     try:
         watch.watch()
         async with asyncio.timeout(LONG):
             await told.wait()
     finally:
-        watch.close()
+        await watch.aclose()
         silence.logger.removeHandler(heard)
     assert caplog.messages[0].startswith("waiting for worker 7")
     assert not worker.is_killed
@@ -165,3 +171,21 @@ async def test_who_says_nothing_is_replaced_and_only_its_requests_fail_or_begin_
             await stuck
         assert await behind == 6
         assert feed.stats().retried == 1
+
+
+def sleep_for_ever(item: int) -> int:
+    time.sleep(LONG * 60)
+    return item
+
+
+async def test_who_hangs_says_where_to_those_who_asked(monkeypatch):
+    monkeypatch.setattr(last_words, "PATIENCE_SECONDS", 10.0)
+    feed = Feed()
+    service = workers(1, timeout=1.0, on_worker_death="restart")
+    async with feed.serve(DataLoader2(feed.map(sleep_for_ever), reading_service=service)):
+        with pytest.raises(WorkerTimeout, match="said nothing for 1 s") as caught:
+            await feed.ask(1)
+    stack = caught.value.stack or ""
+    assert stack.startswith("worker 0 stood here")
+    assert "in sleep_for_ever" in stack
+    assert stack in caught.value.__notes__
