@@ -54,7 +54,7 @@ def test_a_function_that_cannot_take_what_it_will_be_given_is_refused(name: str)
         OF_FUNCTIONS[name](**{name: nothing})
 
 
-@pytest.mark.parametrize("name", set(OF_FUNCTIONS) - {"on_error"})
+@pytest.mark.parametrize("name", sorted({*OF_FUNCTIONS} - {"on_error"}))
 def test_what_is_no_function_is_refused_also_where_it_is_empty(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} must be callable, got list"):
         OF_FUNCTIONS[name](**{name: []})
