@@ -47,15 +47,15 @@ class Packing:
             self._pickle_plain()
             self._pickle(item)
 
-    def finish(self) -> Encoded:
-        """Return the payload and begin the next."""
+    def finish(self) -> tuple[int, Encoded]:
+        """Return how many items the payload has, and it, and begin the next."""
         pickles, count = self._taken()
         placement = self._placement
         if placement.buffers:
             placement.finish()
             self._placement = self._encoder.placement()
         self.nbytes = 0
-        return self._encoder.payload(placement, pickles, count)
+        return count, self._encoder.payload(placement, pickles, count)
 
     def drop(self) -> None:
         """Forget what was added and take its slots back."""

@@ -170,14 +170,17 @@ class Stream:
         """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             if self._packing.count and self._credits > 0:
-                self._credits -= credits_for(self._packing.count)
+                # This may be the timer's thread, while the other goes on making tiny items: the
+                # end is looked at before the items, so that it comes with the last of them.
+                ending = self._ending
+                count, items = self._packing.finish()
+                self._credits -= credits_for(count)
                 self._sent = monotonic()
-                self._made += self._packing.count
+                self._made += count
                 mark, self._mark = self._mark or self._marker.repeated, None
                 noted = b"" if mark is None else dump_mark(mark)
-                self.is_over = self.is_over or bool(self._ending)
-                items = self._packing.finish()
-                self._talk.send_items(self.epoch, self.number, items, noted, self._ending)
+                self.is_over = self.is_over or bool(ending)
+                self._talk.send_items(self.epoch, self.number, items, noted, ending)
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 from collections.abc import Callable
 
@@ -51,10 +52,14 @@ def warm():
 
 @pytest.fixture
 def leaves_nothing(warm):
-    """Descriptors and shared mappings are the same before and after the test."""
-    before = kernel_resources()
+    """There are no more descriptors and shared mappings after the test than before."""
+    gc.collect()
+    descriptors, mappings = kernel_resources()
     yield
-    assert kernel_resources() == before
+    # What a test before this one left to the garbage may go meanwhile.
+    left = kernel_resources()
+    assert left[0] <= descriptors
+    assert left[1] <= mappings
 
 
 def kernel_resources() -> tuple[int, int]:

@@ -26,7 +26,10 @@ ITEMS = PLAIN | st.binary() | st.lists(PLAIN, max_size=3)
 
 def carried(packing: Packing) -> list[Any]:
     """Return what the next payload brings to the other side."""
-    return Decoder(ArenaView()).decode(b"".join(packing.finish().parts), ())
+    count, encoded = packing.finish()
+    items = Decoder(ArenaView()).decode(b"".join(encoded.parts), ())
+    assert len(items) == count
+    return items
 
 
 def same(items: list[Any], others: list[Any]) -> bool:

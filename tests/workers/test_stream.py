@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from asyncloader.errors import PipelineError
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.packing import Packing
 from asyncloader.workers import stream as streams
 from asyncloader.workers.failure import pack_error, unpack_error
 from asyncloader.workers.marker import Marker
@@ -238,3 +240,42 @@ def test_dropping_closes_the_pipe_and_forgets_the_open_frame(bench):
     assert not stream.may_go_on()
     assert stream.send_if_late() is False
     assert bench.sent() == []
+
+
+def test_an_item_that_is_made_while_the_timer_sends_is_counted_with_its_frame(bench, monkeypatch):
+    finish = Packing.finish
+
+    def interrupted(packing: Packing) -> Any:
+        if packing.plain == [0]:
+            # The thread that makes items takes no lock for tiny ones.
+            packing.plain.append(1)
+        return finish(packing)
+
+    monkeypatch.setattr(Packing, "finish", interrupted)
+    stream = bench.stream(iter([0, 2]))
+    *batches, end = all_of(bench, stream)
+    assert isinstance(end, StreamEnded)
+    assert list(itertools.chain.from_iterable(batches)) == [0, 1, 2]
+    assert stream.made == 3
+
+
+def test_an_end_that_comes_while_the_timer_sends_is_told_once_and_last(bench, monkeypatch):
+    finish = Packing.finish
+    stream = bench.stream(iter([]))
+
+    def interrupted(packing: Packing) -> Any:
+        finished = finish(packing)
+        # The thread that makes items goes on at once: one more, and the end.
+        packing.plain.append(1)
+        stream._ending = [StreamEnded(1, 0)]
+        monkeypatch.setattr(Packing, "finish", finish)
+        return finished
+
+    stream.add(0)
+    monkeypatch.setattr(Packing, "finish", interrupted)
+    stream.send()
+    stream.advance()
+    *batches, end = bench.sent()
+    assert batches == [[0], [1]]
+    assert isinstance(end, StreamEnded)
+    assert stream.is_over
