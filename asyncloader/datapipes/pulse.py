@@ -10,12 +10,13 @@ import contextlib
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
 
 _BEAT_SECONDS = 0.01
 _LONG_SECONDS = 0.03
+#: How many silences are remembered.
+_SILENCES = 16
 
 
 class Pulse:
@@ -28,7 +29,7 @@ class Pulse:
         self._stop = threading.Event()
         self._latest = 0.0
         #: When the latest silences that were long began and ended.
-        self._silences: deque[tuple[float, float]] = deque(maxlen=16)
+        self._silences: tuple[tuple[float, float], ...] = ()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -66,7 +67,7 @@ class Pulse:
         while not stop.wait(_BEAT_SECONDS):
             now = perf_counter()
             if now - self._latest > _LONG_SECONDS:
-                self._silences.append((self._latest, now))
+                self._silences = (*self._silences, (self._latest, now))[-_SILENCES:]
             self._latest = now
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from asyncloader.datapipes.cursors import Cursor
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import FIRST, DealStart, Mark
+from asyncloader.workers.random_states import check_states
 
 
 class WorkerStart(NamedTuple):
@@ -77,7 +78,7 @@ def cursor_of_place(place: StreamPlace) -> Cursor:
 
 
 def place_of_cursor(cursor: Cursor) -> StreamPlace:
-    """Return the place that a cursor says."""
+    """Return the place that a cursor says; SnapshotError for one of another release."""
     starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
     deal = None
     if "deal" in cursor:
@@ -93,4 +94,5 @@ def _plain_mark(mark: Mark) -> list[Any]:
 
 def _mark(plain: list[Any]) -> Mark:
     position, cursors, states = plain
+    check_states(states or {})
     return Mark(position, dict(cursors), states)

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from asyncloader.errors import SnapshotError
+
 #: The states as plain data, by module.
 States = dict[str, Any]
 
@@ -54,6 +56,16 @@ class SharedGenerators:
             self._seedings[stream]()
         self._turn = stream
         set_states(states)
+
+
+def check_states(states: States) -> None:
+    """Raise SnapshotError for states of generators that are not known here."""
+    unknown = states.keys() - _SETTERS.keys()
+    if unknown:
+        raise SnapshotError(
+            f"the state holds random numbers of {', '.join(sorted(unknown))}, and this release"
+            f" sets those of {', '.join(_SETTERS)}; go on with the release that took the state"
+        )
 
 
 def set_states(states: States) -> None:

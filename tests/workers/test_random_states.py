@@ -10,6 +10,10 @@ import numpy
 import pytest
 import torch
 
+from asyncloader import DataLoader2, MultiProcessingReadingService, SnapshotError
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.snapshot.snapshot import checksum
+from asyncloader.snapshot.text import to_text
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
 
 
@@ -58,3 +62,21 @@ def test_a_stream_that_has_drawn_nothing_is_told_apart_from_one_that_has():
     assert second.changed() is not None
     generators.turn_to(0)
     assert first.changed() is None
+
+
+def test_a_state_with_generators_of_another_release_is_refused_by_name():
+    graph = IterableWrapper(range(10))
+    service = MultiProcessingReadingService(1)
+    with DataLoader2(graph, reading_service=service) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    position = state["position"]
+    worker = [[0, [], {"numpy": []}], 1]
+    place = {"in_order": True, "runs": [], "taken": 1, "turns": [0], "workers": [worker]}
+    position["cursors"] = to_text({"0": place}, "cursors")
+    state["checksums"]["position"] = checksum(position)
+    with DataLoader2(graph, reading_service=service) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(SnapshotError, match=r"random numbers of numpy, and"):
+            list(loader)
+        assert len(list(loader)) == 10
