@@ -38,11 +38,13 @@ def _declared_in(cls: type) -> dict[str, Any]:
 
 def registered(base: type) -> dict[str, Any]:
     found = {key: getattr(base, key) for key in dir(base)}
-    return {
-        key: value
-        for key, value in found.items()
-        if getattr(getattr(value, "builds", None), "__module__", "").startswith("asyncloader.")
-    }
+    return {key: value for key, value in found.items() if _is_ours(getattr(value, "builds", None))}
+
+
+def _is_ours(pipe: Any) -> bool:
+    """Whether a pipe is one of the package's modules, and not of an example in a docstring."""
+    module = getattr(pipe, "__module__", "")
+    return module.startswith("asyncloader.") and hasattr(sys.modules[module], pipe.__name__)
 
 
 def shape(function: Any) -> list[tuple[str, Any, Any]]:
