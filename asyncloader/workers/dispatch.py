@@ -32,7 +32,6 @@ from asyncloader.workers.messages import (
     BeginStream,
     Command,
     DealStart,
-    Dealt,
     DealtMark,
     EndEpoch,
     Grant,
@@ -47,11 +46,11 @@ from asyncloader.workers.messages import (
     StreamFailed,
     dump_mark,
 )
+from asyncloader.workers.outlet import Outlet
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.resets import load_resets
-from asyncloader.workers.stream import FRAME_ITEMS, Stream
-from asyncloader.workers.supply import DEALT_CREDITS
+from asyncloader.workers.stream import Stream
 from asyncloader.workers.surroundings import seed_globals
 from asyncloader.workers.talk import Talk
 
@@ -71,72 +70,6 @@ def main(sock: socket.socket) -> None:
     """Deal until the loader closes the channel."""
     with contextlib.suppress(EOFError):
         Dispatcher(Talk(Channel(sock))).serve()
-
-
-class Outlet:
-    """One worker, as the dispatching process sees it."""
-
-    def __init__(self, channel: Channel, arena_bytes: int) -> None:
-        self.talk = Talk(channel, waits=False)
-        self.talk.arena.budget = arena_bytes
-        #: Credits for an epoch that the worker has begun and this process has not yet.
-        self.early: dict[int, int] = {}
-        self.ending: StreamEnded | StreamFailed | None = None
-        self.is_gone = False
-        self.stream: Stream | None = None
-
-    def heed(self, command: Command) -> None:
-        """Take the worker's credits for this or a coming epoch."""
-        if not isinstance(command, Grant):
-            return
-        if self.stream is not None and self.stream.epoch == command.epoch:
-            self.stream.grant(command.credits)
-        else:
-            self.early[command.epoch] = self.early.get(command.epoch, 0) + command.credits
-
-    def has_room(self) -> bool:
-        """Whether another item can be dealt without running ahead of what was asked for."""
-        stream = self.stream
-        return stream is not None and (stream.credits > 0 or stream.count < FRAME_ITEMS)
-
-    def is_starving(self) -> bool:
-        """Whether the worker has used up all that it was dealt."""
-        stream = self.stream
-        return stream is not None and stream.credits >= DEALT_CREDITS and stream.count < FRAME_ITEMS
-
-    def send(self) -> None:
-        """Send what was dealt, as far as credits go; in vain if the worker is gone."""
-        if self.stream is not None and not self.is_gone:
-            with self._noticing_its_end():
-                self.stream.send()
-
-    def settle(self, *, is_waiting: bool) -> None:
-        """Send what gets no more company, as far as credits go, and how the epoch ended."""
-        if is_waiting or self.ending is not None:
-            self.send()
-        if self.stream is not None and self.ending is not None and not self.stream.count:
-            self.tell(self.ending)
-            self.ending = None
-
-    def tell(self, message: Dealt) -> None:
-        """Tell the worker something; in vain if it is gone."""
-        with self._noticing_its_end():
-            self.talk.report(message)
-
-    def hear(self) -> None:
-        """Take what the worker says, and send it what there was no room for."""
-        with self._noticing_its_end():
-            self.talk.flush()
-            for command in self.talk.commands():
-                self.heed(command)
-
-    @contextlib.contextmanager
-    def _noticing_its_end(self) -> Iterator[None]:
-        try:
-            yield
-        except EOFError:
-            # The loader sees that death too, and ends the epoch or replaces everybody.
-            self.is_gone = True
 
 
 class Dispatcher:
@@ -215,8 +148,10 @@ class Dispatcher:
 
     def _set_up(self, command: Setup) -> None:
         plan_fds, fds = self._talk.take_fds(command.plan_fds)
-        channels = [Channel(socket.socket(fileno=fd)) for fd in fds]
-        self._outlets = [Outlet(channel, command.arena_bytes) for channel in channels]
+        self._outlets = [
+            Outlet(Channel(socket.socket(fileno=fd)), command.arena_bytes, self._punctual, _packed)
+            for fd in fds
+        ]
         try:
             self._plan = plan = loads_code(command.plan, plan_fds)
             self._seeds = plan.seed_places.bind(plan.end)
@@ -230,7 +165,7 @@ class Dispatcher:
         self._epoch = command.epoch
         self._is_paused = False
         for outlet in self._outlets:
-            outlet.stream = self._stream(outlet, command.epoch)
+            outlet.begin(command.epoch, Marker((), self._states))
         try:
             end = self._reset(command)
             self._states = RandomStates()
@@ -255,30 +190,10 @@ class Dispatcher:
         self._seeds.give(self._plan.end, command.shared_seeds, generator)
         return self._thread.finished(reset(self._plan.end))
 
-    def _stream(self, outlet: Outlet, epoch: int) -> Stream:
-        credits = outlet.early.pop(epoch, 0)
-        outlet.early.clear()
-        outlet.ending = None
-        return Stream(
-            outlet.talk,
-            self._punctual,
-            _packed,
-            (),
-            epoch=epoch,
-            number=0,
-            credits=credits,
-            one_by_one=False,
-            marker=Marker((), self._states),
-        )
-
     def _end_epoch(self) -> None:
         self._close_items()
         for outlet in self._outlets:
-            if outlet.stream is not None:
-                outlet.stream.drop()
-                outlet.stream = None
-                outlet.ending = None
-                outlet.tell(EndEpoch(self._epoch))
+            outlet.end()
 
     def _close_items(self) -> None:
         items, self._items = self._items, None
