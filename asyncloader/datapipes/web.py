@@ -14,13 +14,14 @@ from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.async_mapping import AsyncMapper
 from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.bodies import handed_on, whole_body
+from asyncloader.datapipes.bodies import LARGE, form_of, joined, too_large
 from asyncloader.datapipes.extras import imported
 from asyncloader.datapipes.http_body import HttpBody
 from asyncloader.datapipes.http_requests import (
+    BAD,
     Sessions,
-    check_status,
-    failing,
+    raise_ours,
+    refused,
     request_settings_of,
     shown,
     with_headers,
@@ -132,16 +133,27 @@ class GetBody:
     def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
         self.settings = settings
         self.max_bytes = max_bytes
-        self.as_bytes = as_bytes
+        self.form = form_of(as_bytes)
 
     async def __call__(self, url: str, session: Any) -> tuple[str, Any]:
         check_url(url)
-        with failing(url):
+        try:
             async with session.get(url, **self.settings) as response:
-                check_status(url, response)
-                chunks = response.content.iter_any()
-                body = await whole_body(chunks, shown(url), self.max_bytes)
-        return url, handed_on(body, self.as_bytes)
+                if response.status >= BAD:
+                    raise refused(url, response)
+                return url, self.form(await self._body(url, response.content))
+        except Exception as error:  # noqa: BLE001 - aiohttp raised it
+            raise_ours(error, url)
+
+    async def _body(self, url: str, content: Any) -> bytes:
+        held, size = [], 0
+        while not content.at_eof():
+            piece = await content.readany()
+            size += len(piece)
+            if size > self.max_bytes:
+                raise too_large(shown(url), self.max_bytes)
+            held.append(piece)
+        return b"".join(held) if size < LARGE else await joined(held)
 
 
 class OpenStream:
