@@ -7,7 +7,6 @@ not.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import email.utils
 import time
@@ -67,16 +66,6 @@ def raise_ours(error: Exception, url: str, where: str = "") -> NoReturn:
     if isinstance(error, passing):
         raise HttpUnavailable(message, url=url) from error
     raise HttpError(message, url=url) from error
-
-
-def request_settings_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as aiohttp takes them: user and password become a header."""
-    auth = settings.get("auth")
-    if not isinstance(auth, tuple):
-        return settings
-    code = base64.b64encode(":".join(auth).encode()).decode()
-    others = {name: value for name, value in settings.items() if name != "auth"}
-    return with_headers(others, {"Authorization": f"Basic {code}"})
 
 
 def with_headers(settings: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from asyncloader.datapipes.http_requests import (
     Sessions,
     raise_ours,
     refused,
-    request_settings_of,
     shown,
     with_headers,
 )
+from asyncloader.datapipes.request_settings import request_settings_of
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.wire import Wire, wired
 from asyncloader.errors import HttpUnavailable
@@ -67,8 +67,9 @@ class HttpReader(AsyncMapper[Any]):
     ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
     function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
     ``request_settings`` go to aiohttp's ``ClientSession.get``: ``headers``, ``params``,
-    ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``. Proxies of the
-    environment are used. Needs aiohttp (the extra ``cloud``).
+    ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``; a wrong one is an
+    error when the pipe is made. Proxies of the environment are used. Needs aiohttp (the
+    extra ``cloud``).
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> urls = IterableWrapper(["http://127.0.0.1:9/none"])
