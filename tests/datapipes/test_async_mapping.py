@@ -28,6 +28,11 @@ async def drained(pipe):
     return [item async for item in pipe]
 
 
+async def collect(pipe, into):
+    async for item in pipe:
+        into.append(item)
+
+
 async def for_ever(number):
     await asyncio.Event().wait()
 
@@ -429,8 +434,7 @@ async def test_of_results_that_are_ready_together_an_error_takes_none_with_it(pl
     async with DataLoader2(numbers().async_map(failing)) as loader:
         got = []
         with pytest.raises(LookupError, match=str(place)):
-            async for number in loader:
-                got.append(number)
+            await collect(loader, got)
         assert got == list(range(place))
 
 
