@@ -29,10 +29,14 @@ PASSING = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
 
 
 class Sessions:
-    """Opens sessions with up to so many connections; 0 is without a limit."""
+    """Opens sessions with up to so many connections; 0 is without a limit.
 
-    def __init__(self, connections: int) -> None:
+    They give up a server that is silent for so many ``seconds``; None leaves that to others.
+    """
+
+    def __init__(self, connections: int, seconds: float | None = SILENCE_SECONDS) -> None:
         self.connections = connections
+        self.seconds = seconds
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
@@ -42,7 +46,7 @@ class Sessions:
             # What a server sets for one item must not change what another gets.
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=self.seconds
             ),
             # Looking for proxies takes a thread for each request.
             trust_env=bool(urllib.request.getproxies_environment()),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count
@@ -19,12 +21,14 @@ from asyncloader.datapipes.extras import imported
 from asyncloader.datapipes.http_body import HttpBody
 from asyncloader.datapipes.http_requests import (
     BAD,
+    SILENCE_SECONDS,
     Sessions,
     raise_ours,
     refused,
     shown,
     with_headers,
 )
+from asyncloader.datapipes.listening import Listeners, Listening
 from asyncloader.datapipes.request_settings import request_settings_of
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.wire import Wire, wired
@@ -122,33 +126,57 @@ class HttpReader(AsyncMapper[Any]):
             retries=retries,
             retry_on=PASSING_ERRORS,
             backoff=backoff,
-            resource=Wires() if stream else Sessions(concurrency),
+            resource=Wires() if stream else Clients(concurrency),
             on_error="skip" if skip_on_error else on_error,
             max_errors=max_errors,
         )
 
 
+@dataclass(frozen=True)
+class Client:
+    """A session, and those who wait for what it is answered."""
+
+    session: Any
+    listeners: Listeners
+
+
+class Clients:
+    """Opens clients with up to so many connections."""
+
+    def __init__(self, connections: int) -> None:
+        self.connections = connections
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Client]:
+        async with Sessions(self.connections, seconds=None)() as session:
+            with contextlib.closing(Listeners(SILENCE_SECONDS)) as listeners:
+                yield Client(session, listeners)
+
+
 class GetBody:
-    """Reads the whole body of a URL, with a session."""
+    """Reads the whole body of a URL, with a client."""
 
     def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
         self.settings = settings
         self.max_bytes = max_bytes
         self.form = form_of(as_bytes)
 
-    async def __call__(self, url: str, session: Any) -> tuple[str, Any]:
+    async def __call__(self, url: str, client: Client) -> tuple[str, Any]:
         check_url(url)
         try:
-            async with session.get(url, **self.settings) as response:
-                if response.status >= BAD:
-                    raise refused(url, response)
-                return url, self.form(await self._body(url, response.content))
+            with Listening(client.listeners) as listening:
+                async with client.session.get(url, **self.settings) as response:
+                    if response.status >= BAD:
+                        raise refused(url, response)
+                    body = await self._body(url, response.content, listening)
+            return url, self.form(body)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, url)
 
-    async def _body(self, url: str, content: Any) -> bytes:
+    async def _body(self, url: str, content: Any, listening: Listening) -> bytes:
         held, size = [], 0
         while not content.at_eof():
+            listening.heard_at = monotonic()
             piece = await content.readany()
             size += len(piece)
             if size > self.max_bytes:

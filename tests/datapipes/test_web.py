@@ -16,6 +16,7 @@ import warnings
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes import web
 from asyncloader.datapipes.http_requests import seconds_of
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
@@ -134,6 +135,16 @@ async def test_a_server_that_takes_too_long_is_a_timeout(path):
         with pytest.raises(TimeoutError, match=r"timeout=0\.05"):
             await bodies(server, path, timeout=0.05, retries=1)
         assert server.asked[path] == 2
+
+
+@pytest.mark.parametrize("path", ["/silent", "/stall"])
+async def test_a_server_that_is_silent_for_too_long_is_given_up(path, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_SECONDS", 0.05)
+    async with http_server() as server:
+        with pytest.raises(TimeoutError, match=rf"{path}: TimeoutError nothing came for 0\.05 s"):
+            await bodies(server, path, retries=1)
+        assert server.asked[path] == 2
+        await server.all_closed()
 
 
 async def test_redirects_are_followed_so_far_and_no_further():
