@@ -24,7 +24,7 @@ def answer_of(pipe: object, function: Callable[..., Any], *args: Any) -> Any:
         blame(error, pipe)
         raise
     if answer.__class__ is CoroutineType:
-        raise unawaited(pipe)
+        raise unawaited(pipe, answer)
     return answer
 
 

@@ -67,7 +67,7 @@ class Applier(OneToOne, IterDataPipe[T]):
                     blame(error, self)
                     raise
                 if result.__class__ is CoroutineType:
-                    raise unawaited(self)
+                    raise unawaited(self, result)
                 yield result
                 # Their memory, still warm, is wanted for the next.
                 del item, result
@@ -96,7 +96,7 @@ class ApplyPass(Pass[T]):
                 except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
                     result = stand_in(error, item, self)
                 if result.__class__ is CoroutineType:
-                    raise unawaited(self.pipe)
+                    raise unawaited(self.pipe, result)
                 self.taken += 1
                 if result is not SKIPPED:
                     self.yielded += 1

@@ -7,8 +7,8 @@ torchdata called it. They keep a continuous window of calls under way.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, nullcontext
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.ahead_pass import AheadPass
@@ -18,12 +18,14 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import AsyncColumnFunction, checked_columns
 from asyncloader.datapipes.cursors import Cursor, Cursors, adropped, cursor_of
 from asyncloader.datapipes.debugging import watched_async
+from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.datapipes.function import blame, is_async, itself
 from asyncloader.datapipes.handing_out import AsTheyCome
+from asyncloader.datapipes.in_groups import InGroups
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.shared_resource import Resource, SharedResource
-from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
+from asyncloader.datapipes.tolerance import OnError, Tolerance, failure_of
 from asyncloader.datapipes.window import Call, Window
 from asyncloader.runtime import running_loop
 
@@ -137,16 +139,24 @@ class AsyncMapper(IterDataPipe[T]):
         self.current_pass = running
         return running
 
-    async def _results(self, running: AheadPass[T]) -> AsyncIterator[T]:
+    def _results(self, running: AheadPass[T]) -> AsyncIterator[T]:
+        return InGroups(self._one_by_one(running), self._groups(running, GROUP_ITEMS))
+
+    async def _one_by_one(self, running: AheadPass[T]) -> AsyncGenerator[T, None]:
+        async with aclosing(self._groups(running, 1)) as groups:
+            async for group in groups:
+                # What was just handed out is not kept alive here while the next is awaited.
+                yield group.pop()
+
+    async def _groups(self, running: AheadPass[T], most: int) -> AsyncGenerator[list[T], None]:
         window = self._window(running)
         window.start(repr(self))
         try:
-            while await window.has_next():
-                result = running.finish(*window.next())
-                if result is not SKIPPED:
-                    yield result
-                # What was just handed out is not kept alive here while the next is awaited.
-                del result
+            while window.has_something() or await window.has_next():
+                group = window.group(most)
+                if group:
+                    yield group
+                del group
         finally:
             await window.aclose()
 

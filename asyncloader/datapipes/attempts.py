@@ -49,21 +49,18 @@ class Attempts:
 
     def of(self, function: Callable[[Any], Awaitable[T]]) -> Callable[[Any], Awaitable[T]]:
         """Return ``function`` with limits and retries; itself where there are none."""
-        if self.retries:
-            return functools.partial(self._called_again, function)
-        if self.timeout is not None:
-            return functools.partial(self._called, function)
-        return function
+        once = function if self.timeout is None else functools.partial(self._called, function)
+        return functools.partial(self._called_again, once) if self.retries else once
 
-    async def _called_again(self, function: Callable[[Any], Awaitable[T]], item: Any) -> T:
+    async def _called_again(self, once: Callable[[Any], Awaitable[T]], item: Any) -> T:
         for number in range(self.retries):
             try:
-                return await self._called(function, item)
+                return await once(item)
             except self.retry_on as error:
                 seconds = self._seconds_before_next(number, error)
             await asyncio.sleep(seconds)
         try:
-            return await self._called(function, item)
+            return await once(item)
         except self.retry_on as error:
             error.add_note(f"it was tried {self.retries + 1} times")
             raise

@@ -7,7 +7,7 @@ and what it is handed on as.
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from asyncloader.errors import ResourceExhausted
@@ -23,20 +23,24 @@ async def whole_body(chunks: AsyncIterable[Any], name: str, max_bytes: int) -> b
     async for chunk in chunks:
         held.append(chunk)
         size += len(memoryview(chunk))
-        check_size(size, name, max_bytes)
-    # Large joins let other threads run.
-    return b"".join(held) if size < LARGE else await in_thread(b"".join, held)
+        if size > max_bytes:
+            raise too_large(name, max_bytes)
+    return b"".join(held) if size < LARGE else await joined(held)
 
 
-def check_size(size: int, name: str, max_bytes: float) -> None:
-    """Raise ResourceExhausted for a body that is too large."""
-    if size > max_bytes:
-        raise ResourceExhausted(
-            f"{name}: the body has more than max_bytes={max_bytes} bytes; raise the limit if it"
-            " may be as large"
-        )
+async def joined(held: list[Any]) -> bytes:
+    """Return pieces as one, where there is much to copy: other threads run meanwhile."""
+    return await in_thread(b"".join, held)
 
 
-def handed_on(body: bytes, as_bytes: bool) -> Any:
-    """Return a body as a stream, or as it is."""
-    return body if as_bytes else io.BytesIO(body)
+def too_large(name: str, max_bytes: float) -> ResourceExhausted:
+    """Return the error for a body that has more bytes than it may."""
+    return ResourceExhausted(
+        f"{name}: the body has more than max_bytes={max_bytes} bytes; raise the limit if it may"
+        " be as large"
+    )
+
+
+def form_of(as_bytes: bool) -> Callable[[bytes], Any]:
+    """Return what makes of a body what is handed on: a stream, or the body as it is."""
+    return bytes if as_bytes else io.BytesIO

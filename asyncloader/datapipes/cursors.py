@@ -198,8 +198,12 @@ def picked(items: Iterator[T], positions: list[int]) -> Iterator[T]:
         close_items(items)
 
 
-async def adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
-    """Yield the items without the first ``count``, which are made and dropped."""
+def adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    """Return an async iterator without its first ``count`` items, which are made and dropped."""
+    return _adropped(items, count) if count > 0 else items
+
+
+async def _adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
     try:
         async for item in items:
             if count > 0:
@@ -252,16 +256,17 @@ class Pace:
     """Says when cursors are to be gathered: as often as a small part of the time allows."""
 
     def __init__(self) -> None:
-        self._not_before = 0.0
+        #: They are due from then on; what is begun for every item looks at it by itself.
+        self.not_before = 0.0
 
     def is_due(self) -> bool:
         """Whether cursors are to be gathered now."""
-        return perf_counter() >= self._not_before
+        return perf_counter() >= self.not_before
 
     def made(self, begun: float) -> None:
         """Note that they were gathered, since the thread's own time ``begun``."""
         # The time that others had the processor meanwhile costs nothing.
-        self._not_before = perf_counter() + _SHARE * (thread_time() - begun)
+        self.not_before = perf_counter() + _SHARE * (thread_time() - begun)
 
 
 class Marks:
@@ -294,7 +299,7 @@ class Marks:
 
     def passed(self, count: int) -> None:
         """Say that ``count`` items were taken from the source; a mark is made if one is due."""
-        if self._pace.is_due():
+        if perf_counter() >= self._pace.not_before:
             self.note(count)
 
     def note(self, count: int) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_function
@@ -58,8 +58,10 @@ def calling(function: Callable[..., Any], pipe: object = None) -> Iterator[Calla
         yield functools.partial(call, watched_async(function, pipe))
 
 
-def unawaited(pipe: object) -> TypeError:
-    """Return the error for a plain function that hands back something to await."""
+def unawaited(pipe: object, coroutine: Coroutine[Any, Any, Any]) -> TypeError:
+    """Return the error for a plain function that handed back a coroutine, which is closed."""
+    # Python would warn of it too, when it is collected, and say less.
+    coroutine.close()
     return TypeError(
         f"the function of {stage_name(pipe)} returned a coroutine, but is no async function"
         " itself; write it with `async def`, and use async_map to await many at a time"

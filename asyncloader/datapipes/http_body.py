@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.attempts import Attempts
-from asyncloader.datapipes.bodies import check_size
-from asyncloader.datapipes.http_requests import check_status, failing, shown, with_headers
+from asyncloader.datapipes.bodies import too_large
+from asyncloader.datapipes.http_requests import BAD, raise_ours, refused, shown, with_headers
 from asyncloader.errors import HttpError
 
 #: Statuses of an answer that has all of a body, and of one that has a part of it.
@@ -57,15 +57,22 @@ class HttpBody:
         try:
             if self._response is None:
                 self._response = await (self._asked_for_rest() if self.place else self._asked())
-            with failing(self.url, f" after {self.place} bytes"):
-                piece: bytes = await self._response.content.readany()
+            piece = await self._next()
         except BaseException as error:
             # Nobody knows what is still in that connection.
             self.close()
             self._lost = error if isinstance(error, Exception) else None
             raise
         self.place += len(piece)
-        check_size(self.place, shown(self.url), self._max_bytes)
+        if self.place > self._max_bytes:
+            raise too_large(shown(self.url), self._max_bytes)
+        return piece
+
+    async def _next(self) -> bytes:
+        try:
+            piece: bytes = await self._response.content.readany()
+        except Exception as error:  # noqa: BLE001 - aiohttp raised it
+            raise_ours(error, self.url, f" after {self.place} bytes")
         return piece
 
     async def _asked(self) -> Any:
@@ -106,13 +113,14 @@ class HttpBody:
         return error
 
     async def _answer(self, headers: dict[str, str]) -> Any:
-        with failing(self.url):
-            response = await self._session.get(self.url, **with_headers(self._settings, headers))
-            try:
-                check_status(self.url, response)
-            except HttpError:
-                response.close()
-                raise
+        settings = with_headers(self._settings, headers)
+        try:
+            response = await self._session.get(self.url, **settings)
+        except Exception as error:  # noqa: BLE001 - aiohttp raised it
+            raise_ours(error, self.url)
+        if response.status >= BAD:
+            response.close()
+            raise refused(self.url, response)
         return response
 
 

@@ -1,19 +1,18 @@
 """Requests over HTTP, and what is said when they fail.
 
-This file is about what aiohttp is asked with, and about ``failing``, which makes our errors
+This file is about what aiohttp is asked with, and about ``raise_ours``, which makes our errors
 of its own: those that may pass (``HttpUnavailable``, ``TimeoutError``) and those that will
 not.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import email.utils
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from asyncloader.datapipes.extras import imported
@@ -23,15 +22,21 @@ from asyncloader.errors import HttpError, HttpUnavailable
 CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 
+#: The first of the statuses with which a server gives no answer.
+BAD = 400
 #: Statuses of a server that may do better when it is asked again.
 PASSING = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
 
 
 class Sessions:
-    """Opens sessions with up to so many connections; 0 is without a limit."""
+    """Opens sessions with up to so many connections; 0 is without a limit.
 
-    def __init__(self, connections: int) -> None:
+    They give up a server that is silent for so many ``seconds``; None leaves that to others.
+    """
+
+    def __init__(self, connections: int, seconds: float | None = SILENCE_SECONDS) -> None:
         self.connections = connections
+        self.seconds = seconds
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
@@ -41,7 +46,7 @@ class Sessions:
             # What a server sets for one item must not change what another gets.
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=self.seconds
             ),
             # Looking for proxies takes a thread for each request.
             trust_env=bool(urllib.request.getproxies_environment()),
@@ -49,31 +54,22 @@ class Sessions:
             yield session
 
 
-@contextlib.contextmanager
-def failing(url: str, where: str = "") -> Iterator[None]:
-    """Say in an error of aiohttp's which URL it is of, and ``where``, as one of ours."""
+def raise_ours(error: Exception, url: str, where: str = "") -> NoReturn:
+    """Raise, for an error of aiohttp's, one of ours that says of which URL, and ``where``.
+
+    Others are raised as they are.
+    """
     import aiohttp
 
-    try:
-        yield
-    except HttpError:
-        raise
-    except TimeoutError as error:
-        raise TimeoutError(f"{shown(url)}{where}: {described(error)}") from error
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-        raise HttpUnavailable(f"{shown(url)}{where}: {described(error)}", url=url) from error
-    except aiohttp.ClientError as error:
-        raise HttpError(f"{shown(url)}{where}: {described(error)}", url=url) from error
-
-
-def request_settings_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as aiohttp takes them: user and password become a header."""
-    auth = settings.get("auth")
-    if not isinstance(auth, tuple):
-        return settings
-    code = base64.b64encode(":".join(auth).encode()).decode()
-    others = {name: value for name, value in settings.items() if name != "auth"}
-    return with_headers(others, {"Authorization": f"Basic {code}"})
+    if isinstance(error, HttpError) or not isinstance(error, OSError | aiohttp.ClientError):
+        raise error
+    message = f"{shown(url)}{where}: {described(error)}"
+    if isinstance(error, TimeoutError):
+        raise TimeoutError(message) from error
+    passing = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
+    if isinstance(error, passing):
+        raise HttpUnavailable(message, url=url) from error
+    raise HttpError(message, url=url) from error
 
 
 def with_headers(settings: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
@@ -81,16 +77,14 @@ def with_headers(settings: dict[str, Any], headers: dict[str, str]) -> dict[str,
     return {**settings, "headers": headers | dict(settings.get("headers") or {})}
 
 
-def check_status(url: str, response: Any) -> None:
-    """Raise an HttpError for an answer that is none."""
+def refused(url: str, response: Any) -> HttpError:
+    """Return the error for an answer that is none: its status is ``BAD`` or above."""
     status = response.status
-    if status < 400:
-        return
     message = f"{shown(url)}: the server answered {status} {response.reason}"
     if status not in PASSING:
-        raise HttpError(message, url=url, status=status)
+        return HttpError(message, url=url, status=status)
     wait = seconds_of(response.headers.get("Retry-After", ""))
-    raise HttpUnavailable(message, url=url, status=status, retry_after=wait)
+    return HttpUnavailable(message, url=url, status=status, retry_after=wait)
 
 
 def seconds_of(retry_after: str) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.async_mapping import AsyncMapper
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.bodies import check_size, handed_on, whole_body
+from asyncloader.datapipes.bodies import form_of, too_large, whole_body
 from asyncloader.datapipes.extras import imported
 from asyncloader.datapipes.tolerance import OnError
 
@@ -105,12 +105,13 @@ class GetObject:
 
     def __init__(self, max_bytes: int, as_bytes: bool) -> None:
         self.max_bytes = max_bytes
-        self.as_bytes = as_bytes
+        self.form = form_of(as_bytes)
 
     async def __call__(self, path: str, store: Any) -> tuple[str, Any]:
         if not isinstance(path, str):
             raise TypeError(f"read_from_object_store reads paths, got {type(path).__name__}")
         found = await store.get_async(path)
-        check_size(found.meta["size"], path, self.max_bytes)
+        if found.meta["size"] > self.max_bytes:
+            raise too_large(path, self.max_bytes)
         body = await whole_body(found.stream(), path, self.max_bytes)
-        return path, handed_on(body, self.as_bytes)
+        return path, self.form(body)

@@ -13,11 +13,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.applying import Applier
+from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.expanding import TolerantExpander
+from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.streams import close_stream, path_and_stream
 from asyncloader.datapipes.text import TextReader, after, lines_of, undecodable
 from asyncloader.datapipes.tolerance import OnError
+
+#: What json.loads calls for what it finds.
+_HOOKS = ("object_hook", "object_pairs_hook", "parse_constant", "parse_float", "parse_int")
 
 
 class _CSVReader(TextReader):
@@ -242,7 +247,19 @@ class JsonLinesParser(TolerantExpander[Any]):
 
 
 def _checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
-    json.loads("0", **kwargs)  # a TypeError that names the keyword, if there is none such
+    for name in _HOOKS:
+        if kwargs.get(name) is not None:
+            plain_function(name, kwargs[name], takes=1)
+    decoder = kwargs.get("cls")
+    if decoder is not None:
+        checked_function("cls", decoder)
+    elif unknown := kwargs.keys() - {*_HOOKS, "strict", "cls"}:
+        raise TypeError(
+            f"{min(unknown)!r} is no keyword of json.loads; there are cls, strict,"
+            f" {', '.join(_HOOKS)}"
+        )
+    # A decoder of the user's own says itself what it takes. No hook is called here.
+    json.loads("null", **kwargs)
     return kwargs
 
 

@@ -62,7 +62,7 @@ def _iterated(result: Any, pipe: object) -> Iterator[Any]:
     if isinstance(result, Iterable):
         return iter(result)
     if result.__class__ is CoroutineType:
-        raise unawaited(pipe)
+        raise unawaited(pipe, result)
     raise TypeError(
         f"fn must return something to iterate, got {type(result).__name__}"
         f" from the function of {pipe!r}"

@@ -70,7 +70,7 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
             self.current_pass.put_above(into)
 
 
-class ReadAhead(RunningAhead[T], Pass[T]):
+class ReadAhead(RunningAhead, Pass[T]):
     """The items read ahead of a consumer on the same loop."""
 
     def __init__(
@@ -100,6 +100,7 @@ class ReadAhead(RunningAhead[T], Pass[T]):
         return bool(self.buffer)
 
     def next(self) -> T:
+        """Take the oldest; only after ``has_next`` said that there is one."""
         item = self.buffer.popleft()
         self.weights.remove()
         self.yielded += 1

@@ -3,7 +3,7 @@
 This file is about ``RunningAhead``: a task of its own reads a source as far as
 there is room, and a consumer on the same loop takes what is held.
 
-    source ──read (a task)──▶ hold ──▶ what is held ──has_next, next──▶ consumer
+    source ──read (a task)──▶ hold ──▶ what is held ──has_next──▶ consumer
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from asyncloader.datapipes.home import CLOSE_SECONDS
 from asyncloader.datapipes.iterating import aclose_items
@@ -19,10 +19,8 @@ from asyncloader.datapipes.reading import abegin
 from asyncloader.deadline import time_left
 from asyncloader.runtime import LoopWaiter, begin_task
 
-T = TypeVar("T")
 
-
-class RunningAhead(ABC, Generic[T]):
+class RunningAhead(ABC):
     """What was read of a source and was not yet taken."""
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -54,10 +52,6 @@ class RunningAhead(ABC, Generic[T]):
     def has_something(self) -> bool:
         """Whether there is something to take."""
 
-    @abstractmethod
-    def next(self) -> T:
-        """Take the next of what is held; only after ``has_next`` said that it is there."""
-
     def is_empty(self) -> bool:
         """Whether nothing is there, or will be unless more is read."""
         return not self.has_something()
@@ -67,6 +61,7 @@ class RunningAhead(ABC, Generic[T]):
         self._is_paused = is_paused
         self.wake_reader()
 
+    @abstractmethod
     def drop(self) -> None:
         """Let go of what is held, which nobody will take."""
 

@@ -71,7 +71,7 @@ class Filter(IterDataPipe[T]):
     def verdict(self, answer: Any) -> bool:
         """Return what an answer that is no plain bool says; raise where it says nothing."""
         if answer.__class__ is CoroutineType:
-            raise unawaited(self)
+            raise unawaited(self, answer)
         if not hasattr(answer, "dtype"):
             raise ValueError(
                 f"filter_fn must return True or False, got {type(answer).__name__}"

@@ -117,7 +117,7 @@ class ThreadMapper(IterDataPipe[T]):
                 raise
             return failure_of(error, item, self)
         if result.__class__ is CoroutineType:
-            raise unawaited(self)
+            raise unawaited(self, result)
         return result
 
 

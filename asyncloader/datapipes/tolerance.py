@@ -97,7 +97,7 @@ class Tolerance:
             blame(error, pipe)
             raise
         if result.__class__ is CoroutineType:
-            raise unawaited(pipe)
+            raise unawaited(pipe, result)
         return result
 
 

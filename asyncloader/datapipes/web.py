@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.async_mapping import AsyncMapper
 from asyncloader.datapipes.attempts import Attempts
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.bodies import handed_on, whole_body
+from asyncloader.datapipes.bodies import LARGE, form_of, joined, too_large
 from asyncloader.datapipes.extras import imported
 from asyncloader.datapipes.http_body import HttpBody
 from asyncloader.datapipes.http_requests import (
+    BAD,
+    SILENCE_SECONDS,
     Sessions,
-    check_status,
-    failing,
-    request_settings_of,
+    raise_ours,
+    refused,
     shown,
     with_headers,
 )
+from asyncloader.datapipes.listening import Listeners, Listening
+from asyncloader.datapipes.request_settings import request_settings_of
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.datapipes.wire import Wire, wired
 from asyncloader.errors import HttpUnavailable
@@ -66,8 +71,9 @@ class HttpReader(AsyncMapper[Any]):
     ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
     function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
     ``request_settings`` go to aiohttp's ``ClientSession.get``: ``headers``, ``params``,
-    ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``. Proxies of the
-    environment are used. Needs aiohttp (the extra ``cloud``).
+    ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``; a wrong one is an
+    error when the pipe is made. Proxies of the environment are used. Needs aiohttp (the
+    extra ``cloud``).
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> urls = IterableWrapper(["http://127.0.0.1:9/none"])
@@ -120,28 +126,63 @@ class HttpReader(AsyncMapper[Any]):
             retries=retries,
             retry_on=PASSING_ERRORS,
             backoff=backoff,
-            resource=Wires() if stream else Sessions(concurrency),
+            resource=Wires() if stream else Clients(concurrency),
             on_error="skip" if skip_on_error else on_error,
             max_errors=max_errors,
         )
 
 
+@dataclass(frozen=True)
+class Client:
+    """A session, and those who wait for what it is answered."""
+
+    session: Any
+    listeners: Listeners
+
+
+class Clients:
+    """Opens clients with up to so many connections."""
+
+    def __init__(self, connections: int) -> None:
+        self.connections = connections
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Client]:
+        async with Sessions(self.connections, seconds=None)() as session:
+            with contextlib.closing(Listeners(SILENCE_SECONDS)) as listeners:
+                yield Client(session, listeners)
+
+
 class GetBody:
-    """Reads the whole body of a URL, with a session."""
+    """Reads the whole body of a URL, with a client."""
 
     def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
         self.settings = settings
         self.max_bytes = max_bytes
-        self.as_bytes = as_bytes
+        self.form = form_of(as_bytes)
 
-    async def __call__(self, url: str, session: Any) -> tuple[str, Any]:
+    async def __call__(self, url: str, client: Client) -> tuple[str, Any]:
         check_url(url)
-        with failing(url):
-            async with session.get(url, **self.settings) as response:
-                check_status(url, response)
-                chunks = response.content.iter_any()
-                body = await whole_body(chunks, shown(url), self.max_bytes)
-        return url, handed_on(body, self.as_bytes)
+        try:
+            with Listening(client.listeners) as listening:
+                async with client.session.get(url, **self.settings) as response:
+                    if response.status >= BAD:
+                        raise refused(url, response)
+                    body = await self._body(url, response.content, listening)
+            return url, self.form(body)
+        except Exception as error:  # noqa: BLE001 - aiohttp raised it
+            raise_ours(error, url)
+
+    async def _body(self, url: str, content: Any, listening: Listening) -> bytes:
+        held, size = [], 0
+        while not content.at_eof():
+            listening.heard_at = monotonic()
+            piece = await content.readany()
+            size += len(piece)
+            if size > self.max_bytes:
+                raise too_large(shown(url), self.max_bytes)
+            held.append(piece)
+        return b"".join(held) if size < LARGE else await joined(held)
 
 
 class OpenStream:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.arrivals import calls_in_order
 from asyncloader.datapipes.handing_out import BEFORE
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.running_ahead import RunningAhead
+from asyncloader.datapipes.tolerance import SKIPPED, Failure
 from asyncloader.runtime import begin_task, running_loop
 
 T = TypeVar("T")
@@ -28,10 +29,10 @@ Call = Callable[[Any], Coroutine[Any, Any, T]]
 HELD_PER_CALL = 2
 
 
-class Window(RunningAhead[tuple[int, T]]):
+class Window(RunningAhead, Generic[T]):
     """The calls under way, and the results that wait to be taken.
 
-    Results come with the positions of their items. ``resource`` gives what the calls
+    ``resource`` gives what the calls
     share, and is left when the last call is over; ``call_with`` makes of it what is
     called for each item.
     """
@@ -50,6 +51,8 @@ class Window(RunningAhead[tuple[int, T]]):
         #: The calls that are not done, and the positions of their items.
         self.under_way: dict[asyncio.Task[T], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns)
+        #: Those of the results that may raise when they are taken.
+        self._failed: set[asyncio.Task[T]] = set()
         running.calls, running.room = self.under_way, concurrency
         running.ahead = self
         self._running = running
@@ -90,25 +93,36 @@ class Window(RunningAhead[tuple[int, T]]):
     def is_empty(self) -> bool:
         return not self.under_way and not self.results.is_ready()
 
-    def next(self) -> tuple[int, T]:
-        position, task = self.results.take()
-        self.wake_reader()
-        return position, task.result()
+    def group(self, most: int) -> list[T]:
+        """Take what is ready, which may all be left out; raise the error that is first."""
+        # An error would take with it what was taken before.
+        most = 1 if self._failed else most
+        group: list[T] = []
+        while len(group) < most and self.has_something():
+            position, task = self.results.take()
+            if self._failed:
+                self._failed.discard(task)
+            result = self._running.finish(position, task.result())
+            if result is not SKIPPED:
+                group.append(result)
+        self._reader.wake()
+        return group
 
     def drop(self) -> None:
         self.results.clear()
+        self._failed.clear()
         # The pass is remembered, and what the calls shared is not to be kept alive by it.
         self._running.ahead = NOTHING_AHEAD
 
     def _finish(self, task: asyncio.Task[T]) -> None:
         position = self.under_way.pop(task)
-        if not task.cancelled():
-            # One error ends the iteration. Nobody asks for those of later items, and
-            # asyncio would report them as forgotten.
-            task.exception()
+        # One error ends the iteration. Nobody asks for those of later items, and asyncio
+        # would report them as forgotten, had nobody looked.
+        if task.cancelled() or task.exception() or task.result().__class__ is Failure:
+            self._failed.add(task)
         self.results.finished(position, task)
-        self.wake_reader()
-        self.wake_consumer()
+        self._reader.wake()
+        self._consumer.wake()
 
     def _is_idle(self) -> bool:
         return not self.under_way

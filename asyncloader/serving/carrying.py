@@ -56,8 +56,7 @@ class Carried:
         try:
             result = self._apply(envelope.item)
             if result.__class__ is CoroutineType:
-                result.close()
-                raise unawaited(self._pipe)
+                raise unawaited(self._pipe, result)
         except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
             return envelope.failed(failure_in(self._pipe, error))
         return envelope.with_item(result)

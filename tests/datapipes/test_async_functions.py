@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,6 +21,10 @@ def rows() -> Any:
     return IterableWrapper([(n, n + 10) for n in range(4)])
 
 
+def failing(number: int) -> None:
+    raise ValueError(number)
+
+
 #: Pipes that call a function where nothing can be awaited.
 OF_PLAIN_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "wrapper_class": lambda function: numbers().batch(2, wrapper_class=function),
@@ -30,6 +36,12 @@ OF_PLAIN_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 OF_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **OF_PLAIN_FUNCTIONS,
+    "map": lambda function: numbers().map(function),
+    "tolerant map": lambda function: numbers().map(function, on_error="skip"),
+    "filter": lambda function: numbers().filter(function),
+    "flatmap": lambda function: numbers().flatmap(function),
+    "thread_map": lambda function: numbers().thread_map(function),
+    "on_error": lambda function: numbers().map(failing, on_error=function),
     "columns of map": lambda function: rows().map(function, [0, 1], -1),
     "columns of map_batches": lambda function: rows().map_batches(function, 2, input_col=1),
     "group_key_fn": lambda function: numbers().groupby(function),
@@ -45,16 +57,23 @@ async def later(*args: Any) -> Any:
 
 
 def seems_plain(*args: Any) -> Coroutine[Any, Any, Any]:
-    coroutine = later(*args)
-    # Nobody will await it.
-    coroutine.close()
-    return coroutine
+    return later(*args)
 
 
 @pytest.mark.parametrize("name", OF_FUNCTIONS)
 def test_a_plain_function_that_returns_a_coroutine_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=r"the function of \w+\(.*returned a coroutine"):
         list(OF_FUNCTIONS[name](seems_plain))
+
+
+@pytest.mark.parametrize("name", OF_FUNCTIONS)
+def test_of_a_refused_coroutine_nothing_else_is_said(name: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(TypeError, match="returned a coroutine"):
+            list(OF_FUNCTIONS[name](seems_plain))
+        gc.collect()
+    assert [str(warning.message) for warning in told] == []
 
 
 @pytest.mark.parametrize("name", OF_PLAIN_FUNCTIONS)

@@ -28,6 +28,11 @@ async def drained(pipe):
     return [item async for item in pipe]
 
 
+async def collect(pipe, into):
+    async for item in pipe:
+        into.append(item)
+
+
 async def for_ever(number):
     await asyncio.Event().wait()
 
@@ -403,6 +408,42 @@ def lambda_of(function):
 
 
 # Names of torchdata ---------------------------------------------------------------------
+
+
+class AllAtOnce:
+    """Calls that all end together, once the last has begun; one of them fails."""
+
+    def __init__(self, count, failing):
+        self.left = count
+        self.failing = failing
+        self.all_begun = asyncio.Event()
+
+    async def __call__(self, number):
+        self.left -= 1
+        if not self.left:
+            self.all_begun.set()
+        await self.all_begun.wait()
+        if number == self.failing:
+            raise LookupError(number)
+        return number
+
+
+@pytest.mark.parametrize("place", [0, 7, 19])
+async def test_of_results_that_are_ready_together_an_error_takes_none_with_it(place):
+    failing = AllAtOnce(20, place)
+    async with DataLoader2(numbers().async_map(failing)) as loader:
+        got = []
+        with pytest.raises(LookupError, match=str(place)):
+            await collect(loader, got)
+        assert got == list(range(place))
+
+
+@pytest.mark.parametrize("place", [0, 7, 19])
+async def test_of_results_that_are_ready_together_one_may_be_left_out(place):
+    failing = AllAtOnce(20, place)
+    pipe = numbers().async_map(failing, on_error="skip", max_errors=1)
+    async with DataLoader2(pipe) as loader:
+        assert [number async for number in loader] == [n for n in range(20) if n != place]
 
 
 async def test_batches_of_async_calls_are_flat_or_lists():

@@ -109,8 +109,29 @@ def test_a_document_comes_with_its_path() -> None:
 def test_documents_are_made_as_json_is_told() -> None:
     assert rows(JsonParser, b"[1.5]", parse_float=str) == [("x", ["1.5"])]
     assert rows(JsonLinesParser, b"1.5", parse_float=str) == ["1.5"]
-    with pytest.raises(TypeError, match="colour"):
-        JsonParser([], colour="red")
+
+
+@pytest.mark.parametrize("parser", [JsonParser, JsonLinesParser])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"colour": "red"}, "'colour' is no keyword of json.loads; there are cls, strict, object"),
+        ({"object_hook": {"a": 1}}, "object_hook must be callable, got dict"),
+        ({"object_pairs_hook": lambda: None}, "object_pairs_hook must take what it is given"),
+        ({"parse_float": "decimal"}, "parse_float must be callable, got str"),
+        ({"cls": 5}, "cls must be callable, got int"),
+    ],
+)
+def test_what_json_cannot_be_told_is_refused_at_once(
+    parser: Any, setting: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        parser([], **setting)
+
+
+def test_a_hook_is_called_for_what_is_read_only() -> None:
+    numbers = {"1": "one"}
+    assert rows(JsonLinesParser, b"1", parse_int=numbers.__getitem__) == ["one"]
 
 
 def test_the_length_is_that_of_the_files() -> None:

@@ -11,10 +11,12 @@ import random
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes import web
 from asyncloader.datapipes.http_requests import seconds_of
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
@@ -135,6 +137,16 @@ async def test_a_server_that_takes_too_long_is_a_timeout(path):
         assert server.asked[path] == 2
 
 
+@pytest.mark.parametrize("path", ["/silent", "/stall"])
+async def test_a_server_that_is_silent_for_too_long_is_given_up(path, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_SECONDS", 0.05)
+    async with http_server() as server:
+        with pytest.raises(TimeoutError, match=rf"{path}: TimeoutError nothing came for 0\.05 s"):
+            await bodies(server, path, retries=1)
+        assert server.asked[path] == 2
+        await server.all_closed()
+
+
 async def test_redirects_are_followed_so_far_and_no_further():
     async with http_server() as server:
         assert await bodies(server, "/redirect/3") == [body("0", 1000)]
@@ -171,6 +183,60 @@ async def test_settings_go_to_the_request():
         answers = await bodies(server, "/auth", auth=("user", "word"))
         assert answers == [b"Basic dXNlcjp3b3Jk"]
         assert await bodies(server, "/auth", headers={"Authorization": "x"}) == [b"x"]
+
+
+async def test_credentials_of_aiohttps_own_kind_are_sent_as_they_say():
+    import aiohttp
+
+    async with http_server() as server:
+        with warnings.catch_warnings():
+            # Later versions would rather have a header.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            auth = aiohttp.BasicAuth("user", "w\xf6rd", encoding="latin1")
+        assert await bodies(server, "/auth", auth=auth) == [auth.encode().encode()]
+
+
+async def test_settings_may_be_left_to_aiohttp_or_say_all_it_takes():
+    settings = {"headers": None, "auth": None, "proxy": None, "ssl": None}
+    many = {
+        "headers": [("Authorization", "x")],
+        "params": {"a": 1, "b": ["2", 3.5]},
+        "ssl": False,
+        "allow_redirects": True,
+        "skip_auto_headers": ["User-Agent"],
+        "read_bufsize": 1 << 16,
+    }
+    async with http_server() as server:
+        assert await bodies(server, "/auth", **settings) == [b"none"]
+        assert await bodies(server, "/auth", **many) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"header": {}}, "'header' is no setting of a request; there are allow_redirects, auth"),
+        ({"url": "http://a"}, "'url' is no setting of a request"),
+        ({"headers": "Accept: secret"}, "headers must be a dict or pairs .*, got str"),
+        ({"headers": {"Accept": 1}}, r"headers\['Accept'\] must be text, got int"),
+        ({"headers": {1: "secret"}}, "headers must be named by text, got int"),
+        ({"params": {"a": True}}, r"params\['a'\] must be text or a finite number, got bool"),
+        ({"params": [("a", ["secret"])]}, r"params\['a'\] must be text or a .*, got list"),
+        ({"params": 5}, "params must be a dict or pairs .*, got int"),
+        ({"auth": "secret"}, "auth must be a tuple of user and password, .*, got str"),
+        ({"auth": ("user", "secret", "more")}, "auth must be a tuple of user and password"),
+        ({"proxy": 5}, "proxy must be a URL, got int"),
+        ({"proxy": "socks5://user:secret@host"}, "proxy must be the URL of an http or https"),
+        ({"ssl": "no"}, "ssl must be True, False, an ssl.SSLContext .*, got str"),
+        ({"allow_redirects": 1}, "allow_redirects must be True or False, got int"),
+        ({"skip_auto_headers": "Accept"}, "skip_auto_headers must be a list of names, got str"),
+        ({"server_hostname": b"a"}, "server_hostname must be text, got bytes"),
+        ({"read_bufsize": 0}, "read_bufsize must be at least 1, got 0"),
+    ],
+)
+def test_what_a_request_cannot_be_told_is_refused_at_once(setting, message):
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        HttpReader([], **setting)
+    assert "secret" not in str(caught.value)
 
 
 async def test_bad_urls_are_skipped_and_counted():
