@@ -124,7 +124,7 @@ class Arena:
         self.lent_bytes += block.segment.slot_bytes
 
     def born_shared(self, address: int, nbytes: int) -> Block | None:
-        """The block allocated here and never sent that holds this memory, if there is one."""
+        """The block allocated here, and still referred to, that holds this memory, if any."""
         if not self._owners:
             return None
         index = bisect_right(self._by_address, address, key=lambda entry: entry[0]) - 1
@@ -135,7 +135,7 @@ class Arena:
         if place >= len(segment.blocks) or within + nbytes > segment.slot_bytes:
             return None
         block = segment.blocks[place]
-        return block if block.held and not block.sent else None
+        return block if block.held else None
 
     def release(self, slots: Iterable[int]) -> None:
         """Take back slots that the receiver returned."""
