@@ -85,6 +85,7 @@ class Arena:
         self.budget = budget
         self.mapped_bytes = 0
         self.lent_bytes = 0
+        self._used_bytes = 0
         self._segment_bytes = segment_bytes
         self._segments: dict[int, _SharedSegment] = {}
         self._by_address: list[tuple[int, _SharedSegment]] = []
@@ -95,6 +96,11 @@ class Arena:
         self._retired: list[int] = []
         self._next_slot = 0
         self._next_segment = 0
+
+    @property
+    def room(self) -> int:
+        """How many bytes of the budget are free, for slots of any size."""
+        return self.budget - self._used_bytes
 
     def allocate(self, nbytes: int) -> Slot | None:
         """Return a slot to be filled here and sent by reference, or None if none is free."""
@@ -115,6 +121,7 @@ class Arena:
             return None
         block = free.pop()
         block.segment.used += 1
+        self._used_bytes += size
         block.sent = False
         return block
 
@@ -184,6 +191,7 @@ class Arena:
     def _free_if_unused(self, block: Block) -> None:
         if not block.held and not block.lent:
             block.segment.used -= 1
+            self._used_bytes -= block.segment.slot_bytes
             self._free[block.segment.slot_bytes].append(block)
 
     def _grow(self, size: int) -> bool:
