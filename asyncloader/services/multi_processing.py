@@ -43,9 +43,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     in it says which items are whose. Pipes that cannot be copied stay with the
     loader. With ``num_workers=0`` everything runs in this process.
 
-    ``worker_prefetch_cnt`` is how many frames a worker may be ahead (0: one item at
-    a time, on demand); ``main_prefetch_cnt`` is what is held ready after the
-    loader's own pipes. ``worker_init_fn(pipe, info)`` is called once in each worker,
+    ``worker_prefetch_cnt`` is how far a worker may be ahead: by so many times 64 items or
+    1 MiB of them, whichever is less, or one that is larger (0: one item at a time, on
+    demand); ``main_prefetch_cnt`` is what is held ready after the loader's own pipes.
+    ``worker_init_fn(pipe, info)`` is called once in each worker,
     ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the
     pipe and may be async. ``multiprocessing_context`` is None for a template process
     of our own, or "fork", "spawn" or "forkserver".

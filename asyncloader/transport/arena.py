@@ -85,6 +85,7 @@ class Arena:
         self.budget = budget
         self.mapped_bytes = 0
         self.lent_bytes = 0
+        self._used_bytes = 0
         self._segment_bytes = segment_bytes
         self._segments: dict[int, _SharedSegment] = {}
         self._by_address: list[tuple[int, _SharedSegment]] = []
@@ -95,6 +96,11 @@ class Arena:
         self._retired: list[int] = []
         self._next_slot = 0
         self._next_segment = 0
+
+    @property
+    def room(self) -> int:
+        """How many bytes of the budget are free, for slots of any size."""
+        return self.budget - self._used_bytes
 
     def allocate(self, nbytes: int) -> Slot | None:
         """Return a slot to be filled here and sent by reference, or None if none is free."""
@@ -115,6 +121,7 @@ class Arena:
             return None
         block = free.pop()
         block.segment.used += 1
+        self._used_bytes += size
         block.sent = False
         return block
 
@@ -124,7 +131,7 @@ class Arena:
         self.lent_bytes += block.segment.slot_bytes
 
     def born_shared(self, address: int, nbytes: int) -> Block | None:
-        """The block allocated here and never sent that holds this memory, if there is one."""
+        """The block allocated here, and still referred to, that holds this memory, if any."""
         if not self._owners:
             return None
         index = bisect_right(self._by_address, address, key=lambda entry: entry[0]) - 1
@@ -135,7 +142,7 @@ class Arena:
         if place >= len(segment.blocks) or within + nbytes > segment.slot_bytes:
             return None
         block = segment.blocks[place]
-        return block if block.held and not block.sent else None
+        return block if block.held else None
 
     def release(self, slots: Iterable[int]) -> None:
         """Take back slots that the receiver returned."""
@@ -184,6 +191,7 @@ class Arena:
     def _free_if_unused(self, block: Block) -> None:
         if not block.held and not block.lent:
             block.segment.used -= 1
+            self._used_bytes -= block.segment.slot_bytes
             self._free[block.segment.slot_bytes].append(block)
 
     def _grow(self, size: int) -> bool:

@@ -68,27 +68,23 @@ class Placement:
             place(index, source)
 
     def finish(self) -> None:
-        """Lend the slots that were born shared; nothing may be added after that."""
+        """Add nothing more."""
         self._close_pack()
-        if self._arena is not None:
-            for block in self._born_shared:
-                self._arena.lend(block)
 
     def undo(self) -> None:
         """Take the slots back; nothing was sent."""
         if self._arena is not None:
-            self._arena.release([ref.slot for ref in self.slots if self._is_filled_here(ref)])
-
-    def _is_filled_here(self, ref: SlotRef) -> bool:
-        return all(block.number != ref.slot for block in self._born_shared)
+            self._arena.release([ref.slot for ref in self.slots])
 
     def _refer(self, index: int, source: Source) -> bool:
         if self._arena is None or not source.address:
             return False
         block = self._arena.born_shared(source.address, source.nbytes)
-        if block is None:
+        if block is None or (block.sent and block not in self._born_shared):
             return False
         if block not in self._born_shared:
+            # At once: whoever made it may let go of it before the payload is sent.
+            self._lend(block)
             self._born_shared[block] = len(self.slots)
             self.slots.append(block.ref(block.segment.slot_bytes))
         place = self._born_shared[block]
@@ -127,9 +123,13 @@ class Placement:
         while (block := self._arena.take(nbytes)) is None:
             if self._arena.lent_bytes <= self._own_bytes or not self._on_full(nbytes):
                 return None
+        self._lend(block)
+        return block
+
+    def _lend(self, block: Block) -> None:
+        assert self._arena is not None
         self._arena.lend(block)
         self._own_bytes += block.segment.slot_bytes
-        return block
 
     def _keep_in_band(self, index: int, source: Source) -> None:
         self.buffers[index] = (IN_BAND, self._in_band_bytes, source.nbytes)

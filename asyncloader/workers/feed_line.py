@@ -166,7 +166,7 @@ class FeedLine:
         self._send(epoch, encoded)
 
     def _send(self, epoch: int, encoded: Encoded) -> None:
-        self._channel.send(Kind.ITEMS, [items_head(epoch, 0), *encoded.parts], encoded.fds)
+        self._channel.send(Kind.ITEMS, [items_head(epoch, 0, cost=1), *encoded.parts], encoded.fds)
 
     def _say(self, message: EndEpoch | StreamEnded) -> None:
         self._channel.send(Kind.MESSAGE, dump_message(message))

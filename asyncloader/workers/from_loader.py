@@ -14,7 +14,7 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.errors import TransportError
 from asyncloader.transport.channel import Channel
 from asyncloader.workers.failure import pack_error
-from asyncloader.workers.messages import Kind
+from asyncloader.workers.messages import Kind, split_items
 from asyncloader.workers.supply import FromDispatcher, Supply
 
 #: How many items may be on their way to a worker that has not asked for them yet. The rest
@@ -31,7 +31,8 @@ class FedSupply(Supply):
             frames, credits = self._frames(epoch, credits), 0
             for frame in frames:
                 if frame.kind == Kind.ITEMS:
-                    for item in self._fed(self._dealt(frame, epoch)):
+                    part = split_items(frame.payload)
+                    for item in self._fed(self._dealt(part, frame.fds, epoch)):
                         # Another is asked for while this one is worked on.
                         self._grant(epoch, 1)
                         yield item

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.decoder import Admitted, Decoder
-from asyncloader.workers.messages import FIRST, Mark, credits_for, load_mark
+from asyncloader.workers.messages import FIRST, Mark, load_mark
 
 
 class Noted(NamedTuple):
@@ -29,6 +29,7 @@ class _Arrived(NamedTuple):
     frame: Admitted
     decoder: Decoder
     mark: Noted
+    cost: int
 
 
 class Inbox:
@@ -58,8 +59,11 @@ class Inbox:
         self._has_ended = False
         self._is_refused = False
 
-    def put(self, frame: Admitted, mark: bytes = b"") -> None:
-        """Add a frame that arrived; after an item that could not be read, nothing is wanted."""
+    def put(self, frame: Admitted, cost: int = 1, mark: bytes = b"") -> None:
+        """Add a frame that arrived, and what it costs in credits.
+
+        After an item that could not be read, nothing is wanted.
+        """
         self.is_asked = False
         if self._is_refused:
             self._decoder.give_back(frame)
@@ -67,7 +71,7 @@ class Inbox:
         if mark:
             self.latest_mark = Noted(self.arrived, mark)
         self.arrived += frame.layout.items
-        self._frames.append(_Arrived(frame, self._decoder, self.latest_mark))
+        self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, cost))
 
     def go_on_with(self, decoder: Decoder) -> None:
         """Take what follows from another worker."""
@@ -134,13 +138,12 @@ class Inbox:
         self._items, self._taken = [], 0
 
     def _open_frame(self) -> None:
-        frame, decoder, self.mark = self._frames.popleft()
+        frame, decoder, self.mark, self._cost = self._frames.popleft()
         refused = decoder.refused
         items = decoder.items(frame)
         if decoder.refused != refused:
             items = self._up_to_refused(items)
         self._items, self._taken = items, 0
-        self._cost = max(1, credits_for(len(items)))
 
     def _up_to_refused(self, items: list[Any]) -> list[Any]:
         """Return the items before one that did not arrive; after it the stream cannot go on."""

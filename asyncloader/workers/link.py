@@ -221,7 +221,7 @@ class Link:
         admitted = self._decoder.admit(part.items, frame.fds)
         if part.epoch == self._epoch:
             self.has_delivered = True
-            self._inbox(part.stream).put(admitted, part.mark)
+            self._inbox(part.stream).put(admitted, part.cost, part.mark)
         else:
             self._decoder.give_back(admitted)
 

@@ -89,7 +89,7 @@ FIRST = Mark(0, {})
 
 @dataclass(frozen=True)
 class BeginStream:
-    """Begin to send a stream, at first as many frames as there are credits.
+    """Begin to send a stream, at first as much as there are credits for.
 
     With ``one_by_one`` every item has a frame of its own. The stream goes on from ``mark``;
     the next so many items from there are made, but not wanted.
@@ -111,18 +111,19 @@ class DealStart:
     dealt: tuple[int, ...]
 
 
-#: How many items a credit is good for. Tiny ones may travel many more to a frame.
+#: How many items, and bytes of them, a credit is good for; or for one item, if that is larger.
 CREDIT_ITEMS = 64
+CREDIT_BYTES = 1 << 20
 
 
-def credits_for(items: int) -> int:
-    """Return what a frame of so many items costs."""
-    return -(-items // CREDIT_ITEMS)
+def credits_for(items: int, nbytes: int) -> int:
+    """Return what a frame of so many items costs, which have so many bytes together."""
+    return max(-(-items // CREDIT_ITEMS), min(items, -(-nbytes // CREDIT_BYTES)))
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Send more of a stream: a frame for each credit, of at most 64 items."""
+    """Send more of a stream; a frame says how many credits it costs."""
 
     epoch: int
     stream: int
@@ -219,7 +220,7 @@ _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
 NO_EPOCH = 0
 
 _DEALT = (StreamEnded, StreamFailed, EndEpoch)
-_ITEMS_HEAD = struct.Struct("<QII")
+_ITEMS_HEAD = struct.Struct("<QIII")
 
 
 def dump_message(message: Command | Report | Dealt) -> bytes:
@@ -245,12 +246,12 @@ def load_dealt(payload: bytes | memoryview) -> Dealt:
     return message
 
 
-def items_head(epoch: int, stream: int, mark: bytes = b"") -> bytes:
+def items_head(epoch: int, stream: int, cost: int, mark: bytes = b"") -> bytes:
     """Return what stands before the items of a frame; ``mark`` is a pickled ``Mark``, or empty.
 
-    It is where the stream stood before the first of them.
+    It is where the stream stood before the first of them. ``cost`` is in credits.
     """
-    return _ITEMS_HEAD.pack(epoch, stream, len(mark)) + mark
+    return _ITEMS_HEAD.pack(epoch, stream, cost, len(mark)) + mark
 
 
 class ItemsFrame(NamedTuple):
@@ -258,6 +259,7 @@ class ItemsFrame(NamedTuple):
 
     epoch: int
     stream: int
+    cost: int
     mark: bytes
     items: memoryview
 
@@ -267,12 +269,12 @@ def split_items(payload: bytes | memoryview) -> ItemsFrame:
     size = _ITEMS_HEAD.size
     if len(payload) < size:
         raise TransportError(f"a frame of items has only {len(payload)} bytes")
-    epoch, stream, mark_bytes = _ITEMS_HEAD.unpack_from(payload)
+    epoch, stream, cost, mark_bytes = _ITEMS_HEAD.unpack_from(payload)
     view = memoryview(payload)
     if mark_bytes > len(view) - size:
         raise TransportError(f"a frame of {len(payload)} bytes has a mark of {mark_bytes}")
     mark = bytes(view[size : size + mark_bytes])
-    return ItemsFrame(epoch, stream, mark, view[size + mark_bytes :])
+    return ItemsFrame(epoch, stream, cost, mark, view[size + mark_bytes :])
 
 
 def dump_mark(mark: Mark) -> bytes:

@@ -1,9 +1,9 @@
 """A stream of items on its way to the loader.
 
-This file is about which items travel together. Small ones ride in one frame and
-never wait for company: a frame is sent when it is heavy, when it has 256 items or
-what its credits allow, after an item that took long to make, at once where nothing
-was sent for a while, and at the latest two milliseconds after its first item.
+This file is about which items travel together. Those that are made quickly ride in one
+frame and never wait for company: a frame is sent when it costs four credits or what
+there are, after an item that took long to make, at once where nothing was sent for a
+while, and at the latest two milliseconds after its first item.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from asyncloader.workers.messages import (
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
 
-FRAME_ITEMS = 256
-FRAME_BYTES = 1 << 20
+#: What a frame may cost: waking the loader for it is worth that much.
+FRAME_CREDITS = 4
+FRAME_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
 
 
 class Stream:
@@ -71,7 +72,7 @@ class Stream:
 
     @property
     def credits(self) -> int:
-        """How many frames may be sent."""
+        """How much may be sent."""
         return self._credits
 
     @property
@@ -90,7 +91,7 @@ class Stream:
         return self._packing.nbytes
 
     def grant(self, credits: int) -> None:
-        """Allow so many more frames."""
+        """Allow so much more to be sent."""
         with self._lock:
             self._credits += credits
         if self._packing.count:
@@ -173,14 +174,16 @@ class Stream:
                 # This may be the timer's thread, while the other goes on making tiny items: the
                 # end is looked at before the items, so that it comes with the last of them.
                 ending = self._ending
+                nbytes = self._packing.nbytes
                 count, items = self._packing.finish()
-                self._credits -= credits_for(count)
+                cost = min(credits_for(count, nbytes), self._credits)
+                self._credits -= cost
                 self._sent = monotonic()
                 self._made += count
                 mark, self._mark = self._mark or self._marker.repeated, None
                 noted = b"" if mark is None else dump_mark(mark)
                 self.is_over = self.is_over or bool(ending)
-                self._talk.send_items(self.epoch, self.number, items, noted, ending)
+                self._talk.send_items(self.epoch, self.number, cost, items, noted, ending)
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
@@ -218,14 +221,18 @@ class Stream:
         return False
 
     def _is_full(self) -> bool:
-        packing = self._packing
-        count = packing.count
-        return packing.nbytes >= FRAME_BYTES or (count >= CREDIT_ITEMS and count >= self._most())
+        """Whether one item more would cost more than the open frame may."""
+        count, nbytes = self._packing.count, self._packing.nbytes
+        wanted = credits_for(count + 1, nbytes + 1)
+        return wanted > 1 and wanted > self._most(nbytes)
 
-    def _most(self) -> int:
-        """How many items the open frame may have: 64, or 128 or 256 if there is the credit."""
-        most = CREDIT_ITEMS
-        while most < FRAME_ITEMS and 2 * credits_for(most) <= self._credits:
+    def _most(self, nbytes: int) -> int:
+        """What the open frame may cost: one credit, or two or four if there are as many."""
+        # Where memory runs short, what has been made does not wait until there is some.
+        if nbytes > self._talk.arena.room:
+            return 1
+        most = 1
+        while most < FRAME_CREDITS and 2 * most <= self._credits:
             most *= 2
         return most
 

@@ -6,7 +6,7 @@ dispatching process's part was cut off, and yields the items dealt to this worke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
@@ -21,10 +21,10 @@ from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.messages import (
     EndEpoch,
     Grant,
+    ItemsFrame,
     Kind,
     StreamEnded,
     StreamFailed,
-    credits_for,
     dump_message,
     dump_slots,
     load_dealt,
@@ -55,9 +55,9 @@ class Supply:
             frames, used = self._frames(epoch, used), 0
             for frame in frames:
                 if frame.kind == Kind.ITEMS:
-                    items = self._dealt(frame, epoch)
-                    used += credits_for(len(items))
-                    yield from items
+                    part = split_items(frame.payload)
+                    used += part.cost
+                    yield from self._dealt(part, frame.fds, epoch)
                 elif self._is_end(frame, epoch):
                     return
 
@@ -77,9 +77,8 @@ class Supply:
         if credits:
             self._channel.send(Kind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
 
-    def _dealt(self, frame: Frame, epoch: int) -> list[Any]:
-        part = split_items(frame.payload)
-        admitted = self._decoder.admit(part.items, frame.fds)
+    def _dealt(self, part: ItemsFrame, fds: Sequence[int], epoch: int) -> list[Any]:
+        admitted = self._decoder.admit(part.items, fds)
         if part.epoch == epoch:
             return self._decoder.items(admitted)
         self._decoder.give_back(admitted)

@@ -128,14 +128,19 @@ class Talk:
         self,
         epoch: int,
         stream: int,
+        cost: int,
         items: Encoded,
         mark: bytes = b"",
         ending: Sequence[StreamEnded | StreamFailed] = (),
     ) -> None:
-        """Send a frame of items, and that it is the last; waits while the socket is full."""
+        """Send a frame of items, and that it is the last; waits while the socket is full.
+
+        ``cost`` is how many credits it uses up.
+        """
         self._hurried.discard((epoch, stream))
+        head = items_head(epoch, stream, cost, mark)
         then = [(Kind.MESSAGE, dump_message(self._with_tally(each))) for each in ending]
-        self._say(Kind.ITEMS, [items_head(epoch, stream, mark), *items.parts], items.fds, then)
+        self._say(Kind.ITEMS, [head, *items.parts], items.fds, then)
 
     def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
         """Hand over the descriptors that came with a Setup: the plan's, and the channels."""

@@ -103,15 +103,16 @@ def test_a_slot_that_was_never_sent_is_free_when_it_is_dropped(ends):
     assert ends.arena.allocate(8000).number == number
 
 
-def test_memory_is_born_shared_only_before_it_is_sent(ends):
+def test_memory_that_was_born_shared_is_known_by_its_address(ends):
     slot = ends.arena.allocate(8000)
     tensor = torch.frombuffer(slot.view, dtype=torch.uint8)
     block = ends.arena.born_shared(tensor.data_ptr(), 8000)
-    assert block.number == slot.number
+    assert (block.number, block.sent) == (slot.number, False)
     assert ends.arena.born_shared(tensor.data_ptr() + 8000, 8000) is None
     assert ends.arena.born_shared(torch.ones(4).data_ptr(), 16) is None
     ends.arena.lend(block)
-    assert ends.arena.born_shared(tensor.data_ptr(), 8000) is None
+    again = ends.arena.born_shared(tensor.data_ptr(), 8000)
+    assert (again.number, again.sent) == (slot.number, True)
 
 
 def test_a_used_up_budget_gives_none_until_something_comes_back(leaves_nothing):

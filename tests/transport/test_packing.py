@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.encoder import Encoder
@@ -105,6 +107,27 @@ def test_the_bytes_of_what_waits_are_known_roughly():
     packing.add(["a" * 1000, "b" * 1000])
     packing.add({"c": "d" * 1000})
     assert 3000 < packing.nbytes < 4000
+
+
+def made_in_a_slot(arena: Arena, number: int) -> torch.Tensor:
+    slot = arena.allocate(100_000)
+    return torch.frombuffer(slot.view, dtype=torch.uint8).fill_(number)
+
+
+def test_what_was_made_in_shared_memory_stays_as_it_was_until_the_payload_is_sent():
+    arena = Arena(1 << 20)
+    packing = Packing(Encoder(arena))
+    for number in range(5):
+        # Nobody here holds it any more when the next is made.
+        packing.add(made_in_a_slot(arena, number))
+    _, encoded = packing.finish()
+    items = Decoder(ArenaView()).decode(b"".join(encoded.parts), encoded.fds)
+    assert [item.unique().tolist() for item in items] == [[number] for number in range(5)]
+    packing.add(made_in_a_slot(arena, 5))
+    lent = arena.lent_bytes
+    packing.drop()
+    assert arena.lent_bytes < lent
+    arena.close()
 
 
 def test_dropping_forgets_what_was_added():

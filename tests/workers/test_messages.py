@@ -92,13 +92,13 @@ def test_noise_is_no_message(noise):
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary(), st.binary())
 def test_items_know_their_epoch_and_stream_and_where_it_stood(epoch, stream, mark, items):
-    frame = items_head(epoch, stream, mark) + items
-    assert split_items(frame) == (epoch, stream, mark, items)
+    frame = items_head(epoch, stream, 3, mark) + items
+    assert split_items(frame) == (epoch, stream, 3, mark, items)
 
 
 def test_a_mark_that_is_longer_than_its_frame_is_refused():
     with pytest.raises(TransportError, match="has a mark of 9"):
-        split_items(items_head(1, 0, b"123456789")[:-1])
+        split_items(items_head(1, 0, 1, b"123456789")[:-1])
 
 
 def test_marks_come_back_as_they_were():

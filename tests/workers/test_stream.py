@@ -14,6 +14,7 @@ from asyncloader.errors import PipelineError
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.packing import Packing
+from asyncloader.workers import messages
 from asyncloader.workers import stream as streams
 from asyncloader.workers.failure import pack_error, unpack_error
 from asyncloader.workers.marker import Marker
@@ -52,6 +53,7 @@ class Bench:
         self.watcher = Watcher()
         self._loader, self._worker = Channel(ours), Channel(theirs)
         self._talk = Talk(self._worker)
+        self.arena = self._talk.arena
         self._decoder = Decoder()
 
     def stream(self, pipe: Any, credits: int = 100, *, one_by_one: bool = False) -> Stream:
@@ -126,10 +128,35 @@ def test_a_frame_is_no_older_than_two_milliseconds(bench):
     assert lengths(frames) == [1, *[4] * 10]
 
 
-def test_heavy_items_travel_alone(bench, monkeypatch):
-    monkeypatch.setattr(streams, "FRAME_BYTES", 64 << 10)  # less than a socket holds
-    frames = all_of(bench, bench.stream(iter([bytes(70_000)] * 5)))
-    assert lengths(frames) == [1] * 5
+@pytest.mark.parametrize(
+    ("arena_bytes", "credits", "expected"),
+    [
+        (8 << 20, 100, [1, 4, 4, 1]),
+        (8 << 20, 3, [1, 2]),
+        (8 << 20, 1, [1]),
+        # Each takes a slot of 73,728 bytes.
+        (450_000, 5, [1, 3, 1]),
+        # Without shared memory the socket has to hold them.
+        (0, 100, [1] * 10),
+    ],
+)
+def test_heavy_items_cost_a_credit_each_and_ride_together_where_there_is_memory(
+    bench, monkeypatch, arena_bytes, credits, expected
+):
+    monkeypatch.setattr(messages, "CREDIT_BYTES", 64 << 10)  # less than a socket holds
+    bench.arena.budget = arena_bytes
+    stream = bench.stream(iter([bytes(70_000)] * 10), credits)
+    assert lengths(all_of(bench, stream)) == expected
+
+
+def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(bench, monkeypatch):
+    monkeypatch.setattr(messages, "CREDIT_BYTES", 16 << 10)
+    bench.arena.budget = 8 << 20
+    stream = bench.stream(iter([b"first", *[b"light"] * 20, bytes(200_000), b"last"]), credits=6)
+    assert lengths(all_of(bench, stream)) == [1, 21]
+    assert stream.credits == 0
+    stream.grant(1)
+    assert lengths(all_of(bench, stream)) == [1]
 
 
 def test_one_by_one_is_one_item_a_frame(bench):
