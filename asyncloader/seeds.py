@@ -8,6 +8,7 @@ two integers, and copies, pickles and comparisons are trivial.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -55,9 +56,15 @@ class Stream:
 
 
 def _draw(key: int, block: int, half: int) -> int:
-    counter = (block & _WORD, block >> 32 & _WORD, block >> 64 & _WORD, block >> 96 & _WORD)
-    words = philox(counter, (key & _WORD, key >> 32))
+    words = _block(key, block)
     return words[2 * half] | words[2 * half + 1] << 32
+
+
+@functools.lru_cache(maxsize=4)
+def _block(key: int, block: int) -> Block:
+    # Kept for the second of the two numbers in it, which mostly follows.
+    counter = (block & _WORD, block >> 32 & _WORD, block >> 64 & _WORD, block >> 96 & _WORD)
+    return philox(counter, (key & _WORD, key >> 32))
 
 
 class SeedGenerator:

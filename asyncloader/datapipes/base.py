@@ -50,6 +50,9 @@ class DataPipe:
     #: holds, has run ahead for, or has to replay.
     makes_again: ClassVar[bool] = True
 
+    #: Whether this pipe stands where others were that run elsewhere.
+    is_stand_in: ClassVar[bool] = False
+
     #: The pipes this one reads from, where it wants to say so itself. Otherwise
     #: they are found among its attributes.
     edges: Iterable[Any] | None = None
@@ -98,6 +101,10 @@ class DataPipe:
 
     def is_made_elsewhere(self) -> bool:
         """Whether what the pipe yields next is made, by processes, whoever waits for it."""
+        return False
+
+    def has_no_order(self) -> bool:
+        """Whether the pipe hands its items out as they come, another time in another order."""
         return False
 
     def __getstate__(self) -> Any:

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.cursors import astarted, started
 from asyncloader.datapipes.exchange import Exchange
@@ -55,6 +55,10 @@ class Home:
     def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
         """Own a giver no longer: it is closed."""
         self._givers.discard(giver)
+
+    def is_empty(self) -> bool:
+        """Whether there is no thread and no task to end."""
+        return not self._givers
 
     def stop(self) -> None:
         """Tell all to end, without waiting for them; on the loop, unless that is closed."""
@@ -203,20 +207,14 @@ class TaskGiver(Generic[T]):
         self._exchange.end(error)
 
 
-@runtime_checkable
-class Patient(Protocol):
-    """A pipe that may be waited for later: what it yields next is made anyway."""
-
-    def is_made_elsewhere(self) -> bool: ...
-
-
 async def give_groups(
     items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
 ) -> None:
     """Give all of an async iterable's items from the present task."""
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
-    is_patient = isinstance(items, Patient) and items.is_made_elsewhere()
+    # Whether it may be waited for later: what it yields next is made anyway.
+    is_patient = getattr(items, "is_made_elsewhere", bool)()
     async with contextlib.aclosing(groups_of(astarted(items))) as groups:
         async for group in groups:
             exchange.give_group(group)

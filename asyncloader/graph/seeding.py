@@ -68,14 +68,33 @@ class PartSeeds:
         ``shared`` are the epoch's shared seeds. Pipes that came into the part later draw
         from the generator, as ``set_graph_random_seed`` would have them.
         """
-        for pipe, place in self.bound:
-            pipe.set_seed(shared[place])
+        self.takers(datapipe).give(shared, seed_generator)
+
+    def takers(self, datapipe: Any) -> Takers:
+        """Find who takes a seed in the part as it is now."""
         known = {id(pipe) for pipe, _ in self.bound}
         agreed, own = shared_and_own(datapipe)
         late = [pipe for pipe in agreed if id(pipe) not in known]
-        set_datapipes_seed(late, seed_generator, distributed_shared=True)
         rest = [pipe for pipe in own if id(pipe) not in known]
-        set_datapipes_seed(rest, seed_generator, distributed_shared=False)
+        return Takers(self.bound, late, rest)
+
+
+@dataclass(frozen=True)
+class Takers:
+    """The pipes of a part that take a seed, as long as the part is not changed."""
+
+    #: With the places of their seeds among the shared ones.
+    bound: tuple[tuple[Any, int], ...]
+    #: Those that came into the part later, and draw from the shared or from the own stream.
+    late: list[Any]
+    rest: list[Any]
+
+    def give(self, shared: Sequence[int], seed_generator: SeedGenerator) -> None:
+        """Give them an epoch's seeds, as ``PartSeeds`` says."""
+        for pipe, place in self.bound:
+            pipe.set_seed(shared[place])
+        set_datapipes_seed(self.late, seed_generator, distributed_shared=True)
+        set_datapipes_seed(self.rest, seed_generator, distributed_shared=False)
 
 
 def _random_pipes(datapipe: Any) -> list[Any]:

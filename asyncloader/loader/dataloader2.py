@@ -76,7 +76,7 @@ class DataLoader2(Generic[T_co]):
     ) -> None:
         self.reading_service = _copied_service(reading_service)
         self._gate = Gate()
-        self._iterators: weakref.WeakSet[DataLoader2Iterator[T_co]] = weakref.WeakSet()
+        self._iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; None until ``load_state_dict`` brings it, where none was given.
         self.datapipe: Any = None
         self._engine = Engine(Lifecycle(self.reading_service))
@@ -260,15 +260,15 @@ class DataLoader2(Generic[T_co]):
                 " the latest iterator of a loader is live"
             )
         )
-        self._iterators.add(iterator)
+        self._iterator = weakref.ref(iterator)
         if self._engine.is_closed:
             iterator.invalidate(LoaderClosed(_CLOSED))
         return iterator
 
     def _invalidate(self, reason: BaseException) -> None:
-        for iterator in self._iterators:
+        iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None:
             iterator.invalidate(reason)
-        self._iterators.clear()
 
 
 def _iter_pipe(datapipe: Any) -> Any:

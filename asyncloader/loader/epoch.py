@@ -22,7 +22,7 @@ from asyncloader.datapipes.lasting import LastingError
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of
-from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
+from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
 from asyncloader.runtime import begin_task, call_soon, running_loop
@@ -114,10 +114,12 @@ class Epoch:
         give_time_left(self._context)
         self._cancel()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
+            _, stuck = await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
+            for task in stuck:
+                task.cancel()
 
     def _cancel(self) -> None:
-        # Once is enough: a second cancel would disturb the cleaning up.
+        # Once is enough, and none where it ends by itself: it would disturb the cleaning up.
         if self._task is not None and not self._is_closing:
             self._is_closing = True
             self._task.cancel()
@@ -153,9 +155,11 @@ class Epoch:
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self.loop:
-                await bounded(self._end())
+                self._is_closing = True
+                await self._end()
 
     async def _end(self) -> None:
-        with leaving_time(1):
-            await self._home.aclose()
+        if not self._home.is_empty():
+            with leaving_time(1):
+                await self._home.aclose()
         await self._lifecycle.end_epoch()

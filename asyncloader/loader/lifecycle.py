@@ -75,6 +75,8 @@ class Lifecycle:
 
     async def start(self) -> None:
         """Let the service adapt the graph; a start that fails may be tried again."""
+        if self.is_started and not self.is_closed:
+            return
         async with self._starting:
             if self.is_closed:
                 raise LoaderClosed("the loader was shut down; make a new one to iterate again")

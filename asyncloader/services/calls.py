@@ -72,6 +72,10 @@ class ServiceCalls:
     def _takes_reset(self) -> bool:
         return _takes_reset(self.service.initialize_iteration)
 
+    @functools.cached_property
+    def _is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.service.initialize_iteration)
+
     def checkpoint(self) -> bytes | None:
         """Return the service's own state, or None where it has none."""
         state: bytes | None = None
@@ -103,7 +107,7 @@ class ServiceCalls:
         if not self._takes_reset:
             own = await result_of(begin(seed_generator))
             return iter_reset_fn if own is None else _composed(iter_reset_fn, own)
-        given = iter_reset_fn if inspect.iscoroutinefunction(begin) else _plain(iter_reset_fn)
+        given = iter_reset_fn if self._is_async else _plain(iter_reset_fn)
         returned = await result_of(begin(seed_generator, given))
         return iter_reset_fn if returned is None else _awaited(returned)
 
@@ -117,10 +121,13 @@ class ServiceCalls:
 
     async def _in_time(self, moment: str, call: Callable[[], Any]) -> None:
         """Await a moment; one that outlasts the close of its loader is cancelled with a warning."""
-        # What waits for the time that is left, and says so by itself, comes first.
-        left = time_left() + _A_LITTLE
+        left = time_left()
+        if left == math.inf:
+            await result_of(call())
+            return
         try:
-            async with asyncio.timeout(None if left == math.inf else left) as bound:
+            # What waits for the time that is left, and says so by itself, comes first.
+            async with asyncio.timeout(left + _A_LITTLE) as bound:
                 await result_of(call())
         except TimeoutError:
             if not bound.expired():

@@ -23,9 +23,10 @@ from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import (
     BUFFERS_PER_CALL,
     FRAME_DEADLINE,
+    GONE,
     Incoming,
     close_all,
-    eof_when_gone,
+    gone,
     rights,
     truncated,
     without,
@@ -123,8 +124,11 @@ class Channel:
         with self._receiving:
             while not self._frames:
                 self._incoming.check()
-                self._wait(until)
-                self._read()
+                if until is None and not self._incoming.partial:
+                    self._read(waits=True)
+                else:
+                    self._wait(until)
+                    self._read()
             return self._frames.popleft()
 
     def receive_ready(self) -> list[Frame]:
@@ -163,22 +167,23 @@ class Channel:
         if self._torn:
             raise EOFError("an earlier frame could not be sent whole; this channel is over")
         self._torn = True
-        with eof_when_gone():
+        try:
             self._write(buffers, fds)
+        except GONE as error:
+            raise gone() from error
         self._torn = False
 
     def _flush(self) -> None:
         while self._outgoing:
             buffer, fds = self._outgoing.popleft()
             try:
-                with eof_when_gone():
-                    sent = self._sock.sendmsg([buffer], rights(fds), socket.MSG_DONTWAIT)
+                sent = self._sock.sendmsg([buffer], rights(fds), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._outgoing.appendleft((buffer, fds))
                 return
-            except EOFError:
+            except GONE as error:
                 close_all(fds)
-                raise
+                raise gone() from error
             close_all(fds)
             if sent < len(buffer):
                 self._outgoing.appendleft((buffer[sent:], ()))
@@ -189,9 +194,9 @@ class Channel:
         while rest := without(rest, sent):
             sent = self._sock.sendmsg(rest[:BUFFERS_PER_CALL])
 
-    def _read(self) -> None:
+    def _read(self, *, waits: bool = False) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._frames.extend(self._incoming.read())
+            self._frames.extend(self._incoming.read(waits=waits))
 
     def _wait(self, until: float | None) -> None:
         """Wait for something to read; a frame that has begun must go on."""

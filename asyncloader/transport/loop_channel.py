@@ -85,9 +85,8 @@ class LoopChannel:
         if subscription is not None and not subscription.loop.is_closed():
             # When the interpreter exits, the socket may be closed before its loop has stopped.
             subscription.loop.remove_reader(subscription.fd)
-            subscription.loop.remove_writer(subscription.fd)
             subscription.cancel_deadline()
-            subscription.wake_flushed()
+            subscription.stop_writing()
 
     def pause(self) -> None:
         """Read nothing until ``resume``: the peer's sends will fill the socket and wait."""
@@ -227,6 +226,7 @@ class LoopChannel:
 
     def _watch_writable(self) -> None:
         if self._subscription is not None:
+            self._subscription.writing = True
             self._subscription.loop.add_writer(self.fileno(), self._flush)
 
     def _flush(self) -> None:
@@ -238,8 +238,7 @@ class LoopChannel:
                 self._watch_writable()
                 return
         if self._subscription is not None:
-            self._subscription.loop.remove_writer(self._subscription.fd)
-            self._subscription.wake_flushed()
+            self._subscription.stop_writing()
 
     def _drop_outgoing(self) -> None:
         for _, fds in self._outgoing:
@@ -257,7 +256,7 @@ class _Subscription:
         self.fd = fd
         self.on_frames = on_frames
         self.on_closed = on_closed
-        self.reading = False
+        self.reading = self.writing = False
         self.deadline: asyncio.TimerHandle | None = None
         self._flushed: list[asyncio.Future[None]] = []
 
@@ -266,7 +265,10 @@ class _Subscription:
         self._flushed.append(future)
         return future
 
-    def wake_flushed(self) -> None:
+    def stop_writing(self) -> None:
+        if self.writing:
+            self.writing = False
+            self.loop.remove_writer(self.fd)
         waiters, self._flushed = self._flushed, []
         for waiter in waiters:
             if not waiter.done():

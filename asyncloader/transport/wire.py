@@ -10,7 +10,7 @@ import array
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.frame import MAX_FDS, Frame, FrameDecoder
@@ -18,9 +18,10 @@ from asyncloader.transport.frame import MAX_FDS, Frame, FrameDecoder
 __all__ = [
     "BUFFERS_PER_CALL",
     "FRAME_DEADLINE",
+    "GONE",
     "Incoming",
     "close_all",
-    "eof_when_gone",
+    "gone",
     "rights",
     "truncated",
     "without",
@@ -32,15 +33,15 @@ FRAME_DEADLINE = 10.0
 _READ_BYTES = 256 << 10
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 # Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
-_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-# A plain number: it is compared for every read.
+# Plain numbers: they are looked at for every read.
+_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_AT_ONCE = int(socket.MSG_DONTWAIT)
 _TRUNCATED = int(socket.MSG_CTRUNC)
-_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
-_SAID_WHEN_GONE = "the other end of the channel is gone"
+GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 
 
 class Incoming:
-    """Reads one direction of a stream socket as frames. Never waits."""
+    """Reads one direction of a stream socket as frames."""
 
     def __init__(self, sock: socket.socket, max_payload: int) -> None:
         self._sock = sock
@@ -54,15 +55,17 @@ class Incoming:
         """Whether a frame has begun that is not complete."""
         return self._decoder.partial
 
-    def read(self) -> list[Frame]:
+    def read(self, *, waits: bool = False) -> list[Frame]:
         """Read once and return the frames that are complete now.
 
-        Raises ``BlockingIOError`` if nothing is there, ``EOFError`` if nothing will be.
+        Raises ``BlockingIOError`` if nothing is there, unless it ``waits`` for something, and
+        ``EOFError`` if nothing will be.
         """
+        how = _FLAGS if waits else _FLAGS | _AT_ONCE
         try:
-            count, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, _FLAGS)
-        except _GONE as error:
-            raise EOFError(_SAID_WHEN_GONE) from error
+            count, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, how)
+        except GONE as error:
+            raise gone() from error
         fds = _received(ancillary) if ancillary else ()
         if flags & _TRUNCATED:
             close_all(fds)
@@ -116,13 +119,9 @@ def close_all(fds: Iterable[int]) -> None:
             os.close(fd)
 
 
-@contextlib.contextmanager
-def eof_when_gone() -> Iterator[None]:
-    """Raise ``EOFError`` for what the kernel says when the other end is gone."""
-    try:
-        yield
-    except _GONE as error:
-        raise EOFError(_SAID_WHEN_GONE) from error
+def gone() -> EOFError:
+    """The error for what the kernel says when the other end is gone: one of ``GONE``."""
+    return EOFError("the other end of the channel is gone")
 
 
 def truncated(deadline: float) -> TransportError:

@@ -19,8 +19,8 @@ from asyncloader.datapipes.tallies import Tally, tallies_of
 from asyncloader.datapipes.watched import Watched
 from asyncloader.datapipes.watching import Watching
 from asyncloader.errors import TransportError
-from asyncloader.graph.walk import pipes_of
 from asyncloader.workers.messages import NO_EPOCH, Tallied
+from asyncloader.workers.part import Prepared
 from asyncloader.workers.talk import Talk
 
 _BETWEEN_REPORTS = 0.1
@@ -75,16 +75,16 @@ class Account:
         self._watching = watching
         self._counts = counts
         self._watched = Watched(list, inside)
-        self._ends: list[Any] = []
+        self._parts: list[Prepared] = []
         self._epoch = NO_EPOCH
         self._due = 0.0
 
-    def begin(self, epoch: int, ends: Sequence[Any]) -> None:
-        """Begin an epoch, in which these pipes are iterated."""
+    def begin(self, epoch: int, parts: Sequence[Prepared]) -> None:
+        """Begin an epoch, in which these parts are iterated."""
         if self._epoch == NO_EPOCH:
             SAMPLER.watch(self._watched)
         self._epoch = epoch
-        self._ends = list(ends)
+        self._parts = list(parts)
         self._watched.restart(self._pipes)
         self._watching.begin(self._pipes)
         self._watching.threads.append(self._watched)
@@ -117,12 +117,12 @@ class Account:
         self._watched.end()
 
     def _pipes(self) -> list[Any]:
-        pipes = {id(pipe): pipe for end in self._ends for pipe in pipes_of(end)}
+        pipes = {id(pipe): pipe for part in self._parts for pipe in part.pipes}
         return list(pipes.values())
 
     def _tally(self) -> WorkerTally:
         counts, watched, arena = self._counts(), self._watched, self._talk.arena
-        made = {id(end): count for end, count in zip(self._ends, counts, strict=False)}
+        made = {id(part.end): count for part, count in zip(self._parts, counts, strict=False)}
         return WorkerTally(
             items=sum(counts),
             working=watched.working(),

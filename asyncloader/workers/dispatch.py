@@ -13,13 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.errors import ResourceExhausted
-from asyncloader.graph.seeding import PartSeeds, SeedPlaces
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
@@ -47,9 +44,10 @@ from asyncloader.workers.messages import (
     dump_mark,
 )
 from asyncloader.workers.outlet import Outlet
+from asyncloader.workers.part import NOTHING, Part, Prepared
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
-from asyncloader.workers.resets import load_resets
+from asyncloader.workers.resets import NO_RESETS, load_resets
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.surroundings import seed_globals
 from asyncloader.workers.talk import Talk
@@ -86,13 +84,13 @@ class Dispatcher:
         self._punctual = Punctual()
         self._outlets: list[Outlet] = []
         self._plan: DispatchPlan | None = None
-        self._seeds = PartSeeds(())
+        self._part: Part | None = None
         self._items: Iterator[Any] | None = None
         self._epoch = NO_EPOCH
         self._turn = 0
         self._is_paused = False
         self._states = RandomStates()
-        self._marker = Marker((), self._states)
+        self._marker = Marker(NOTHING, self._states)
         # How many items were dealt in this epoch, and how many of theirs the workers had before.
         self._dealt = 0
         self._had: tuple[int, ...] = ()
@@ -154,7 +152,7 @@ class Dispatcher:
         ]
         try:
             self._plan = plan = loads_code(command.plan, plan_fds)
-            self._seeds = plan.seed_places.bind(plan.end)
+            self._part = Part(plan.end, plan.seed_places.bind(plan.end))
         except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._talk.report(StartFailed(NO_EPOCH, _packed(error)))
         else:
@@ -165,30 +163,31 @@ class Dispatcher:
         self._epoch = command.epoch
         self._is_paused = False
         for outlet in self._outlets:
-            outlet.begin(command.epoch, Marker((), self._states))
+            outlet.begin(command.epoch, Marker(NOTHING, self._states))
         try:
-            end = self._reset(command)
+            part = self._reset(command)
             self._states = RandomStates()
-            self._account.begin(command.epoch, [end])
-            self._begin_dealing(end, command.deal or DealStart(FIRST, (0,) * len(self._outlets)))
+            self._account.begin(command.epoch, [part])
+            self._begin_dealing(part, command.deal or DealStart(FIRST, (0,) * len(self._outlets)))
         except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
             self._talk.report(StartFailed(command.epoch, _packed(error)))
 
-    def _begin_dealing(self, end: Any, start: DealStart) -> None:
-        forget_passes(breadth_first(end) if is_pipe(end) else [])
-        self._marker = Marker(end, self._states, start.mark)
+    def _begin_dealing(self, part: Prepared, start: DealStart) -> None:
+        self._marker = Marker(part, self._states, start.mark)
         self._dealt = start.mark.position
         self._turn = self._dealt % len(self._outlets)
         self._had = start.dealt
         self._items = self._context.run(self._marker.begin)
 
-    def _reset(self, command: StartEpoch) -> Any:
-        assert self._plan is not None
-        reset, _ = load_resets(command.resets)
+    def _reset(self, command: StartEpoch) -> Prepared:
+        assert self._part is not None
         generator = command.seed_generator
         seed_globals(None, [generator.generate_shared_seed() for _ in range(3)])
-        self._seeds.give(self._plan.end, command.shared_seeds, generator)
-        return self._thread.finished(reset(self._plan.end))
+        self._part.seed(command.shared_seeds, generator)
+        if command.resets == NO_RESETS:
+            return self._part.prepared()
+        reset, _ = load_resets(command.resets)
+        return self._part.reset(lambda end: self._thread.finished(reset(end)))
 
     def _end_epoch(self) -> None:
         self._close_items()

@@ -126,8 +126,12 @@ class Link:
 
         What follows goes along, so that the worker wakes up once.
         """
-        more = [(Kind.MESSAGE, dump_message(each)) for each in then]
-        self._channel.send(Kind.MESSAGE, dump_message(command), fds, more)
+        self.say(dump_message(command), *map(dump_message, then), fds=fds)
+
+    def say(self, command: bytes, *then: bytes, fds: Sequence[int] = ()) -> None:
+        """Tell the worker, as ``send`` does, what is dumped already."""
+        more = [(Kind.MESSAGE, each) for each in then]
+        self._channel.send(Kind.MESSAGE, command, fds, more)
 
     def begin_epoch(self, epoch: int) -> None:
         """Make room for an epoch's streams; the items of epochs before are given back."""

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
-from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
-from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.kinds import is_filter_of_shards
-from asyncloader.graph.seeding import PartSeeds, SeedPlaces
+from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread, WorkerInfo
@@ -47,9 +46,10 @@ from asyncloader.workers.messages import (
     StartEpoch,
     StartFailed,
 )
+from asyncloader.workers.part import Part, Prepared
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
-from asyncloader.workers.resets import load_resets
+from asyncloader.workers.resets import NO_RESETS, load_resets
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -83,15 +83,16 @@ class Worker:
         talk.tally = self._account.tally
         self._punctual = Punctual()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
-        self._pipes: list[Any] = []
-        self._seeds: list[PartSeeds] = []
+        self._parts: list[Part] = []
         self._epoch = NO_EPOCH
         self._inlets: list[FromDispatcher] = []
         self._supplies: list[Supply] = []
-        #: The last pipes of the epoch's streams, and the streams that were begun.
-        self._ready: list[Any] = []
+        #: What the epoch's streams iterate, and the streams that were begun.
+        self._ready: list[Prepared] = []
         self._generators = SharedGenerators(())
         self._streams: dict[int, Stream] = {}
+        #: When the streams of the epoch before have sent something for the last time.
+        self._sent: dict[int, float] = {}
         self._turns: deque[Stream] = deque()
         self._is_paused = False
 
@@ -152,9 +153,10 @@ class Worker:
         try:
             plan: WorkerPlan = loads_code(command.plan, plan_fds)
             bound = zip(plan.ends, plan.seed_places, strict=True)
-            self._seeds = [places.bind(end) for end, places in bound]
+            seeds = [places.bind(end) for end, places in bound]
             self._connect(plan.ends, sockets)
-            self._pipes = [self._prepared(end, plan) for end in plan.ends]
+            ends = [self._initialized(end, plan) for end in plan.ends]
+            self._parts = list(map(Part, ends, seeds))
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; start-up raises it
@@ -176,7 +178,7 @@ class Worker:
                 if type(inlet) is kind:
                     inlet.supply = supply
 
-    def _prepared(self, end: Any, plan: WorkerPlan) -> Any:
+    def _initialized(self, end: Any, plan: WorkerPlan) -> Any:
         info = self._info
         shard_for_worker(end, info)
         return end if plan.init_fn is None else self._run(plan.init_fn, end, info)
@@ -197,53 +199,61 @@ class Worker:
         # An epoch that could not be made ready has no streams.
         if command.epoch != self._epoch or not self._ready:
             return
-        pipe = self._ready[command.stream]
+        part = self._ready[command.stream]
         self._generators.turn_to(command.stream)
         stream = Stream(
             self._talk,
             self._punctual,
             self._packed,
-            pipe,
+            part.end,
             epoch=command.epoch,
             number=command.stream,
             credits=command.credits,
             one_by_one=command.one_by_one,
-            marker=Marker(pipe, RandomStates(), command.mark, command.unwanted),
+            marker=Marker(part, RandomStates(), command.mark, command.unwanted),
+            sent=self._sent.get(command.stream, 0.0),
         )
         self._streams[command.stream] = stream
         self._turns.append(stream)
 
-    def _reset(self, command: StartEpoch) -> list[Any]:
-        reset, worker_reset_fn = load_resets(command.resets)
-        generator = command.seed_generator
+    def _reset(self, command: StartEpoch) -> list[Prepared]:
+        generator = command.seed_generator.spawn(self._info.worker_id, inplace=True)
         first = self._seeding(generator)
         first()
         for inlet in self._inlets:
             inlet.epoch = command.epoch
-        pipes = []
-        for seeds, pipe in zip(self._seeds, self._pipes, strict=True):
-            seeds.give(pipe, command.shared_seeds, generator)
-            pipe = self._run(reset, pipe)
-            pipe = self._run(worker_reset_fn, pipe, self._info, generator)
-            forget_passes(breadth_first(pipe) if is_pipe(pipe) else [])
-            pipes.append(pipe)
-        seedings = [first, *(self._seeding(generator) for _ in pipes[1:])]
+        ready = []
+        for part in self._parts:
+            part.seed(command.shared_seeds, generator)
+            ready.append(self._prepared(part, command))
+        seedings = [first, *(self._seeding(generator) for _ in ready[1:])]
         self._generators = SharedGenerators(seedings)
-        self._let_last_make_in_slots(pipes)
-        return pipes
+        self._let_last_make_in_slots(ready)
+        return ready
+
+    def _prepared(self, part: Part, command: StartEpoch) -> Prepared:
+        if command.resets == NO_RESETS:
+            return part.prepared()
+        reset, worker_reset_fn = load_resets(command.resets)
+
+        def both(pipe: Any) -> Any:
+            pipe = self._run(reset, pipe)
+            return self._run(worker_reset_fn, pipe, self._info, command.seed_generator)
+
+        return part.reset(both)
 
     def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
         """Return what seeds the global generators, always alike."""
         return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
 
-    def _let_last_make_in_slots(self, pipes: list[Any]) -> None:
+    def _let_last_make_in_slots(self, ready: list[Prepared]) -> None:
         # A reset may have put another pipe behind one that was the last. What is the last of
         # one stream may be read in another.
-        for pipe in self._pipes:
-            if isinstance(pipe, DataPipe):
-                pipe.make_in(own_memory)
-        if len(pipes) == 1 and isinstance(pipes[0], DataPipe):
-            pipes[0].make_in(self._talk.allocate)
+        for part in self._parts:
+            if isinstance(part.end, DataPipe):
+                part.end.make_in(own_memory)
+        if len(ready) == 1 and isinstance(ready[0].end, DataPipe):
+            ready[0].end.make_in(self._talk.allocate)
 
     def _grant(self, command: Grant) -> None:
         # What was granted before the epoch ended here may still be on its way.
@@ -253,6 +263,8 @@ class Worker:
 
     def _end_epoch(self) -> None:
         streams, self._streams = self._streams, {}
+        # Of epochs that follow quickly the items ride together from the first on.
+        self._sent |= {number: stream.sent for number, stream in streams.items()}
         self._ready = []
         self._turns.clear()
         for stream in streams.values():

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from time import thread_time
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
 from asyncloader.datapipes.handing_out import is_without_order, note_orders
 from asyncloader.datapipes.reading import begin
-from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.messages import FIRST, Mark
+from asyncloader.workers.part import Prepared
 from asyncloader.workers.random_states import RandomStates, set_states
 
 
@@ -26,9 +25,9 @@ class Marker:
     """
 
     def __init__(
-        self, pipe: Any, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
+        self, prepared: Prepared, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
     ) -> None:
-        self._pipe = pipe
+        self._pipe, self._pipes = prepared
         self._states = states
         self._from = mark
         self._unwanted = unwanted
@@ -42,10 +41,10 @@ class Marker:
     def begin(self) -> Iterator[Any]:
         """Return the stream's items, without those that were sent before."""
         mark = self._from
-        if not is_pipe(self._pipe):
+        pipes = self._pipes
+        if not pipes:
             # A reset may have returned any iterable, which can only begin at its first item.
             return dropped(iter(self._pipe), self.first)
-        pipes = breadth_first(self._pipe)
         if mark.states is not None:
             set_states(mark.states)
         cursors = dict(mark.cursors)

@@ -59,8 +59,9 @@ class Setup:
 class StartEpoch:
     """Get the graph ready for an epoch.
 
-    Epochs are numbered from 1. ``resets`` is what ``dump_resets`` made of the composed reset
-    and the worker's reset function. ``deal`` says how the dispatching process goes on.
+    Epochs are numbered from 1. A worker spawns its own generator from ``seed_generator``.
+    ``resets`` is what ``dump_resets`` made of the composed reset and the worker's reset
+    function. ``deal`` says how the dispatching process goes on.
     """
 
     epoch: int

@@ -26,12 +26,6 @@ class EpochOrders:
         self._seed_generator = seed_generator
         self._resets = resets
 
-    def for_worker(self, worker: int) -> StartEpoch:
-        """Return the order for a worker, which has random numbers of its own."""
-        generator = self._seed_generator.spawn(worker)
-        return StartEpoch(self._epoch, self._shared_seeds, generator, self._resets)
-
-    def for_dispatcher(self, deal: DealStart | None) -> StartEpoch:
-        """Return the order for the dispatching process."""
-        generator = self._seed_generator.clone()
-        return StartEpoch(self._epoch, self._shared_seeds, generator, self._resets, deal)
+    def start(self, deal: DealStart | None = None) -> StartEpoch:
+        """Return the order for every worker, or for the dispatching process what it deals."""
+        return StartEpoch(self._epoch, self._shared_seeds, self._seed_generator, self._resets, deal)

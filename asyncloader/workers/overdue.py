@@ -16,23 +16,24 @@ class Overdue:
     The loop's timer is set for the first of them, and set again only when it goes off.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, seconds: float, ring: Callable[[], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds
-        self._ring = ring
+        # Of a wait only: the loop keeps the timer for longer than who waits may live.
+        self._ring: Callable[[], object] = bool
         self._at = math.inf
         self._is_set = False
 
-    def begin(self) -> None:
-        """Note that a wait begins."""
+    def begin(self, ring: Callable[[], object]) -> None:
+        """Note that a wait begins, which is to be rung for."""
+        self._ring = ring
         self._at = self._loop.time() + self._seconds
         if not self._is_set:
             self._set()
 
     def end(self) -> None:
         """Note that the wait is over."""
+        self._ring = bool
         self._at = math.inf
 
     def _set(self) -> None:

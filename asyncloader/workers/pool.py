@@ -29,6 +29,7 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Pause,
     Resume,
+    dump_message,
 )
 from asyncloader.workers.orders import EpochOrders
 from asyncloader.workers.patience import Patience
@@ -119,10 +120,10 @@ class WorkerPool:
             # Where dealing goes on is known with its own stream, which may not be the first.
             self._direct(self._dispatcher, orders, place.deal)
         inboxes = []
-        for worker, (link, start) in enumerate(zip(self.links, place.starts, strict=True)):
+        first = [dump_message(orders.start())] if is_first else []
+        for link, start in zip(self.links, place.starts, strict=True):
             inboxes.append(link.begin_stream(number, start.mark, start.unwanted))
-            first = [orders.for_worker(worker)] if is_first else []
-            link.send(*first, self._order(number, start))
+            link.say(*first, dump_message(self._order(number, start)))
         return inboxes
 
     def end_epoch(self) -> None:
@@ -213,7 +214,7 @@ class WorkerPool:
             dispatcher.dealing = self._dispatcher.dealing
             self._dispatcher = dispatcher
             if deal is not None:
-                dispatcher.send(self._start.for_dispatcher(deal))
+                dispatcher.send(self._start.start(deal))
         for number, link in zip(numbers, links, strict=True):
             self._hand_over(self.links[number], link)
             self.links[number] = link
@@ -221,11 +222,10 @@ class WorkerPool:
 
     def _hand_over(self, lost: Link, link: Link) -> None:
         assert self._start is not None
-        assert link.worker is not None
         starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
         link.go_on_for(lost)
         orders = [self._order(number, start) for number, start in starts.items()]
-        link.send(self._start.for_worker(link.worker), *orders)
+        link.send(self._start.start(), *orders)
 
     def _deal_after_arrived(self) -> DealStart | None:
         """Return how dealing goes on after all that has arrived, if it has begun."""
@@ -248,7 +248,7 @@ class WorkerPool:
     def _direct(self, dispatcher: Link, orders: EpochOrders, deal: DealStart | None) -> None:
         if deal is not None:
             dispatcher.dealing = Dealing(deal.mark)
-        dispatcher.send(orders.for_dispatcher(deal))
+        dispatcher.send(orders.start(deal))
 
     def _is_dealt(self, number: int) -> bool:
         """Whether a stream is made of what the dispatching process deals."""

@@ -27,8 +27,8 @@ def dump_resets(
 
 
 def load_resets(data: bytes) -> Resets:
-    """Return the resets, which may be async; they do nothing where there are none."""
-    resets: Resets = loads_code(data) if data else (_kept, _kept)
+    """Return the resets, which may be async, where there are any."""
+    resets: Resets = loads_code(data)
     return resets
 
 

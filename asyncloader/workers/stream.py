@@ -49,6 +49,7 @@ class Stream:
         credits: int,
         one_by_one: bool,
         marker: Marker,
+        sent: float = 0.0,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -68,7 +69,9 @@ class Stream:
         self._packing = Packing(talk.encoder)
         #: What is said behind the last item, once it is known; at most one.
         self._ending: list[StreamEnded | StreamFailed] = []
-        self._due = self._sent = 0.0
+        self._due = 0.0
+        #: When the latest frame was sent, of this stream or of the one before it.
+        self.sent = sent
 
     @property
     def credits(self) -> int:
@@ -178,7 +181,7 @@ class Stream:
                 count, items = self._packing.finish()
                 cost = min(credits_for(count, nbytes), self._credits)
                 self._credits -= cost
-                self._sent = monotonic()
+                self.sent = monotonic()
                 self._made += count
                 mark, self._mark = self._mark or self._marker.repeated, None
                 noted = b"" if mark is None else dump_mark(mark)
@@ -211,8 +214,7 @@ class Stream:
         if count == 1:
             # At once, if the frame before it was long ago: what is made next may take long, and
             # may keep the timer from running.
-            since = min(now, self._sent)
-            self._due = 0.0 if self._one_by_one else since + FRAME_SECONDS
+            self._due = 0.0 if self._one_by_one else self.sent + FRAME_SECONDS
         # Without credits only the loader's next words can help: they are to be heard.
         if now >= self._due or self._is_full() or self._credits <= 0:
             return True

@@ -79,7 +79,7 @@ class WorkerStream:
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
         self._is_late = False
-        self._overdue = Overdue(asyncio.get_running_loop(), HURRY_SECONDS, self._on_late)
+        self._overdue = Overdue(asyncio.get_running_loop(), HURRY_SECONDS)
 
     @property
     def is_in_order(self) -> bool:
@@ -135,7 +135,7 @@ class WorkerStream:
             return
         begun = time.monotonic()
         self._is_late = False
-        self._overdue.begin()
+        self._overdue.begin(self._on_late)
         try:
             while not self._merge.is_ready() and not self._is_late:
                 self._ask_unless_failed()

@@ -8,6 +8,8 @@ import random
 import sys
 import time
 import warnings
+from functools import partial
+from pathlib import Path
 
 import numpy
 import pytest
@@ -111,18 +113,21 @@ async def test_without_order_the_set_is_the_same(num_workers):
     assert sorted(items) == sorted(map(str, range(0, 600, 2)))
 
 
-def slow_in_worker_0(number: int) -> int:
-    info = get_worker_info()
-    if info is not None and info.worker_id == 0:
-        time.sleep(0.3)
+def first_when_told(fifo: str, number: int) -> int:
+    if number == 0:
+        Path(fifo).read_bytes()
     return number
 
 
-async def test_without_order_nobody_waits_for_the_slow():
-    graph = IterableWrapper(range(22)).sharding_filter().map(slow_in_worker_0)
-    async with loader_of(graph.header(12), 2, in_order=False) as loader:
-        first = [await anext(items) for items in [aiter(loader)] for _ in range(11)]
-    assert first == list(range(1, 22, 2))
+async def test_without_order_nobody_waits_for_the_slow(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    function = partial(first_when_told, str(tmp_path / "fifo"))
+    graph = IterableWrapper(range(22)).sharding_filter().map(function)
+    async with loader_of(graph, 2, in_order=False) as loader:
+        items = aiter(loader)
+        assert [await anext(items) for _ in range(11)] == list(range(1, 22, 2))
+        (tmp_path / "fifo").write_bytes(b"")
+        assert [item async for item in items] == list(range(0, 22, 2))
 
 
 @pytest.mark.parametrize("worker_prefetch_cnt", [0, 1, 2, 10])

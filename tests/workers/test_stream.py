@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from asyncloader.errors import PipelineError
+from asyncloader.graph.walk import pipes_of
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.packing import Packing
@@ -19,6 +20,7 @@ from asyncloader.workers import stream as streams
 from asyncloader.workers.failure import pack_error, unpack_error
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import Kind, StreamEnded, StreamFailed, load_report, split_items
+from asyncloader.workers.part import Prepared
 from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.talk import Talk
@@ -56,7 +58,9 @@ class Bench:
         self.arena = self._talk.arena
         self._decoder = Decoder()
 
-    def stream(self, pipe: Any, credits: int = 100, *, one_by_one: bool = False) -> Stream:
+    def stream(
+        self, pipe: Any, credits: int = 100, *, one_by_one: bool = False, sent: float = 0.0
+    ) -> Stream:
         return Stream(
             self._talk,
             self.watcher,
@@ -66,7 +70,8 @@ class Bench:
             number=0,
             credits=credits,
             one_by_one=one_by_one,
-            marker=Marker(pipe, RandomStates()),
+            marker=Marker(Prepared(pipe, pipes_of(pipe)), RandomStates()),
+            sent=sent,
         )
 
     def sent(self) -> list[Any]:
@@ -116,6 +121,11 @@ def test_the_first_item_after_a_silence_goes_at_once_and_quick_ones_ride_togethe
     assert lengths(frames) == [1, 256, 256, 87]
     assert frames[-1] == StreamEnded(1, 0)
     assert [item for frame in frames[:-1] for item in frame] == list(range(600))
+
+
+def test_quick_items_of_an_epoch_that_follows_at_once_ride_together_from_the_first_on(bench):
+    items = taking(bench.clock, lambda number: 1e-6, 600)
+    assert lengths(all_of(bench, bench.stream(items, sent=bench.clock.now))) == [256, 256, 88]
 
 
 def test_items_that_take_long_travel_alone(bench):
