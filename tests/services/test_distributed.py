@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,7 +256,7 @@ def test_waiting_ends_after_the_timeout_and_names_who_is_missing(play):
     for rank, (items, error) in enumerate(found):
         assert items == [0]
         if rank != 1:
-            assert error.startswith(f"RankTimeout: rank {rank} waited 1.5 s for rank 1;")
+            assert 1 in ranks_waited_for(error, rank, "1.5 s")
         else:
             assert error.startswith(f"RankError: rank 1 lost {others}: ")
 
@@ -288,17 +289,25 @@ def test_a_loader_closes_quickly_in_the_middle_of_an_epoch(play):
     assert all(seconds < 15 for seconds in play("closing_in_the_middle"))
 
 
+def ranks_waited_for(error: str, rank: int, seconds: str) -> list[int]:
+    """Return whom a rank waited for: on a busy machine others may have been late too."""
+    found = re.match(rf"RankTimeout: rank {rank} waited {seconds} for ranks? ([^;]*);", error)
+    assert found, error
+    return [int(number) for number in re.findall(r"\d+", found[1])]
+
+
 # Ranks that end ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("how", "size"), [("SIGKILL", 3), ("SIGSTOP", 3), ("SIGKILL", 2)])
 def test_a_rank_that_ends_is_named_on_the_others_and_again(company, how, size):
-    killed = "RankError: rank {} lost rank 1: a process ended"
-    stopped = "RankTimeout: rank {} waited 2 s for rank 1;"
     for rank, found in enumerate(company.play("rank_1_ends", size, how, ends=1)):
         if rank != 1:
             error, again, seconds = found
-            assert error.startswith((killed if how == "SIGKILL" else stopped).format(rank))
+            if how == "SIGKILL":
+                assert error.startswith(f"RankError: rank {rank} lost rank 1: a process ended")
+            else:
+                assert 1 in ranks_waited_for(error, rank, "2 s")
             assert again == error
             # Of gloo's own timeout, the run's, a minute would be left.
             assert seconds < 20
