@@ -7,16 +7,9 @@ comes first (``OldestFirst``), or whichever is ready (``ReadyFirst``).
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-
-class Call(Protocol):
-    """What is begun with an item, and done at some time."""
-
-    def done(self) -> bool: ...
-
-
-C = TypeVar("C", bound=Call)
+C = TypeVar("C")
 
 
 class OldestFirst(Generic[C]):
@@ -24,6 +17,8 @@ class OldestFirst(Generic[C]):
 
     def __init__(self) -> None:
         self._calls: deque[tuple[int, C]] = deque()
+        #: The positions of those that are done.
+        self._done: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -34,18 +29,22 @@ class OldestFirst(Generic[C]):
 
     def finished(self, position: int, call: C) -> None:
         """Note that a call is done."""
+        self._done.add(position)
 
     def is_ready(self) -> bool:
         """Whether there is one to take."""
-        return bool(self._calls) and self._calls[0][1].done()
+        return bool(self._calls) and self._calls[0][0] in self._done
 
     def take(self) -> tuple[int, C]:
         """Return the next, with the position of its item."""
-        return self._calls.popleft()
+        position, call = self._calls.popleft()
+        self._done.remove(position)
+        return position, call
 
     def clear(self) -> None:
         """Forget them all."""
         self._calls.clear()
+        self._done.clear()
 
     def wants(self, position: int) -> bool:
         """Whether none can be taken before the item at a position, or a later one, is begun."""

@@ -25,14 +25,13 @@ from asyncloader.runtime import Stopped, ThreadWaiter
 class Job:
     """One call: its item, then its result or error."""
 
-    __slots__ = ("_is_done", "error", "item", "position", "result")
+    __slots__ = ("error", "item", "position", "result")
 
     def __init__(self, position: int, item: Any) -> None:
         self.position = position
         self.item = item
         self.result: Any = None
         self.error: BaseException | None = None
-        self._is_done = False
 
     def run(self, call: Callable[[Any], Any]) -> None:
         """Make the call."""
@@ -41,11 +40,6 @@ class Job:
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         self.item = None
-        self._is_done = True
-
-    def done(self) -> bool:
-        """Whether the call was made."""
-        return self._is_done
 
     def outcome(self) -> Any:
         """Return the result, or raise the error."""

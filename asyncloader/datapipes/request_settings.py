@@ -118,7 +118,7 @@ def _auth(name: str, value: Any) -> None:
 def _proxy(name: str, value: Any) -> None:
     _check(_is_text(value) or hasattr(value, "raw_host"), name, "a URL", value)
     scheme = str(value).partition("://")[0]
-    if scheme not in ("http", "https"):
+    if scheme.lower() not in ("http", "https"):
         raise ValueError(f"{name} must be the URL of an http or https proxy")
 
 
@@ -139,6 +139,7 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "headers": _headers,
     "json": _anything,
     "max_field_size": _bytes,
+    "max_headers": _bytes,
     "max_line_size": _bytes,
     "middlewares": _anything,
     "params": _params,

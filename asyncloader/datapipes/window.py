@@ -32,9 +32,8 @@ HELD_PER_CALL = 2
 class Window(RunningAhead, Generic[T]):
     """The calls under way, and the results that wait to be taken.
 
-    ``resource`` gives what the calls
-    share, and is left when the last call is over; ``call_with`` makes of it what is
-    called for each item.
+    ``resource`` gives what the calls share, and is left when the last call is over;
+    ``call_with`` makes of it what is called for each item.
     """
 
     def __init__(

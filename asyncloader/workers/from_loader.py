@@ -14,7 +14,7 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.errors import TransportError
 from asyncloader.transport.channel import Channel
 from asyncloader.workers.failure import pack_error
-from asyncloader.workers.messages import Kind, split_items
+from asyncloader.workers.messages import Kind
 from asyncloader.workers.supply import FromDispatcher, Supply
 
 #: How many items may be on their way to a worker that has not asked for them yet. The rest
@@ -26,19 +26,20 @@ class FedSupply(Supply):
     """The worker's end of the channel over which the loader feeds it, item by item."""
 
     def items(self, epoch: int) -> Iterator[Any]:
-        credits = FED_CREDITS
+        self._grant(epoch, FED_CREDITS)
         while True:
-            frames, credits = self._frames(epoch, credits), 0
-            for frame in frames:
-                if frame.kind == Kind.ITEMS:
-                    part = split_items(frame.payload)
-                    for item in self._fed(self._dealt(part, frame.fds, epoch)):
-                        # Another is asked for while this one is worked on.
-                        self._grant(epoch, 1)
-                        yield item
-                        del item
-                elif self._is_end(frame, epoch):
-                    return
+            if not self._arrived:
+                self._grant(epoch, 0)
+                self._receive()
+            frame = self._arrived.popleft()
+            if frame.kind == Kind.ITEMS:
+                for item in self._fed(self._dealt(frame, epoch)[1]):
+                    # Another is asked for while this one is worked on.
+                    self._grant(epoch, 1)
+                    yield item
+                    del item
+            elif self._is_end(frame, epoch):
+                return
 
     def _fed(self, key_and_item: list[Any]) -> list[Any]:
         """Return the item of a frame; the error of one that cannot be read is its request's."""

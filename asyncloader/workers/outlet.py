@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from asyncloader.transport.channel import Channel
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
+    CREDIT_BYTES,
+    CREDIT_ITEMS,
     Command,
     Dealt,
     EndEpoch,
@@ -19,9 +21,13 @@ from asyncloader.workers.messages import (
     StreamFailed,
 )
 from asyncloader.workers.punctual import Punctual
-from asyncloader.workers.stream import FRAME_ITEMS, Stream
+from asyncloader.workers.stream import FRAME_CREDITS, Stream
 from asyncloader.workers.supply import DEALT_CREDITS
 from asyncloader.workers.talk import Talk
+
+#: How much may be dealt to a worker that has given no credit for it: what a frame may have.
+_ROOM_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
+_ROOM_BYTES = FRAME_CREDITS * CREDIT_BYTES
 
 
 class Outlet:
@@ -80,12 +86,12 @@ class Outlet:
     def has_room(self) -> bool:
         """Whether another item can be dealt without running ahead of what was asked for."""
         stream = self.stream
-        return stream is not None and (stream.credits > 0 or stream.count < FRAME_ITEMS)
+        return stream is not None and (stream.credits > 0 or _is_light(stream))
 
     def is_starving(self) -> bool:
         """Whether the worker has used up all that it was dealt."""
         stream = self.stream
-        return stream is not None and stream.credits >= DEALT_CREDITS and stream.count < FRAME_ITEMS
+        return stream is not None and stream.credits >= DEALT_CREDITS and _is_light(stream)
 
     def send(self) -> None:
         """Send what was dealt, as far as credits go; in vain if the worker is gone."""
@@ -120,3 +126,7 @@ class Outlet:
         except EOFError:
             # The loader sees that death too, and ends the epoch or replaces everybody.
             self.is_gone = True
+
+
+def _is_light(stream: Stream) -> bool:
+    return stream.count < _ROOM_ITEMS and stream.nbytes < _ROOM_BYTES

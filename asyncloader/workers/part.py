@@ -1,8 +1,8 @@
 """A part of the graph, from epoch to epoch.
 
 This file is about ``Part``: what a process runs of the graph, which is seeded and reset for
-each epoch. Its pipes are looked for once, and again only after a reset: nobody else is given
-the graph in order to change it.
+each epoch. Its pipes are looked for once an epoch, as some make others when they are first
+iterated; who takes a seed, only where there are others.
 """
 
 from __future__ import annotations
@@ -34,29 +34,27 @@ class Part:
     def __init__(self, end: Any, seeds: PartSeeds) -> None:
         self.end = end
         self._seeds = seeds
-        self._found: tuple[Takers, Prepared] | None = None
+        self._pipes: list[Any] = []
+        self._takers = Takers((), [], [])
 
     def seed(self, shared_seeds: Sequence[int], generator: SeedGenerator) -> None:
         """Give the pipes their seeds for an epoch."""
-        takers, _ = self._look()
-        takers.give(shared_seeds, generator)
+        pipes = pipes_of(self.end)
+        if list(map(id, pipes)) != list(map(id, self._pipes)):
+            self._pipes, self._takers = pipes, self._seeds.takers(self.end)
+        self._takers.give(shared_seeds, generator)
 
     def prepared(self) -> Prepared:
-        """Return what is iterated where there is nothing to reset."""
-        _, prepared = self._look()
-        forget_passes(prepared.pipes)
-        return prepared
+        """Return what is iterated where there is nothing to reset; to be seeded before."""
+        return _begun_anew(self.end, self._pipes)
 
     def reset(self, reset: Callable[[Any], Any]) -> Prepared:
         """Reset the graph; return what is iterated then."""
-        self._found = None
+        self._pipes = []
         end = reset(self.end)
-        prepared = Prepared(end, pipes_of(end))
-        forget_passes(prepared.pipes)
-        return prepared
+        return _begun_anew(end, pipes_of(end))
 
-    def _look(self) -> tuple[Takers, Prepared]:
-        if self._found is None:
-            prepared = Prepared(self.end, pipes_of(self.end))
-            self._found = self._seeds.takers(self.end), prepared
-        return self._found
+
+def _begun_anew(end: Any, pipes: list[Any]) -> Prepared:
+    forget_passes(pipes)
+    return Prepared(end, pipes)

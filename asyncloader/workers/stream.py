@@ -19,7 +19,6 @@ from asyncloader.runtime import Stopped
 from asyncloader.transport.packing import NUMBERS, Packing
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
-    CREDIT_ITEMS,
     Mark,
     StreamEnded,
     StreamFailed,
@@ -31,7 +30,6 @@ from asyncloader.workers.talk import Talk
 
 #: What a frame may cost: waking the loader for it is worth that much.
 FRAME_CREDITS = 4
-FRAME_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
 
 
 class Stream:

@@ -6,7 +6,9 @@ dispatching process's part was cut off, and yields the items dealt to this worke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
@@ -17,11 +19,11 @@ from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import Frame
+from asyncloader.transport.wire import close_all
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.messages import (
     EndEpoch,
     Grant,
-    ItemsFrame,
     Kind,
     StreamEnded,
     StreamFailed,
@@ -42,47 +44,56 @@ class Supply:
         self._channel = channel
         self._view = ArenaView()
         self._decoder = Decoder(self._view)
+        #: What was received and not looked at yet, maybe for an epoch that was left meanwhile:
+        #: even then it says which shared memory there is.
+        self._arrived: deque[Frame] = deque()
 
     def close(self) -> None:
         """Close the channel, and give the shared memory back."""
+        for frame in self._arrived:
+            close_all(frame.fds)
         self._channel.close()
         self._view.close()
 
     def items(self, epoch: int) -> Iterator[Any]:
         """Yield what this worker is dealt in an epoch; Stopped when that is abandoned."""
-        used = DEALT_CREDITS
+        self._grant(epoch, DEALT_CREDITS)
+        used = 0
         while True:
-            frames, used = self._frames(epoch, used), 0
-            for frame in frames:
-                if frame.kind == Kind.ITEMS:
-                    part = split_items(frame.payload)
-                    used += part.cost
-                    yield from self._dealt(part, frame.fds, epoch)
-                elif self._is_end(frame, epoch):
-                    return
+            if not self._arrived:
+                self._grant(epoch, used)
+                self._receive()
+                used = 0
+            frame = self._arrived.popleft()
+            if frame.kind == Kind.ITEMS:
+                cost, items = self._dealt(frame, epoch)
+                used += cost
+                yield from items
+            elif self._is_end(frame, epoch):
+                return
 
-    def _frames(self, epoch: int, used: int) -> list[Frame]:
-        """Ask for as many frames as were used up, and wait until there are some."""
-        try:
-            self._grant(epoch, used)
-            return self._channel.receive_ready() or [self._channel.receive()]
-        except EOFError:
-            # The loader sees that the dispatching process is gone, and says so.
-            raise Stopped from None
+    def _receive(self) -> None:
+        """Wait until there are frames to look at."""
+        with _stopping_when_gone():
+            self._arrived.extend(self._channel.receive_ready() or [self._channel.receive()])
 
     def _grant(self, epoch: int, credits: int) -> None:
+        """Allow so much more to be dealt, and return the slots that nobody reads any more."""
         released = self._view.take_released()
-        if released:
-            self._channel.send(Kind.RELEASED, dump_slots(released))
-        if credits:
-            self._channel.send(Kind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
+        with _stopping_when_gone():
+            if released:
+                self._channel.send(Kind.RELEASED, dump_slots(released))
+            if credits:
+                self._channel.send(Kind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
 
-    def _dealt(self, part: ItemsFrame, fds: Sequence[int], epoch: int) -> list[Any]:
-        admitted = self._decoder.admit(part.items, fds)
+    def _dealt(self, frame: Frame, epoch: int) -> tuple[int, list[Any]]:
+        """Return what a frame costs and its items; nothing of one of an epoch before."""
+        part = split_items(frame.payload)
+        admitted = self._decoder.admit(part.items, frame.fds)
         if part.epoch == epoch:
-            return self._decoder.items(admitted)
+            return part.cost, self._decoder.items(admitted)
         self._decoder.give_back(admitted)
-        return []
+        return 0, []
 
     def _is_end(self, frame: Frame, epoch: int) -> bool:
         """Whether the epoch's last item was dealt; raises what ends it otherwise."""
@@ -97,6 +108,15 @@ class Supply:
             case EndEpoch():
                 raise Stopped
         raise TransportError(f"the dispatching process sent {message!r}")
+
+
+@contextlib.contextmanager
+def _stopping_when_gone() -> Iterator[None]:
+    try:
+        yield
+    except EOFError:
+        # The loader sees that the dispatching process is gone, and says so.
+        raise Stopped from None
 
 
 class FromDispatcher(IterDataPipe[Any]):

@@ -473,3 +473,23 @@ def test_options_are_checked_when_the_pipe_is_made():
             numbers().async_map(for_ever, **how)
     with pytest.raises(TypeError, match="retry_on must be an exception class"):
         numbers().async_map(for_ever, retry_on="OSError")
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_of_results_that_come_in_one_turn_of_the_loop_an_error_takes_none_with_it(seed):
+    rng = random.Random(seed)
+    hops = [rng.randrange(6) for _ in range(40)]
+
+    async def after_some_hops(number):
+        for _ in range(hops[number]):
+            await asyncio.sleep(0)
+        if number == 25:
+            raise ValueError(number)
+        return number
+
+    graph = numbers(40).async_map(after_some_hops, concurrency=rng.choice([2, 3, 4, 8, 16]))
+    got = []
+    async with DataLoader2(graph) as loader:
+        with pytest.raises(ValueError, match="25"):
+            await collect(loader, got)
+    assert got == list(range(25))

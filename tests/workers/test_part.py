@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.graph.seeding import PartSeeds
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.part import Part
@@ -27,8 +27,10 @@ def test_every_epoch_is_seeded():
 def test_a_pass_that_was_begun_is_forgotten():
     pipe = IterableWrapper(range(9)).filter(bool)
     part = part_of(pipe)
+    part.seed((), SeedGenerator(1))
     next(iter(part.prepared().end))
     assert pipe.current_pass is not None
+    part.seed((), SeedGenerator(2))
     part.prepared()
     assert pipe.current_pass is None
 
@@ -54,3 +56,20 @@ def test_pipes_that_a_reset_put_in_are_seeded_in_the_epochs_after_it():
     part.reset(shuffled)
     assert order_of(part, 1) == order_of(part, 1) != order_of(part, 2)
     assert len(part.prepared().pipes) == 3
+
+
+class MakesItsSource(IterDataPipe):
+    """Has no source until it is iterated."""
+
+    source = None
+
+    def __iter__(self) -> Any:
+        if self.source is None:
+            self.source = IterableWrapper(range(50)).shuffle()
+        return iter(self.source)
+
+
+def test_pipes_that_were_made_in_the_first_epoch_are_seeded_in_those_after_it():
+    part = part_of(MakesItsSource())
+    order_of(part, 1)
+    assert order_of(part, 1) == order_of(part, 1) != order_of(part, 2)
