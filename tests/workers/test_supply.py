@@ -29,9 +29,8 @@ from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.supply import DEALT_CREDITS, Supply
 
-
-#: How many floats are in shared memory, and have room beside others in the same segment.
-SLOT = 4_000
+#: So many floats travel in shared memory, of which there is more each time it is used up.
+SLOT = 20_000
 
 
 class Dealer:
@@ -86,9 +85,14 @@ def test_what_was_left_of_an_epoch_costs_the_next_one_nothing():
 
 
 def test_shared_memory_that_was_told_of_in_an_epoch_that_was_left_is_known_in_the_next(dealer):
+    items = dealer.supply.items(1)
+    kept = []
+    for _ in range(2):
+        dealer.deal(1, frame_of(dealer, torch.ones(SLOT)))
+        kept.append(next(items))
+    # What it tells of has room for two: the one is not looked at, and the other comes later.
     dealer.deal(1, frame_of(dealer, 0))
     dealer.deal(1, frame_of(dealer, torch.ones(SLOT)))
-    items = dealer.supply.items(1)
     assert next(items) == 0
     items.close()
     dealer.deal(2, frame_of(dealer, torch.full((SLOT,), 2.0)))
