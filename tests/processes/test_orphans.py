@@ -29,7 +29,7 @@ START = """
     async def start_busy(states):
         processes = []
         for state in states:
-            process = await start_process(plan("be_busy", state), method=method, timeout=20)
+            process = await start_process(plan("be_busy", state), method=method, timeout=60)
             process.sock.setblocking(False)
             assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"b"
             processes.append(process)
@@ -139,7 +139,7 @@ def test_ctrl_c_while_starting_is_silent_in_the_children(tmp_path: Path) -> None
 def test_an_unguarded_script_runs_once(method: str | None, tmp_path: Path) -> None:
     body = """
     async def main():
-        process = await start_process(plan("describe"), method=method, timeout=20)
+        process = await start_process(plan("describe"), method=method, timeout=60)
         process.sock.setblocking(False)
         found = await asyncio.get_running_loop().sock_recv(process.sock, 1 << 16)
         await close_processes([process], grace=0)
@@ -183,7 +183,7 @@ def test_a_forked_copy_of_the_loader_starts_its_own_children(tmp_path: Path) -> 
     import os, warnings
 
     async def echo():
-        process = await start_process(plan("echo"), method=method, timeout=20)
+        process = await start_process(plan("echo"), method=method, timeout=60)
         process.sock.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(process.sock, b"x")
         assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"x"
@@ -216,7 +216,7 @@ def test_too_few_descriptors_are_a_startup_error_that_harms_nobody(
         assert await asyncio.get_running_loop().sock_recv(process.sock, 1) == b"x"
 
     async def start():
-        return await start_process(plan("echo"), method=method, timeout=20)
+        return await start_process(plan("echo"), method=method, timeout=60)
 
     async def main():
         processes = [await start()]
@@ -247,7 +247,7 @@ def test_a_loader_that_ignores_sigchld_gets_exit_codes_from_its_template(tmp_pat
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     async def main():
-        process = await start_process(plan("leave", "exit", 3), timeout=20)
+        process = await start_process(plan("leave", "exit", 3), timeout=60)
         process.sock.sendall(b"!")
         print(await process.wait())
 
@@ -267,7 +267,7 @@ def test_an_interpreter_exits_while_a_thread_starts_children(
 
     async def start_for_ever():
         while True:
-            process = await start_process(plan("echo"), method=method, timeout=20)
+            process = await start_process(plan("echo"), method=method, timeout=60)
             begun.set()
             await close_processes([process], grace=0)
 

@@ -41,7 +41,7 @@ def plan(main: str, *args: Any, name: str = "asyncloader worker 0") -> ProcessPl
 
 @asynccontextmanager
 async def running(main: str, *args: Any, method: str | None = None) -> AsyncIterator[Process]:
-    process = await start_process(plan(main, *args), method=method, timeout=20)
+    process = await start_process(plan(main, *args), method=method, timeout=60)
     process.sock.setblocking(False)
     try:
         yield process
@@ -117,7 +117,7 @@ async def test_a_main_that_cannot_be_imported_is_named_on_stderr(
     method: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = ProcessPlan("asyncloader worker 0", "no.such.module:main")
-    process = await start_process(wrong, method=method, timeout=20)
+    process = await start_process(wrong, method=method, timeout=60)
     assert await process.wait() == 1
     await close_processes([process])
     assert "No module named 'no'" in capfd.readouterr().err
@@ -173,7 +173,7 @@ async def test_children_leave_alone_what_their_template_has_to_remove() -> None:
     heard = []
     for _ in range(2):
         heir = ProcessPlan("asyncloader worker 0", f"{module}:show", preload=(module,))
-        process = await start_process(heir, timeout=20)
+        process = await start_process(heir, timeout=60)
         process.sock.setblocking(False)
         heard.append((await hear_line(process)).split())
         process.sock.close()
@@ -188,7 +188,7 @@ async def test_children_leave_alone_what_their_template_has_to_remove() -> None:
 
 async def test_a_template_with_nothing_to_do_imports_what_its_children_may_want() -> None:
     wanted = {name for name in sys.modules if name.startswith(("asyncloader.", "uvloop"))}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not wanted <= await modules_of_a_child():  # noqa: ASYNC110 - it tells nobody
             # It takes a moment without a request for the template to have nothing to do.
             await asyncio.sleep(0.5)
@@ -257,7 +257,7 @@ async def test_many_can_watch_one_process_and_some_may_stop() -> None:
 
 def test_a_process_outlives_the_loop_that_started_it() -> None:
     async def start() -> Process:
-        return await start_process(plan("echo"), timeout=20)
+        return await start_process(plan("echo"), timeout=60)
 
     async def end(process: Process) -> None:
         process.on_death(asyncio.get_running_loop(), lambda: None)
@@ -270,7 +270,7 @@ def test_a_process_outlives_the_loop_that_started_it() -> None:
 
 async def test_an_unknown_start_method_is_refused_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match="None, 'fork', 'spawn', 'forkserver', got 'thread'"):
-        await start_process(plan("echo"), method="thread", timeout=20)
+        await start_process(plan("echo"), method="thread", timeout=60)
 
 
 async def test_fork_is_refused_while_a_foreign_thread_runs() -> None:
@@ -279,7 +279,7 @@ async def test_fork_is_refused_while_a_foreign_thread_runs() -> None:
     foreign.start()
     try:
         with pytest.raises(WorkerStartupError, match="somebody's thread"):
-            await start_process(plan("echo"), method="fork", timeout=20)
+            await start_process(plan("echo"), method="fork", timeout=60)
     finally:
         end.set()
         foreign.join()
@@ -295,7 +295,7 @@ async def test_fork_waits_for_a_busy_loop_no_longer_than_it_may() -> None:
 
 async def test_arguments_that_cannot_be_sent_are_a_startup_error() -> None:
     with pytest.raises(WorkerStartupError, match="asyncloader worker 0 was not started"):
-        await start_process(plan("echo", lambda: None), timeout=20)
+        await start_process(plan("echo", lambda: None), timeout=60)
 
 
 async def settled(process: Process) -> None:
@@ -361,7 +361,7 @@ async def test_who_waits_is_told_when_another_closes() -> None:
 
 def test_a_close_that_is_torn_down_with_its_loop_kills() -> None:
     async def leave_it_closing() -> Process:
-        process = await start_process(plan("be_busy", "sleeping"), timeout=20)
+        process = await start_process(plan("be_busy", "sleeping"), timeout=60)
         leave_it_closing.task = asyncio.ensure_future(close_processes([process]))  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         return process
@@ -383,7 +383,7 @@ async def test_a_cancelled_start_leaves_nothing(method: str | None, ticks: int) 
     async with running("echo", method=method):
         pass
     with leaves_nothing():
-        start = asyncio.ensure_future(start_process(plan("echo"), method=method, timeout=20))
+        start = asyncio.ensure_future(start_process(plan("echo"), method=method, timeout=60))
         for _ in range(ticks):
             await asyncio.sleep(0)
         start.cancel()
@@ -397,7 +397,7 @@ async def test_twenty_starts_and_closes_leave_nothing(method: str | None) -> Non
         pass
     with leaves_nothing():
         for _ in range(10):
-            starts = (start_process(plan("echo"), method=method, timeout=20) for _ in range(2))
+            starts = (start_process(plan("echo"), method=method, timeout=60) for _ in range(2))
             processes = await asyncio.gather(*starts)
             for process in processes:
                 # One that is closed before it is up is killed if that takes long.
@@ -417,7 +417,7 @@ async def test_stopped_children_are_closed_together_within_three_seconds(
         pass
     with leaves_nothing():
         starts = (
-            start_process(plan("be_busy", "stopped"), method=method, timeout=20) for _ in range(4)
+            start_process(plan("be_busy", "stopped"), method=method, timeout=60) for _ in range(4)
         )
         processes = await asyncio.gather(*starts)
         for process in processes:
@@ -432,7 +432,7 @@ async def test_stopped_children_are_closed_together_within_three_seconds(
 async def test_in_the_close_of_a_loader_grace_ends_with_the_time_that_is_left() -> None:
     async with running("echo"):
         pass
-    process = await start_process(plan("be_busy", "sleeping"), timeout=20)
+    process = await start_process(plan("be_busy", "sleeping"), timeout=60)
     begin = time.monotonic()
     with ends_within(0.7):
         await close_processes([process], grace=60.0, total=60.0)
@@ -444,7 +444,7 @@ async def test_a_cancelled_close_closes_first() -> None:
     async with running("echo"):
         pass
     with leaves_nothing():
-        process = await start_process(plan("be_busy", "sleeping"), timeout=20)
+        process = await start_process(plan("be_busy", "sleeping"), timeout=60)
         closing = asyncio.ensure_future(close_processes([process], grace=0.2))
         await asyncio.sleep(0)
         closing.cancel()
@@ -461,7 +461,7 @@ async def test_a_finalizer_kills_without_a_loop(method: str | None) -> None:
     async with running("echo", method=method):
         pass
     with leaves_nothing():
-        process = await start_process(plan("be_busy", "stopped"), method=method, timeout=20)
+        process = await start_process(plan("be_busy", "stopped"), method=method, timeout=60)
         kill_processes_now([process])
         assert process.exitcode == -9
         kill_processes_now([process])
@@ -496,7 +496,7 @@ async def worst_gap_while_starting_two(method: str | None) -> float:
             last = now
 
     beating = asyncio.ensure_future(heartbeat())
-    starts = (start_process(plan("echo"), method=method, timeout=20) for _ in range(2))
+    starts = (start_process(plan("echo"), method=method, timeout=60) for _ in range(2))
     processes = await asyncio.gather(*starts)
     await close_processes(processes, grace=0)
     done.set()
