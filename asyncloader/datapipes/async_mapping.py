@@ -140,7 +140,10 @@ class AsyncMapper(IterDataPipe[T]):
         return running
 
     def _results(self, running: AheadPass[T]) -> AsyncIterator[T]:
-        return InGroups(self._one_by_one(running), self._groups(running, GROUP_ITEMS))
+        return InGroups(
+            functools.partial(self._one_by_one, running),
+            functools.partial(self._groups, running, GROUP_ITEMS),
+        )
 
     async def _one_by_one(self, running: AheadPass[T]) -> AsyncGenerator[T, None]:
         async with aclosing(self._groups(running, 1)) as groups:

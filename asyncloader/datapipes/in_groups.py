@@ -6,7 +6,8 @@ one who asks for no cursor in between, in lists of those that are ready.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import cached_property
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,10 +17,16 @@ class InGroups(AsyncIterator[T]):
     """The same items in two forms, of which one is to be read."""
 
     def __init__(
-        self, items: AsyncGenerator[T, None], groups: AsyncGenerator[list[T], None]
+        self,
+        items: Callable[[], AsyncGenerator[T, None]],
+        groups: Callable[[], AsyncGenerator[list[T], None]],
     ) -> None:
-        self._items = items
+        self._begin = items
         self._groups = groups
+
+    @cached_property
+    def _items(self) -> AsyncGenerator[T, None]:
+        return self._begin()
 
     def __aiter__(self) -> AsyncIterator[T]:
         # An ``async for`` asks an iterator for its iterator, and has one step less this way.
@@ -33,4 +40,4 @@ class InGroups(AsyncIterator[T]):
 
     def groups(self) -> AsyncGenerator[list[T], None]:
         """Yield the items in lists; where the pipe stands is known after each of them."""
-        return self._groups
+        return self._groups()

@@ -7,7 +7,6 @@ channel, and the shared memory that goes back.
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 import time
@@ -24,6 +23,7 @@ from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
 from asyncloader.workers.account import WorkerStats, load_tally
 from asyncloader.workers.dealing import Dealing
+from asyncloader.workers.death import how_it_ended
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
@@ -44,7 +44,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
-from asyncloader.workers.oom import HINT, oom_kills
+from asyncloader.workers.oom import oom_kills
 from asyncloader.workers.process import Process
 
 #: How long a worker whose channel has ended may take to be seen dead.
@@ -298,10 +298,10 @@ class Link:
 
     def _tell_of_death(self) -> None:
         exitcode = self.process.exitcode
-        hint = HINT if exitcode == -signal.SIGKILL and oom_kills() > self._oom_kills else ""
+        how = how_it_ended(exitcode, oom_kills() > self._oom_kills)
         self.fail(
             WorkerDied(
-                f"{self.name} (pid {self.process.pid}) {_ended(exitcode)}{hint}",
+                f"{self.name} (pid {self.process.pid}) {how}",
                 worker=self.worker,
                 pid=self.process.pid,
                 exitcode=exitcode,
@@ -322,21 +322,6 @@ class Link:
         slots = self._view.take_released()
         if slots:
             self._channel.send(Kind.RELEASED, dump_slots(slots))
-
-
-def _ended(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "ended in an unknown way"
-    if exitcode < 0:
-        return f"was killed by {_signal_name(-exitcode)}"
-    return f"exited with code {exitcode} before its work was done"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
