@@ -35,6 +35,7 @@ from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.registering import register
+from asyncloader.datapipes.share import Share
 from asyncloader.datapipes.unknown_name import MissingName, UnknownName
 
 T_co = TypeVar("T_co", covariant=True)
@@ -202,6 +203,14 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def iter_at(self, positions: list[int]) -> Iterator[T_co]:
         """Iterate the items at these ascending positions, as far as there are any."""
         return picked(iter(self), positions)
+
+    def can_share(self) -> bool:
+        """Whether ``iter_share`` makes the items of one share, and none of the others."""
+        return False
+
+    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T_co]:
+        """Iterate one share of the items, given cursors from before it; begins at once."""
+        raise NotImplementedError
 
     def is_async(self) -> bool:
         """Whether a loop iterates this pipe by itself, without a thread."""

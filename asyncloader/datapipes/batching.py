@@ -20,10 +20,11 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.crossing import from_loop
-from asyncloader.datapipes.cursors import Cursors, pick, picks, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursors, can_share, pick, picks, put_cursors, resume
 from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
-from asyncloader.datapipes.reading import abegin, begin
+from asyncloader.datapipes.reading import abegin, begin, begin_share
+from asyncloader.datapipes.share import Share
 from asyncloader.datapipes.timed_batching import timed_batches
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Batcher(IterDataPipe[list[T]]):
         return self._by_clock() if self.goes_by_clock() else super().__aiter__()
 
     def __iter__(self) -> Iterator[Any]:
-        return from_loop(self) if self.goes_by_clock() else self._by_count()
+        return from_loop(self) if self.goes_by_clock() else self._whole()
 
     async def _by_clock(self) -> AsyncIterator[Any]:
         assert self.max_wait is not None
@@ -101,9 +102,11 @@ class Batcher(IterDataPipe[list[T]]):
                     yield self._wrapped(batch)
                 del batch
 
-    def _by_count(self) -> Iterator[Any]:
+    def _whole(self) -> Iterator[Any]:
+        yield from self._by_count(begin(self.source))
+
+    def _by_count(self, items: Iterator[T]) -> Iterator[Any]:
         size = self.batch_size
-        items = begin(self.source)
         try:
             while batch := list(islice(items, size)):
                 if len(batch) < size and self.drop_last:
@@ -128,6 +131,12 @@ class Batcher(IterDataPipe[list[T]]):
         size = self.batch_size
         pick(self.source, [size * batch + item for batch in positions for item in range(size)])
         return iter(self)
+
+    def can_share(self) -> bool:
+        return can_share(self.source) and not self.goes_by_clock()
+
+    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[list[T]]:
+        return self._by_count(begin_share(self.source, share.of_batches(self.batch_size), cursors))
 
     def _wrapped(self, batch: list[T]) -> Any:
         return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)

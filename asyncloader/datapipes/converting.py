@@ -23,6 +23,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.function import calling, is_async, itself
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.share import Share
 
 T = TypeVar("T")
 
@@ -136,6 +137,15 @@ class MapToIterConverter(IterDataPipe[T]):
         keys = self._keys()
         return (self.source[keys[position]] for position in positions if position < len(keys))
 
+    def can_share(self) -> bool:
+        return True
+
+    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
+        keys = self._keys()
+        running = LookupPass(self.source, keys, share.before, share.positions(len(keys)))
+        self.current_pass = running
+        return iter(running)
+
     def _keys(self) -> Sequence[Any]:
         return range(len(self.source)) if self.indices is None else self.indices
 
@@ -149,6 +159,8 @@ class LookupPass(Pass[T]):
     source: MapDataPipe[T]
     keys: Sequence[Any] = field(repr=False)
     yielded: int = 0
+    #: Where in ``keys`` those are that are looked up; otherwise all from ``yielded`` on.
+    positions: Iterable[int] | None = field(default=None, repr=False)
 
     def put_above(self, into: Cursors) -> None:
         """What is looked up has no place."""
@@ -158,7 +170,8 @@ class LookupPass(Pass[T]):
         return 0
 
     def __iter__(self) -> Iterator[T]:
-        for position in range(self.yielded, len(self.keys)):
+        rest = range(self.yielded, len(self.keys))
+        for position in rest if self.positions is None else self.positions:
             item = self.source[self.keys[position]]
             self.yielded += 1
             yield item

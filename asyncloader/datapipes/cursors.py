@@ -126,6 +126,14 @@ def picks(pipe: Any) -> bool:
     return hasattr(pipe, "picks") and pipe.picks()
 
 
+def can_share(pipe: Any) -> bool:
+    """Whether a pipe can make the items of one share alone.
+
+    A class has to say so itself: of one derived from it nobody knows what it does otherwise.
+    """
+    return "can_share" in vars(type(pipe)) and pipe.can_share()
+
+
 def put_cursors(pipe: Any, into: Cursors) -> None:
     """Add where a pipe and all above it stand, as the pipe's reader sees it.
 

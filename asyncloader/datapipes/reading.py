@@ -20,6 +20,7 @@ from asyncloader.datapipes.cursors import (
     set_crossing,
     started,
 )
+from asyncloader.datapipes.share import Share
 
 
 def begin(source: Any) -> Iterator[Any]:
@@ -40,6 +41,13 @@ def abegin(source: Any) -> AsyncIterable[Any]:
     crossing = crossing_of(source)
     set_crossing(source, crossing)
     return from_thread(source, crossing)
+
+
+def begin_share(source: Any, share: Share, cursors: Cursors) -> Iterator[Any]:
+    """Iterate one share of a source that ``can_share``."""
+    set_crossing(source, None)
+    items: Iterator[Any] = source.iter_share(share, cursors)
+    return items
 
 
 def begin_with(

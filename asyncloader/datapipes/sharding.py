@@ -7,18 +7,21 @@ a graph runs only once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from itertools import islice
-from typing import TypeVar
+from operator import length_hint
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, pick, picks, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, can_share, pick, picks, resume
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.passes import Pass
-from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.reading import begin, begin_share
+from asyncloader.datapipes.share import Share
 
 T = TypeVar("T")
 
@@ -47,6 +50,10 @@ class ShardingFilter(IterDataPipe[T]):
     by n. Where there are several ranks with several workers each, k is
     ``rank * workers + worker``. With ``sharding_group_filter`` only that group's
     sharding counts.
+
+    What is above makes the items of all instances, in each of them. Only a list, tuple or
+    range and the items of a map pipe, shuffled as such or not, in batches or not, are
+    looked up for the share alone, if nothing else stands in between.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> pipe = IterableWrapper(range(6)).sharding_filter()
@@ -124,23 +131,58 @@ class ShardPass(Pass[T]):
 
     source: Iterable[T]
     count: int
-    #: How many items to leave out before the first.
-    skipped: int
-    yielded: int = 0
+    #: Where in the source the share begins.
+    start: int
+    _counted: int = 0
+    #: How many were yielded that were not counted: by what knows how many it has left.
+    _uncounted: Callable[[], int] = field(default=int, repr=False)
+    _cursors: Cursors = field(default_factory=dict, repr=False)
+    _has_gone_on: bool = False
+
+    @property
+    def yielded(self) -> int:
+        """How many items of the share were yielded."""
+        return self._counted + self._uncounted()
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        resume(self.source, self.skipped + position * self.count, cursors)
-        self.skipped, self.yielded = 0, position
+        self.start += position * self.count
+        self._counted = position
+        self._cursors = cursors
+        self._has_gone_on = True
         return 0
 
     def __iter__(self) -> Iterator[T]:
+        if self.count == 1 or not can_share(self.source):
+            return self._sifted()
+        items = begin_share(self.source, Share(self.start, self.count), self._cursors)
+        if type(items) not in _KNOWING:
+            return self._counting(items, items)
+        self._uncounted = partial(_taken_of, items, length_hint(items))
+        return items
+
+    def _sifted(self) -> Iterator[T]:
+        left_out = self.start
+        if self._has_gone_on:
+            resume(self.source, self.start, self._cursors)
+            left_out = 0
         items = begin(self.source)
+        yield from self._counting(items, islice(items, left_out, None, self.count))
+
+    def _counting(self, items: Iterator[T], share: Iterator[T]) -> Iterator[T]:
         try:
-            for item in islice(items, self.skipped, None, self.count):
-                self.yielded += 1
+            for item in share:
+                self._counted += 1
                 yield item
         finally:
             close_items(items)
+
+
+#: Iterators that know how many items they have left.
+_KNOWING = frozenset[type]({type(iter([])), type(iter(())), type(iter(range(0)))})
+
+
+def _taken_of(items: Iterator[Any], count: int) -> int:
+    return count - length_hint(items)
 
 
 @functional_datapipe("sharding_round_robin_dispatch")

@@ -25,6 +25,7 @@ from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     Marks,
+    cursor_of,
     first_cursors,
     picks,
     put_cursors,
@@ -36,6 +37,7 @@ from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.permutation import permutation
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.reading import begin, begin_with
+from asyncloader.datapipes.share import Share
 
 T = TypeVar("T")
 
@@ -228,6 +230,15 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
         seed = self.next_seed() if self.shuffles else 0
         return MapShufflePass(self.source, keys, self.shuffles, seed)
 
+    def can_share(self) -> bool:
+        return True
+
+    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
+        running = self.current_pass = self.new_pass()
+        running.go_on(share.before, cursor_of(self, cursors), cursors)
+        running.positions = share.positions(len(running.keys))
+        return iter(running)
+
 
 @dataclass
 class MapShufflePass(Pass[T]):
@@ -240,11 +251,14 @@ class MapShufflePass(Pass[T]):
     shuffles: bool
     seed: int
     yielded: int = 0
+    #: Where in the order those are that are looked up; otherwise all from ``yielded`` on.
+    positions: Iterable[int] | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[T]:
         count = len(self.keys)
         order = permutation(count, self.seed) if self.shuffles else range(count)
-        for position in range(self.yielded, count):
+        rest = range(self.yielded, count)
+        for position in rest if self.positions is None else self.positions:
             item = self.source[self.keys[order[position]]]
             self.yielded += 1
             yield item

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.crossing import from_loop, from_thread
-from asyncloader.datapipes.cursors import picked
+from asyncloader.datapipes.cursors import Cursors, picked
+from asyncloader.datapipes.share import Share
 
 T = TypeVar("T")
 
@@ -82,6 +83,21 @@ class IterableWrapper(IterDataPipe[T]):
             return picked(iter(self), positions)
         data = changeable_copy(self.iterable) if self.deepcopy else self.iterable
         return (data[position] for position in positions if position < len(data))
+
+    def can_share(self) -> bool:
+        # A list that is read as it is may grow while it is read.
+        return type(self.iterable) in (tuple, range) or (
+            type(self.iterable) is list and self.deepcopy
+        )
+
+    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
+        data: Any = self.iterable
+        if share.width == 1:
+            # What is left out need not be copied either.
+            wanted = data[share.start :: share.step]
+            return iter(changeable_copy(wanted) if self.deepcopy else wanted)
+        data = changeable_copy(data) if self.deepcopy else data
+        return (data[position] for position in share.positions(len(data)))
 
     def __aiter__(self) -> AsyncIterator[T]:
         if isinstance(self.iterable, AsyncIterable):
