@@ -23,6 +23,8 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, unchanged
 
 _A_LITTLE = 0.1
+#: How late ours may be, which keep to the time that is left by themselves, on a busy machine.
+_LATE_SECONDS = 2.0
 
 
 async def result_of(result: Any) -> Any:
@@ -127,7 +129,8 @@ class ServiceCalls:
             return
         try:
             # What waits for the time that is left, and says so by itself, comes first.
-            async with asyncio.timeout(left + _A_LITTLE) as bound:
+            late = _A_LITTLE if is_users(self.service) else _LATE_SECONDS
+            async with asyncio.timeout(left + late) as bound:
                 await result_of(call())
         except TimeoutError:
             if not bound.expired():

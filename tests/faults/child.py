@@ -35,13 +35,13 @@ CLOSE_SECONDS = 3.0
 SLACK = 4.0
 
 
-def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 100.0) -> str:
+def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 200.0) -> str:
     """Run a scene in a child process; return what it printed."""
     return play_each(folder, scene, [args], limit=limit)
 
 
 def play_each(
-    folder: Path, scene: Callable[..., Any], cases: list[tuple[Any, ...]], *, limit: float = 100.0
+    folder: Path, scene: Callable[..., Any], cases: list[tuple[Any, ...]], *, limit: float = 200.0
 ) -> str:
     """Run a scene once for the arguments of each case, all in one child process."""
     call = f"{scene.__module__!r}, {scene.__name__!r}, {cases!r}"

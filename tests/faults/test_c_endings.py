@@ -119,7 +119,7 @@ def test_c2_ctrl_c_is_one_traceback_and_a_quick_exit(state, how, times, tmp_path
         took = time.monotonic() - begun
         assert took <= CLOSE_SECONDS + SLACK
         assert alive_after(family, 0.5) == []
-    assert script.returncode == -signal.SIGINT
+    assert script.returncode == -signal.SIGINT, stderr
     assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
     # asyncio.run chains the cancellation it made of it; a second Ctrl-C may chain once more.
     assert stderr.count("Traceback") <= 1 + times, stderr

@@ -109,8 +109,12 @@ def test_e1_a_loader_that_is_not_closed_is_one_warning_and_leaves_nothing(scene,
 # E1b ------------------------------------------------------------------------------------
 
 
+IN_A_LONG_CALL = threading.Event()
+
+
 def long_call(number: int) -> int:
     if number == 3:
+        IN_A_LONG_CALL.set()
         time.sleep(60)
     return number
 
@@ -119,6 +123,7 @@ async def closed_in_a_long_call() -> None:
     loader = DataLoader2(IterableWrapper(range(10)).map(long_call))
     items = aiter(loader)
     assert [await anext(items) for _ in range(3)] == [0, 1, 2]
+    assert IN_A_LONG_CALL.wait(60)
     with one_resource_warning("long_call()"), within(CLOSE_SECONDS):
         await loader.aclose()
     executor = asyncio.get_running_loop()._default_executor  # type: ignore[attr-defined]
