@@ -172,6 +172,7 @@ class TaskGiver(Generic[T]):
             return
         name = f"asyncloader {brief_name(self._items)}"
         self._task = begin_task(self._home.loop, self._run(), name, self._context)
+        self._task.add_done_callback(self._ended)
 
     def stop(self) -> None:
         """Cancel the task; to be called on the home's loop, unless that is closed."""
@@ -200,6 +201,11 @@ class TaskGiver(Generic[T]):
             self._finish(error)
         else:
             self._finish(None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs nothing of its own.
+        if not self.is_done:
+            self._finish(Stopped())
 
     def _finish(self, error: BaseException | None) -> None:
         self.is_done = True

@@ -119,6 +119,7 @@ class DataLoader2(Generic[T_co]):
         Raises ValueError for anything but an integer from 0 to 2**64 - 1.
         """
         self._engine.seed(seed)
+        self._loaded = None
 
     def limit(self, num_items: int | None) -> None:
         """End iteration after ``num_items`` more without ending the epoch.
@@ -132,10 +133,11 @@ class DataLoader2(Generic[T_co]):
     def pause(self) -> None:
         """Hand out nothing until ``resume``, and let no worker work; items in progress finish.
 
+        That holds for this and later iterators, which end at once while it does.
         What runs ahead in this process (prefetch, async_map, thread_map) reads no more of its
         source.
         """
-        self._gate.pause()
+        self._gate.pause(lasting=True)
         self._engine.lifecycle.pause()
 
     def resume(self) -> None:

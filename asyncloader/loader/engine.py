@@ -47,6 +47,10 @@ class Engine:
         self._thread: LoopThread | None = None
         self._closed: concurrent.futures.Future[None] | None = None
         self._warned_of_blocking = False
+        #: Held by the thread that begins an epoch: another's iterator waits, and then ends it.
+        self.beginning = threading.RLock()
+        # Whether a seed was given while an epoch was under way that nobody saw anything of.
+        self._is_reseeded = False
         self.epochs = 0
         self._pid = os.getpid()
         _engines.add(self)
@@ -68,10 +72,17 @@ class Engine:
         return self._closed is not None
 
     def seed(self, seed: int) -> None:
-        """Begin a seed's sequence of epochs with the next epoch."""
+        """Begin a seed's sequence of epochs with the next epoch.
+
+        One that another loader had begun is gone on with first.
+        """
         self._seeds = EpochSeeds.from_seed(seed)
-        if not self._gate.was_read():
+        if self._start is None or self._start.position or self._gate.was_read():
+            return
+        if self._items is None:
             self._start = None
+        else:
+            self._is_reseeded = True
 
     def go_on(self, seeds: EpochSeeds, start: EpochStart | None) -> None:
         """Begin with ``start``, if that is an epoch, and then as ``seeds`` say."""
@@ -174,9 +185,10 @@ class Engine:
 
     def _next_start(self, gate: Gate) -> EpochStart:
         # An epoch nobody saw anything of is not skipped: it is begun again.
-        if self._start is None or self._gate.was_read():
+        if self._start is None or self._is_reseeded or self._gate.was_read():
             self._start = self._seeds.start()
             self._seeds = self._seeds.advanced()
+            self._is_reseeded = False
         if not self.epochs or self._gate.was_read():
             self.epochs += 1
         self._gate = gate

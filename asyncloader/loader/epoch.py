@@ -27,6 +27,8 @@ from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
 from asyncloader.runtime import begin_task, call_soon, running_loop
 
+_CLOSED = "the epoch was closed before its end"
+
 
 class Epoch:
     """An epoch on the loop ``loop``; ``consumer`` is woken when there is something to take."""
@@ -62,6 +64,7 @@ class Epoch:
     def start(self) -> None:
         """Begin the epoch; to be called on its loop."""
         self._task = begin_task(self.loop, self._supervise(), "asyncloader epoch", self._context)
+        self._task.add_done_callback(self._ended)
 
     def is_ready(self) -> bool:
         """Whether there is something to take: items, the end, or an error."""
@@ -128,14 +131,23 @@ class Epoch:
         try:
             await self._run(await self._lifecycle.begin_epoch(self._start))
         except asyncio.CancelledError:
-            self._error = LastingError(LoaderClosed("the epoch was closed before its end"))
+            self._error = LastingError(LoaderClosed(_CLOSED))
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self._error = LastingError(error)
         finally:
-            self.is_over = True
-            self._timing.end()
-            self._consumer.wake()
+            self._finish()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs nothing of its own.
+        if not self.is_over:
+            self._error = LastingError(LoaderClosed(_CLOSED))
+            self._finish()
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self._timing.end()
+        self._consumer.wake()
 
     def _put_cursors(self, into: Cursors) -> None:
         put_own_cursors(self._pipe, into)

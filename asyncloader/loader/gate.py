@@ -25,13 +25,14 @@ class Gate:
         self.is_ended = False
         self.has_failed = False
         self._limit = _NO_LIMIT
-        self._is_paused = False
+        self._is_paused = self._pause_lasts = False
 
     def renewed(self) -> Gate:
         """Return the gate of the next iterator, with the same limit."""
         gate = Gate()
         gate._limit = self._limit
-        gate._open_with(self._limit)
+        gate._is_paused = gate._pause_lasts = self._pause_lasts
+        gate._open_unless_paused()
         return gate
 
     @property
@@ -54,14 +55,15 @@ class Gate:
             self._limit = checked_count("limit", num_items, at_least=0)
         self._open_unless_paused()
 
-    def pause(self) -> None:
-        """Let nothing pass until ``resume``."""
+    def pause(self, *, lasting: bool = False) -> None:
+        """Let nothing pass until ``resume``; nor, if that is ``lasting``, by later gates."""
         self._is_paused = True
+        self._pause_lasts = self._pause_lasts or lasting
         self._open_with(0)
 
     def resume(self) -> None:
         """Let items pass again, as many as the limit allows."""
-        self._is_paused = False
+        self._is_paused = self._pause_lasts = False
         self._open_unless_paused()
 
     def end(self, error: BaseException | None = None) -> None:

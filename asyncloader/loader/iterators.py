@@ -180,9 +180,10 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
         if not hand.gate.left:
             raise StopIteration
         if self._items is None:
-            self._engine.prepare_sync()
-            _check_live(hand)
-            self._running = self._items = self._engine.begin_sync(hand.gate)
+            with self._engine.beginning:
+                self._engine.prepare_sync()
+                _check_live(hand)
+                self._running = self._items = self._engine.begin_sync(hand.gate)
         try:
             item: T_co = self._items.next()
             hand.group = self._items.group

@@ -49,6 +49,7 @@ class Lifecycle:
     def restore_from(self, service_state: bytes | None) -> None:
         """Let the service be restored when it starts; raise SnapshotError if it cannot be."""
         if service_state is None:
+            self._service_state = None
             return
         self._calls.check(service_state)
         if self.is_started:

@@ -9,7 +9,12 @@ import warnings
 import pytest
 import uvloop
 
-from asyncloader import DataLoader2, LoopMismatchError, ReadingServiceInterface
+from asyncloader import (
+    DataLoader2,
+    LoopMismatchError,
+    MultiProcessingReadingService,
+    ReadingServiceInterface,
+)
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 
@@ -227,3 +232,73 @@ def loader_items(loader):
         yield from loader
     except LoaderClosed:
         return
+
+
+@pytest.mark.parametrize("how", ["closed", "iterated again"])
+async def test_who_waits_for_an_epoch_that_is_ended_before_its_first_step_is_told(how, graph):
+    async with DataLoader2(graph) as loader:
+        iterator = aiter(loader)
+        waiting = asyncio.ensure_future(one(iterator))
+        # Now the epoch has a task, which has not had its turn yet.
+        await asyncio.sleep(0)
+        if how == "closed":
+            await iterator.aclose()
+        else:
+            assert len([item async for item in loader]) == 1000
+        with pytest.raises(LoaderClosed if how == "closed" else IteratorInvalidated):
+            await asyncio.wait_for(waiting, 60)
+
+
+class Asked(IterDataPipe):
+    """A pipe that stays with the loader: a thread that begins an epoch asks it something."""
+
+    def __init__(self, source, when_asked, when_read):
+        self.source = source
+        self.when_asked = when_asked
+        self.when_read = when_read
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def is_replicable(self):
+        return False
+
+    def waits(self):
+        self.when_asked()
+        return False
+
+    def __iter__(self):
+        self.when_read()
+        yield from self.source
+
+
+def test_of_two_threads_that_begin_an_epoch_neither_waits_for_ever():
+    is_asked, is_read = threading.Event(), threading.Event()
+
+    def when_asked():
+        if threading.current_thread().name == "first":
+            is_asked.set()
+            # Long enough for the other to overtake, if it could.
+            is_read.wait(0.5)
+
+    def read():
+        name = threading.current_thread().name
+        assert name == "first" or is_asked.wait(60)
+        try:
+            outcomes[name] = sum(1 for _ in loader)
+        except IteratorInvalidated:
+            outcomes[name] = 0
+
+    outcomes = {}
+    graph = Asked(numbers(20_000).sharding_filter(), when_asked, is_read.set)
+    service = MultiProcessingReadingService(1, main_prefetch_cnt=0)
+    with DataLoader2(graph, reading_service=service) as loader:
+        names = ("first", "second")
+        threads = [threading.Thread(target=read, name=name, daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    assert 20_000 in outcomes.values()
+    assert len(outcomes) == 2, "one of them waits"

@@ -348,6 +348,20 @@ def test_pause_ends_iteration_until_resume():
         assert list(iterator) == [1, 2, 3, 4]
 
 
+def test_a_pause_of_the_loader_holds_for_later_iterators_too():
+    with DataLoader2(numbers(5)) as loader:
+        loader.pause()
+        assert list(loader) == []
+        assert list(loader) == []
+        loader.resume()
+        iterator = iter(loader)
+        assert next(iterator) == 0
+        iterator.pause()
+        assert list(iterator) == []
+        # That was the iterator's own.
+        assert list(loader) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("limit", "error"), [(-1, ValueError), (1.5, TypeError), ("3", TypeError)])
 def test_a_limit_that_is_no_count_is_refused(limit, error):
     for limited in DataLoader2(numbers()), iter(DataLoader2(numbers())):

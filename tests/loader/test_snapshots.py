@@ -182,6 +182,68 @@ def test_seeding_in_the_middle_leaves_the_epoch_under_way():
         assert [list(resumed), list(resumed)] == [rest, following]
 
 
+async def test_seeding_before_the_first_item_leaves_the_epoch_under_way():
+    released = asyncio.Event()
+
+    async def slow(number: int) -> int:
+        await released.wait()
+        return number
+
+    def make() -> Any:
+        return it.IterableWrapper(range(10)).shuffle().async_map(slow)
+
+    async with DataLoader2(make()) as loader:
+        loader.seed(1)
+        iterator = aiter(loader)
+        await cancelled_before_the_first(iterator)
+        loader.seed(2)
+        released.set()
+        taken = await take(iterator, 4)
+        state = loader.state_dict(include_datapipe=False)
+        rest = await take(iterator, 6)
+        following = await take(aiter(loader), 10)
+    async with DataLoader2(make()) as resumed:
+        resumed.load_state_dict(state)
+        assert await take(aiter(resumed), 6) == rest
+        assert await take(aiter(resumed), 10) == following
+    assert sorted(taken + rest) == list(range(10))
+
+
+async def take(iterator: Any, count: int) -> list[Any]:
+    return [await anext(iterator) for _ in range(count)]
+
+
+async def cancelled_before_the_first(iterator: Any) -> None:
+    waiting = asyncio.ensure_future(anext(iterator))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+async def test_an_epoch_of_which_nothing_was_seen_is_begun_again_with_a_new_seed():
+    async with DataLoader2(graph()) as loader, DataLoader2(graph()) as same:
+        loader.seed(1)
+        await cancelled_before_the_first(aiter(loader))
+        loader.seed(2)
+        same.seed(2)
+        assert await take(aiter(loader), 13) == await take(aiter(same), 13)
+
+
+def test_seeding_after_loading_leaves_the_epoch_that_is_resumed():
+    with loader_at(5) as loader:
+        state = loader.state_dict()
+        rest = list(loader.latest)
+    with DataLoader2(graph()) as resumed, DataLoader2(graph()) as seeded:
+        resumed.load_state_dict(state)
+        resumed.seed(9)
+        again = resumed.state_dict()
+        assert rest_after(again) == rest
+        assert list(resumed) == rest
+        seeded.seed(9)
+        assert list(resumed) == list(seeded)
+
+
 def test_an_unseeded_epoch_goes_on_in_its_own_order():
     with DataLoader2(graph()) as loader:
         iterator = iter(loader)
@@ -497,6 +559,19 @@ class Plain(ReadingServiceInterface):
     """A user's service without a state."""
 
 
+def test_a_state_without_a_services_own_replaces_one_that_had_it():
+    with loader_at(3, service=Counting()) as loader:
+        with_own = loader.state_dict()
+    service = Counting()
+    with DataLoader2(graph(), reading_service=service) as loader:
+        without = {**DataLoader2(graph()).state_dict()}
+    loader = DataLoader2(graph(), reading_service=service)
+    loader.load_state_dict(with_own)
+    loader.load_state_dict(without)
+    with loader:
+        assert loader.reading_service.epochs == 0
+
+
 def test_a_service_is_restored_from_its_own_state():
     with loader_at(3, service=Counting()) as loader:
         state = loader.state_dict()
@@ -576,7 +651,7 @@ class SlowCalls(Calls):
     """As slow as the functions are whose calls matter."""
 
     def __call__(self, number: Any) -> Any:
-        sum(range(1000))
+        sum(range(3000))
         return super().__call__(number)
 
 
