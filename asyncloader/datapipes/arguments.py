@@ -86,6 +86,15 @@ def checked_mapping(name: str, value: Any) -> Any:
     return value
 
 
+def checked_names(name: str, value: Any) -> list[Any]:
+    """Return names as a list; raise TypeError for a single one, and for what holds none."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a list of names, got the text {value!r}")
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of names, got {type(value).__name__}")
+    return list(value)
+
+
 def checked_key(name: str, value: Any) -> Any:
     """Return what can be a key of a dict; raise TypeError otherwise."""
     if not isinstance(value, Hashable):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
-from asyncloader.datapipes.flattening import FlatMapper
+from asyncloader.datapipes.flattening import FlatMapper, collecting
 from asyncloader.datapipes.function import is_async
 from asyncloader.datapipes.tolerance import OnError
 
@@ -45,7 +45,7 @@ class BatchMapper(FlatMapper[T]):
     ) -> None:
         self.batch_size = checked_count("batch_size", batch_size, at_least=1)
         checked_function("fn", fn, takes=1)
-        columns = fn if input_col is None else of_columns(fn, input_col)
+        columns = fn if input_col is None else of_columns(collecting(fn), input_col)
         batches = Batcher(datapipe, batch_size)
         super().__init__(batches, columns, on_error=on_error, max_errors=max_errors)
         self.fn = fn

@@ -124,8 +124,9 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
         self.max_token_count = checked_count("max_token_count", max_token_count, at_least=0)
         self.len_fn = checked_function("len_fn", len_fn, takes=1)
         self.min_len = checked_count("min_len", min_len, at_least=0)
+        name = "max_token_count" if max_len is None else "max_len"
         longest = max_token_count if max_len is None else max_len
-        self.max_len = checked_count("max_len", longest, at_least=min_len)
+        self.max_len = checked_count(name, longest, at_least=min_len)
         if self.max_len > max_token_count:
             raise ValueError(
                 f"max_len must be at most max_token_count ({max_token_count}), got {max_len}"

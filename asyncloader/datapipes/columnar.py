@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.arguments import checked_names, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
 from asyncloader.datapipes.reading import begin
 
@@ -34,7 +34,8 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
         column_names: Sequence[str] | None = None,
     ) -> None:
         self.source = iterable_source(source_datapipe)
-        self.column_names = _checked_names(column_names)
+        names = () if column_names is None else column_names
+        self.column_names = checked_names("column_names", names)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -66,9 +67,3 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
             if name not in row:
                 raise KeyError(f"{self!r} got a row without the column {name!r}")
         return ((name, row[name]) for name in names) if names else row.items()
-
-
-def _checked_names(names: Any) -> list[Any]:
-    if isinstance(names, str):
-        raise TypeError(f"column_names must be a list of names, got {names!r}")
-    return [] if names is None else list(names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableSequence
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
@@ -56,8 +56,13 @@ class Columns:
             return
         first, *rest = self.input_col
         changed[first] = result
-        for column in sorted(rest, reverse=True):
-            del changed[column]
+        if isinstance(changed, MutableSequence):
+            # A place may be counted from both ends, and what is behind a deleted one moves.
+            places = range(len(changed))
+            first, rest = places[first], sorted((places[each] for each in rest), reverse=True)
+        for column in dict.fromkeys(rest):
+            if column != first:
+                del changed[column]
 
 
 class ColumnFunction:

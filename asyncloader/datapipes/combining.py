@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -276,7 +277,14 @@ class MapZipper(MapDataPipe[tuple[Any, ...]]):
         return min(map(len, self.sources))
 
     def __getitem__(self, key: Any) -> tuple[Any, ...]:
-        if isinstance(key, int) and key < 0:
+        if _is_from_end(key):
             # Counted from the end, the same key would mean another item in each source.
             key = index_within(key, len(self))
         return tuple(source[key] for source in self.sources)
+
+
+def _is_from_end(key: Any) -> bool:
+    try:
+        return operator.index(key) < 0
+    except TypeError:
+        return False

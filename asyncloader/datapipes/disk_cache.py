@@ -15,13 +15,13 @@ from typing import Any
 
 from asyncloader.datapipes.arguments import (
     checked_count,
-    checked_mapping,
     checked_wait,
     iterable_source,
 )
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.entry_maker import EntryMaker
 from asyncloader.datapipes.function import plain_function
+from asyncloader.datapipes.hashing import checked_hashes
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lagging_pass import LaggingPass
 from asyncloader.datapipes.reading import begin
@@ -71,7 +71,7 @@ class OnDiskCacheHolder(Beginning):
             raise ValueError(f"hash_type must be one of {', '.join(_HASHES)}, got {hash_type!r}")
         self.source = iterable_source(source_datapipe)
         self.filepath_fn = _plain_function("filepath_fn", filepath_fn)
-        self.hash_dict = None if hash_dict is None else checked_mapping("hash_dict", hash_dict)
+        self.hash_dict = None if hash_dict is None else checked_hashes(hash_dict)
         self.hash_type = hash_type
         self.extra_check_fn = _plain_function("extra_check_fn", extra_check_fn)
 

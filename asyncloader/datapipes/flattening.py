@@ -6,7 +6,6 @@ This file is about pipes that take an item apart: unbatch and flatmap.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.expansion import Expansion, TolerantExpansion
-from asyncloader.datapipes.function import calling, is_async, itself
+from asyncloader.datapipes.function import calling, is_async, is_async_generator, itself
 from asyncloader.datapipes.parts import END, next_part, parts_of
 from asyncloader.datapipes.tolerance import OnError, Tolerance
 
@@ -117,7 +116,7 @@ class FlatMapper(IterDataPipe[T]):
 
 def collecting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose results can be iterated: an async generator's as a list."""
-    if inspect.isasyncgenfunction(function):
+    if is_async_generator(function):
         return functools.partial(_collected, function)
     return function
 

@@ -25,11 +25,22 @@ T = TypeVar("T")
 
 def is_async(function: object) -> bool:
     """Whether calling ``function`` gives something to await."""
-    call = getattr(function, "func", function)  # a partial is as async as what it wraps
-    if inspect.iscoroutinefunction(call) or not callable(call):
-        return inspect.iscoroutinefunction(call)
+    return _runs(function, inspect.iscoroutinefunction)
+
+
+def is_async_generator(function: object) -> bool:
+    """Whether calling ``function`` gives an async generator."""
+    return _runs(function, inspect.isasyncgenfunction)
+
+
+def _runs(function: object, is_kind: Callable[[object], bool]) -> bool:
+    call = function
+    while isinstance(call, functools.partial):  # which is what it wraps
+        call = call.func
+    if is_kind(call) or not callable(call):
+        return is_kind(call)
     # Calling a class makes an object, however that is called then.
-    return not isinstance(call, type) and inspect.iscoroutinefunction(call.__call__)
+    return not isinstance(call, type) and is_kind(call.__call__)
 
 
 def plain_function(name: str, value: Any, *, takes: int) -> Any:

@@ -69,7 +69,9 @@ def _checked_size(name: str, size: int | None, limit_name: str, limit: int | Non
     if size is None:
         return None
     checked_count(name, size, at_least=1)
-    if limit is None or size > limit:
+    if limit is None:
+        raise ValueError(f"{name}={size} needs a {limit_name} of at least {size}; give both")
+    if size > limit:
         raise ValueError(f"{name} must be at most {limit_name} ({limit}), got {size}")
     return size
 

@@ -6,6 +6,7 @@ This file is about check_hash.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -54,7 +55,7 @@ class HashChecker(Applier[tuple[str, Any]]):
         super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         if hash_type not in HASH_TYPES:
             raise ValueError(f"hash_type must be one of {', '.join(HASH_TYPES)}, got {hash_type!r}")
-        self.hash_dict = checked_mapping("hash_dict", hash_dict)
+        self.hash_dict = checked_hashes(hash_dict)
         self.hash_type = hash_type
         self.rewind = rewind
 
@@ -70,7 +71,7 @@ class HashChecker(Applier[tuple[str, Any]]):
         if path not in self.hash_dict:
             raise RuntimeError(f"Unspecified hash for file {path}: hash_dict does not have it")
         known, found = self.hash_dict[path], self._hash(item, data)
-        if found != known.lower():
+        if found != known:
             raise RuntimeError(
                 f"the {self.hash_type} hash of {path} is {found} and does not match the expected"
                 f" {known}; remove the file and get it again"
@@ -93,3 +94,21 @@ class HashChecker(Applier[tuple[str, Any]]):
         if self.rewind:
             stream.seek(start)
         return digest.hexdigest()
+
+
+def checked_hashes(hash_dict: Any) -> dict[str, str]:
+    """Return hashes in small letters, by paths as text; raise TypeError for other things."""
+    known = checked_mapping("hash_dict", hash_dict)
+    return {_checked_path(path): _checked_digest(path, digest) for path, digest in known.items()}
+
+
+def _checked_path(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"the keys of hash_dict must be paths, got {type(path).__name__}")
+    return os.fspath(path)
+
+
+def _checked_digest(path: Any, digest: Any) -> str:
+    if not isinstance(digest, str):
+        raise TypeError(f"the hash of {path} must be hexadecimal, got {type(digest).__name__}")
+    return digest.lower()

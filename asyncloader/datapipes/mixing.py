@@ -6,7 +6,6 @@ the sources' weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -19,6 +18,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cu
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.rereading import add_cursors
+from asyncloader.datapipes.weights import checked_weight
 from asyncloader.seeds import checked_seed
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
         if not checked_mapping("pipes_to_weights_dict", pipes_to_weights_dict):
             raise ValueError("pipes_to_weights_dict must have at least one source, got none")
         self.pipes_to_weights_dict = {
-            iterable_source(source): checked_weight(weight, source)
+            iterable_source(source): checked_weight(source, weight, may_be_0=False)
             for source, weight in pipes_to_weights_dict.items()
         }
         self.seed = None if seed is None else checked_seed(seed)
@@ -55,19 +55,6 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     def new_pass(self) -> MixPass[T]:
         sources, weights = zip(*self.pipes_to_weights_dict.items(), strict=True)
         return MixPass(sources, weights, self.next_seed() if self.seed is None else self.seed)
-
-
-def checked_weight(weight: Any, of: object) -> float:
-    """Return a finite weight above 0; raise TypeError or ValueError otherwise."""
-    try:
-        number = float(weight)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"the weight of {of!r} must be a number, got {type(weight).__name__}"
-        ) from None
-    if not 0 < number < math.inf:
-        raise ValueError(f"the weight of {of!r} must be finite and above 0, got {weight}")
-    return number
 
 
 @dataclass

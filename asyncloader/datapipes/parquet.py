@@ -11,6 +11,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from asyncloader.datapipes.arguments import checked_names
 from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.limits import MAX_GROUP_BYTES, checked_limit
@@ -51,9 +52,7 @@ class ParquetLoader(TolerantExpander[Any]):
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
-        if isinstance(columns, str):
-            raise TypeError(f"columns must be a list of names, got the text {columns!r}")
-        self.columns = None if columns is None else list(columns)
+        self.columns = None if columns is None else checked_names("columns", columns)
         self.as_rows = as_rows
         self.return_path = return_path
         self.max_group_bytes = checked_limit("max_group_bytes", max_group_bytes)

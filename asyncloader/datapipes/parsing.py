@@ -15,10 +15,11 @@ from typing import Any
 from asyncloader.datapipes.applying import Applier
 from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.base import functional_datapipe
+from asyncloader.datapipes.decoding import OPENING, undecodable
 from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.streams import close_stream, path_and_stream
-from asyncloader.datapipes.text import TextReader, after, lines_of, undecodable
+from asyncloader.datapipes.text import TextReader, after, lines_of
 from asyncloader.datapipes.tolerance import OnError
 
 #: What json.loads calls for what it finds.
@@ -199,6 +200,8 @@ class JsonParser(Applier[tuple[str, Any]]):
         path, stream = path_and_stream(item, self)
         try:
             text = stream.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: {undecodable(error, OPENING)}") from None
         finally:
             close_stream(stream)
         return path, _parsed(text, path, 1, self.kwargs)
@@ -271,7 +274,7 @@ def _parsed(text: str | bytes, path: str, line: int, kwargs: dict[str, Any]) -> 
         place = f"line {line + error.lineno - 1}, column {error.colno}"
         raise ValueError(f"{path}, {place}: {error.msg}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, from line {line} on: {undecodable(error)}") from None
+        raise ValueError(f"{path}, from line {line} on: {undecodable(error, OPENING)}") from None
     except RecursionError:
         raise ValueError(f"{path}, from line {line} on: nested too deeply") from None
     except ValueError as error:

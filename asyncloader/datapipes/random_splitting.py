@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from random import Random
 from typing import Any, Self, TypeVar
 
@@ -22,6 +21,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.weights import checked_weight
 from asyncloader.errors import IteratorInvalidated
 
 T = TypeVar("T")
@@ -203,14 +203,10 @@ def _scaled(weights: list[float], total: int) -> list[float]:
 def _checked_weights(weights: Mapping[Any, float]) -> dict[Any, float]:
     if not checked_mapping("weights", weights):
         raise ValueError("weights must have at least one key, got none")
-    for key, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, Real):
-            raise TypeError(f"the weight of {key!r} must be a number, got {type(weight).__name__}")
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"the weight of {key!r} must be finite and at least 0, got {weight}")
-    if not any(weights.values()):
+    checked = {key: checked_weight(key, each, may_be_0=True) for key, each in weights.items()}
+    if not any(checked.values()):
         raise ValueError("weights must not all be 0")
-    return dict(weights)
+    return checked
 
 
 def _checked_seed(seed: Any) -> int:

@@ -7,6 +7,7 @@ lists) or under its keys (dicts): slice, drop and flatten.
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
@@ -148,14 +149,14 @@ class Flattener(Reshaper):
     ) -> None:
         super().__init__(datapipe)
         self.indices = indices
-        self._indices = () if indices is None else _as_tuple("indices", indices)
+        self._indices = None if indices is None else _as_tuple("indices", indices)
 
     def reshaped(self, item: Any) -> Any:
         if isinstance(item, dict):
             return self._flat_dict(item)
         if not isinstance(item, tuple | list):
             return item
-        chosen = _present(item, self._indices) if self._indices else range(len(item))
+        chosen = range(len(item)) if self._indices is None else _present(item, self._indices)
         flat: list[Any] = []
         for place, part in enumerate(item):
             if place in chosen and isinstance(part, tuple | list):
@@ -171,25 +172,31 @@ class Flattener(Reshaper):
                 flat[key] = value
                 continue
             for inner in value:
-                if inner not in item:
+                if inner not in item or self._opens(inner, item[inner]):
                     flat.setdefault(inner, value[inner])
         return flat
 
     def _opens(self, key: Any, value: Any) -> bool:
-        return isinstance(value, dict) and (not self._indices or key in self._indices)
+        return isinstance(value, dict) and (self._indices is None or key in self._indices)
 
     def complaints(self, item: Any) -> Iterator[str]:
-        yield from _missing(item, self._indices)
+        yield from _missing(item, self._indices or ())
         if isinstance(item, dict):
-            inner = [value for key, value in item.items() if self._opens(key, value)]
-            keys = [*item, *(key for value in inner for key in value)]
+            keys: list[Any] = []
+            for key, value in item.items():
+                keys.extend(value if self._opens(key, value) else [key])
             if len(set(keys)) < len(keys):
                 yield "found a key more than once in a dict, and keeps one value"
 
 
 def _as_tuple(name: str, indices: Any) -> tuple[Any, ...]:
     each = indices if isinstance(indices, list) else [indices]
-    return tuple(checked_key(name, index) for index in each)
+    return tuple(_plain(checked_key(name, index)) for index in each)
+
+
+def _plain(index: Any) -> Any:
+    # NumPy's integers are equal to Python's as keys, and are places as well.
+    return operator.index(index) if hasattr(index, "__index__") else index
 
 
 def _present(item: Any, indices: tuple[Any, ...]) -> Collection[Any]:
@@ -212,13 +219,17 @@ def _has_all(item: Any, indices: tuple[Any, ...]) -> bool:
     return _places(indices, len(item), type(item).__name__)[1]
 
 
-# Items of a stream are mostly of one length.
-@functools.lru_cache(maxsize=256)
 def _places(indices: tuple[Any, ...], length: int, kind: str) -> tuple[frozenset[int], bool]:
     """Return the places that are there, from 0, and whether all are."""
     for index in indices:
         if not isinstance(index, int):
             raise TypeError(f"places of a {kind} are integers, got {type(index).__name__}")
+    return _places_there(indices, length)
+
+
+# Items of a stream are mostly of one length. 1.0 would be found here as 1.
+@functools.lru_cache(maxsize=256)
+def _places_there(indices: tuple[int, ...], length: int) -> tuple[frozenset[int], bool]:
     there = [index for index in indices if -length <= index < length]
     return frozenset(index % length for index in there), len(there) == len(indices)
 

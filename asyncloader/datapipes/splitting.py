@@ -145,7 +145,8 @@ class DemuxSplitter(Splitter[T]):
                 f"classifier_fn returned None; return 0 to {last}, or pass drop_none=True"
             )
         try:
-            index = operator.index(answer)
+            # Python's bools are integers, NumPy's are not.
+            index = operator.index(answer.item() if _is_bool_of_numpy(answer) else answer)
         except TypeError:
             raise TypeError(
                 f"classifier_fn must return an integer, got {type(answer).__name__}"
@@ -153,6 +154,11 @@ class DemuxSplitter(Splitter[T]):
         if not 0 <= index <= last:
             raise ValueError(f"classifier_fn must return 0 to {last}, got {index}")
         return index
+
+
+def _is_bool_of_numpy(answer: Any) -> bool:
+    dtype = getattr(answer, "dtype", None)
+    return getattr(dtype, "kind", None) == "b" and answer.shape == ()
 
 
 @functional_datapipe("round_robin_demux")

@@ -19,6 +19,13 @@ from asyncloader.datapipes.arguments import (
     iterable_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.decoding import (
+    OPENING,
+    decoded,
+    keeps_line_breaks,
+    lines_decoded,
+    undecodable,
+)
 from asyncloader.datapipes.expanding import TolerantExpander
 from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.lagging_pass import LaggingPass
@@ -48,11 +55,15 @@ class TextReader(TolerantExpander[Any]):
         self.encoding = checked_encoding(encoding)
         self.errors = checked_errors(errors)
         self.return_path = return_path
+        # Streams of bytes end their lines at that byte, which may be part of something else.
+        self._cuts_characters = decode and not keeps_line_breaks(self.encoding)
 
     def lines(self, stream: Any, path: str, skip: int = 0) -> Iterator[Any]:
         """Return a stream's lines without the first ``skip_lines``, and then ``skip``."""
-        unwanted = self.skip_lines + skip
-        lines = after(lines_of(stream, path), unwanted)
+        unwanted, lines = self.skip_lines + skip, lines_of(stream, path)
+        if self._cuts_characters:
+            return after(lines_decoded(lines, self.encoding, self.errors, path), unwanted)
+        lines = after(lines, unwanted)
         if not self.decode:
             return lines
         return decoded(lines, self.encoding, self.errors, path, unwanted + 1)
@@ -115,7 +126,7 @@ def lines_of(stream: Any, path: str) -> Iterator[Any]:
     try:
         yield from stream
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: {undecodable(error)}") from None
+        raise ValueError(f"{path}: {undecodable(error, OPENING)}") from None
 
 
 def after(lines: Iterable[Any], count: int) -> Iterator[Any]:
@@ -125,35 +136,8 @@ def after(lines: Iterable[Any], count: int) -> Iterator[Any]:
     return rest
 
 
-def decoded(
-    lines: Iterable[Any], encoding: str, errors: str, path: str, first: int
-) -> Iterator[str]:
-    """Yield lines of bytes as text, and text as it is; ``first`` is the first's number.
-
-    What cannot be decoded is a ValueError that names the file and the line.
-    """
-    for number, line in enumerate(lines, first):
-        if isinstance(line, str):
-            yield line
-            continue
-        try:
-            text = line.decode(encoding, errors)
-        except UnicodeDecodeError as error:
-            # The original error holds the line itself.
-            raise ValueError(f"{path}, line {number}: {undecodable(error)}") from None
-        yield text
-
-
-def undecodable(error: UnicodeDecodeError) -> str:
-    """Say what cannot be decoded without showing any of it."""
-    return (
-        f"byte {error.start + 1} is no {error.encoding} ({error.reason}); say what it is with"
-        ' encoding=…, or errors="replace" or "ignore"'
-    )
-
-
 def _stripped(line: Any) -> Any:
-    return line.strip("\r\n" if isinstance(line, str) else b"\r\n")
+    return line.rstrip("\r\n" if isinstance(line, str) else b"\r\n")
 
 
 def joined_lines(lines: list[str]) -> str:

@@ -105,6 +105,8 @@ def test_what_is_no_function_is_refused_also_where_it_is_empty(name: str) -> Non
             TypeError,
             "the weight of 'a' must be a number, got str",
         ),
+        (lambda: numbers().rows2columnar(3), TypeError, "column_names must be a list .* got int"),  # type: ignore[arg-type]
+        (lambda: numbers().load_parquet(3), TypeError, "columns must be a list .* got int"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_values_are_refused(make: Any, error: type[Exception], message: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -103,3 +105,52 @@ class Asked:
 def test_a_class_is_plain_and_its_objects_are_not() -> None:
     assert [made.number for made in numbers().map(Asked)] == list(range(6))
     assert list(numbers().map(Asked(10))) == list(range(10, 16))
+
+
+class Retried:
+    """An object that awaits the plain function it holds in an attribute of a partial's name."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+
+    async def __call__(self, item: Any) -> Any:
+        return self.func(item)
+
+
+class Timed(Retried):
+    """An object that calls the async function it holds, and waits for it by itself."""
+
+    def __call__(self, item: Any) -> Any:  # type: ignore[override]
+        return asyncio.run(self.func(item))
+
+
+async def successor(number: int) -> int:
+    return number + 1
+
+
+def test_an_object_is_as_async_as_its_own_call() -> None:
+    awaited = Retried(int)
+
+    assert list(numbers().map(awaited)) == list(range(6))
+    assert list(numbers().map(functools.partial(awaited))) == list(range(6))
+    assert list(numbers().async_map(awaited)) == list(range(6))
+    assert list(numbers().map(Timed(successor))) == list(range(1, 7))
+
+
+class Twice:
+    """An object whose call is an async generator."""
+
+    async def __call__(self, items: Any) -> AsyncIterator[Any]:
+        yield items
+        yield items
+
+
+def test_async_generators_of_objects_are_collected() -> None:
+    pipe = IterableWrapper([1, 2])
+    for twice in (Twice(), functools.partial(Twice()), Twice().__call__):
+        assert list(pipe.flatmap(twice)) == [1, 1, 2, 2]
+
+
+def test_map_batches_collects_async_generators_of_columns_too() -> None:
+    pipe = IterableWrapper([("a", 1), ("b", 2), ("c", 3)])
+    assert list(pipe.map_batches(Twice(), 2, input_col=1)) == [[1, 2], [1, 2], [3], [3]]

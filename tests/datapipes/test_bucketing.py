@@ -173,7 +173,7 @@ async def test_lengths_may_come_from_an_async_function() -> None:
     [
         ({"max_token_count": 5, "min_len": -1}, "min_len must be at least 0"),
         ({"max_token_count": 5, "min_len": 3, "max_len": 2}, "max_len must be at least 3, got 2"),
-        ({"max_token_count": 5, "min_len": 6}, "max_len must be at least 6, got 5"),
+        ({"max_token_count": 5, "min_len": 6}, "max_token_count must be at least 6, got 5"),
         ({"max_token_count": 5, "max_len": 6}, r"at most max_token_count \(5\), got 6"),
         ({"max_token_count": 5, "buffer_size": 0}, "buffer_size must be at least 1"),
     ],

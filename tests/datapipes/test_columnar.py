@@ -33,7 +33,7 @@ def test_a_row_longer_than_the_names_is_an_index_error() -> None:
 
 
 def test_one_name_is_no_list_of_names() -> None:
-    with pytest.raises(TypeError, match="got 'ab'"):
+    with pytest.raises(TypeError, match="got the text 'ab'"):
         IterableWrapper([[[1, 2]]]).rows2columnar("ab")
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 import torch.utils.data.datapipes.map as torch_map
@@ -90,7 +91,7 @@ def test_looked_up_tuples_are_those_of_torch(lists: list[list[int]]) -> None:
 def test_looked_up_tuples_end_with_the_shortest_source() -> None:
     pipe = SequenceWrapper(range(5)).zip(SequenceWrapper("ab"))
 
-    assert pipe[-1] == (1, "b")
+    assert pipe[-1] == pipe[numpy.int64(-1)] == (1, "b")
     with pytest.raises(IndexError):
         pipe[2]
     with pytest.raises(TypeError, match="map pipes, got generator"):

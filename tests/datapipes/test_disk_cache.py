@@ -258,6 +258,28 @@ def test_data_of_another_hash_is_refused_and_not_kept(recorder):
     assert names_in(recorder.folder) == []
 
 
+def test_hashes_may_be_by_path_objects_and_in_capitals(recorder):
+    hashes = {Path(recorder.path(1)): hash_of(b"data of 1", "sha256").upper()}
+    begun = IterableWrapper([1]).on_disk_cache(recorder.path, hashes)
+    cached = begun.map(recorder.pair).end_caching()
+    assert list(cached) == list(cached) == recorder.paths(1)
+    assert recorder.made == [1]
+
+
+@pytest.mark.parametrize(
+    ("hashes", "message"),
+    [
+        ({1: "00"}, "keys of hash_dict must be paths, got int"),
+        ({"a": None}, "hash of a must be hexadecimal, got NoneType"),
+    ],
+)
+def test_hashes_that_are_none_are_refused(hashes, message):
+    with pytest.raises(TypeError, match=message):
+        IterableWrapper(["a"]).on_disk_cache(hash_dict=hashes)
+    with pytest.raises(TypeError, match=message):
+        IterableWrapper(["a"]).check_hash(hashes)
+
+
 def test_a_file_without_a_hash_is_refused(recorder):
     begun = IterableWrapper([1]).on_disk_cache(recorder.path, {})
     with pytest.raises(ValueError, match=r"hash_dict has no hash of .*1.txt"):

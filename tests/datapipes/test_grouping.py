@@ -90,7 +90,7 @@ async def test_groupby_awaits_async_functions() -> None:
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"group_size": 3, "buffer_size": 2}, r"at most buffer_size \(2\), got 3"),
         ({"group_size": 2, "guaranteed_group_size": 3}, r"at most group_size \(2\), got 3"),
-        ({"guaranteed_group_size": 3}, r"at most group_size \(None\)"),
+        ({"guaranteed_group_size": 3}, "guaranteed_group_size=3 needs a group_size of at least 3"),
     ],
 )
 def test_sizes_must_fit_into_one_another(settings: dict[str, Any], message: str) -> None:

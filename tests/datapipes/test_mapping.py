@@ -49,6 +49,28 @@ def test_columns_are_read_and_written_as_by_torch(
     assert list(ours) == list(theirs)
 
 
+def total(*numbers: int) -> int:
+    return sum(numbers)
+
+
+@pytest.mark.parametrize(
+    ("item", "input_col", "expected"),
+    [
+        ((1, 2, 3), [0, -2, -1], (6,)),
+        ((1, 2, 3, 4), [0, 2, -3], (6, 4)),
+        ((1, 2, 3, 4), [-1, 0, -4], (2, 3, 6)),
+        ((1, 2), [0, 0], (2, 2)),
+        ([1, 2], [0, -2], [2, 2]),
+        ({"a": 1}, ["a", "a"], {"a": 2}),
+        ({"a": 1, 0: 2, (1,): 3}, ["a", 0, (1,)], {"a": 6}),
+    ],
+)
+def test_the_result_stands_in_the_first_column_and_the_other_inputs_are_gone(
+    item: Any, input_col: Any, expected: Any
+) -> None:
+    assert list(IterableWrapper([item]).map(total, input_col)) == [expected]
+
+
 def test_a_result_goes_into_a_copy_of_the_item() -> None:
     row = {"a": 1}
 

@@ -76,7 +76,9 @@ def test_passes_without_a_seed_differ() -> None:
         ({range(3): 0}, ValueError, "finite and above 0, got 0"),
         ({range(3): -1}, ValueError, "finite and above 0, got -1"),
         ({range(3): float("nan")}, ValueError, "finite and above 0, got nan"),
-        ({range(3): "much"}, TypeError, "must be a number, got str"),
+        ({range(3): "3"}, TypeError, "must be a number, got str"),
+        ({range(3): True}, TypeError, "must be a number, got bool"),
+        ({range(3): 10**400}, ValueError, "is too large"),
         ({3: 1}, TypeError, "got int"),
     ],
 )

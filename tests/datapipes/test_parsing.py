@@ -138,6 +138,12 @@ def test_the_length_is_that_of_the_files() -> None:
     assert len(JsonParser([("x", BytesIO(b"1"))])) == 1
 
 
+def test_tables_are_read_in_wide_encodings() -> None:
+    content = 'k,l\r\n1,"ਊ\n3"\r\n'.encode("utf-16")
+    assert rows(CSVParser, content, encoding="utf-16") == [["k", "l"], ["1", "ਊ\n3"]]
+    assert rows(CSVDictParser, content, encoding="utf-16") == [{"k": "1", "l": "ਊ\n3"}]
+
+
 def test_each_line_is_a_document() -> None:
     content = b'\n{"a": 1}\r\n\n  \n[2]'
     assert rows(JsonLinesParser, content) == [{"a": 1}, [2]]
@@ -148,7 +154,10 @@ def test_each_line_is_a_document() -> None:
     ("content", "message"),
     [
         (b'{"secret": 1,\n oops}', r"^x, line 2, column 2: Expecting property name"),
-        (b'"secret \xff"', r"^x, from line 1 on: byte 9 is no utf-8"),
+        (
+            b'"secret \xff"',
+            r"^x, from line 1 on: byte 9 is no utf-8 .*; open the file with its encoding",
+        ),
         (b"[" * 100_000, r"^x, from line 1 on: nested too deeply"),
         (b"", r"^x, line 1, column 1: Expecting value"),
     ],
@@ -158,6 +167,14 @@ def test_what_is_no_document_is_an_error_that_names_the_place(content: bytes, me
         rows(JsonParser, content)
     assert "secret" not in repr(caught.value)
     assert not isinstance(caught.value, json.JSONDecodeError | UnicodeDecodeError)
+
+
+@pytest.mark.parametrize("parser", [JsonParser, JsonLinesParser])
+def test_text_that_cannot_be_decoded_names_the_file(parser: Any, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b'"secret \xff"')
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/x: byte 9 .*; open the file") as caught:
+        list(parser(FileOpener([tmp_path / "x"], encoding="utf-8")))
+    assert not isinstance(caught.value, UnicodeDecodeError)
 
 
 def test_an_error_in_lines_of_json_names_the_line() -> None:

@@ -122,6 +122,8 @@ def test_lengths_that_are_drawn_are_not_known_before() -> None:
     [
         ({}, 0, ValueError, "at least one key"),
         ({"a": -1, "b": 2}, 0, ValueError, "at least 0, got -1"),
+        ({"a": 10**400}, 0, ValueError, "the weight of 'a' is too large"),
+        ({"a": True}, 0, TypeError, "the weight of 'a' must be a number, got bool"),
         ({"a": 0}, 0, ValueError, "must not all be 0"),
         (HALVES, None, TypeError, "seed must be an integer, got NoneType"),
     ],

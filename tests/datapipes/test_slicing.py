@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 
 from asyncloader.datapipes.iter import IterableWrapper
@@ -66,6 +67,24 @@ def test_flatten_keeps_a_dicts_own_value_of_a_key_that_comes_twice() -> None:
 
 
 @pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"a": {"a": 1, "b": 2}}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1}, "b": {"a": 2}}, {"b": 1, "a": 2}),
+    ],
+)
+def test_flatten_keeps_a_value_whose_key_is_that_of_a_dict_that_is_opened(
+    item: Any, expected: Any
+) -> None:
+    assert list(rows([item]).flatten()) == [expected]
+
+
+def test_flatten_opens_nothing_at_no_indices() -> None:
+    items = [((1,), 2), {"a": {"b": 1}}]
+    assert list(rows(items).flatten([])) == items
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda source: source.slice([0, 9]),
@@ -100,6 +119,17 @@ def test_what_has_no_columns_is_yielded_with_a_warning(change: Callable[[Any], A
 def test_a_key_is_no_place_of_a_tuple() -> None:
     with pytest.raises(TypeError, match="places of a tuple are integers, got str"):
         list(rows().drop("a"))
+
+
+def test_a_fraction_is_no_place_though_an_integer_is_equal_to_it() -> None:
+    assert list(rows().drop(1)) == [(0, 100), (1, 111)]
+    with pytest.raises(TypeError, match="places of a tuple are integers, got float"):
+        list(rows().drop(1.0))
+
+
+def test_integers_of_numpy_are_places_and_keys() -> None:
+    one = numpy.int64(1)
+    assert list(rows([(1, 2), {1: 3, 2: 4}]).drop(one)) == [(1,), {2: 4}]
 
 
 def test_items_stay_as_they_are() -> None:

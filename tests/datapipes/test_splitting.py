@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
@@ -267,6 +268,12 @@ def test_demux_drops_none_where_that_is_allowed() -> None:
     assert list(source.demux(1, odd_only, drop_none=True)[0]) == [1, 3, 5]
     with pytest.raises(ValueError, match="drop_none=True"):
         list(source.demux(1, odd_only)[0])
+
+
+def test_demux_takes_bools_of_numpy_as_those_of_python() -> None:
+    small, large = IterableWrapper(numpy.arange(4)).demux(2, lambda n: n > 1)
+
+    assert (list(small), list(large)) == ([0, 1], [2, 3])
 
 
 @pytest.mark.parametrize(("answer", "error"), [(2, ValueError), (-1, ValueError), ("a", TypeError)])

@@ -36,6 +36,10 @@ def test_spaces_stay() -> None:
     assert lines("  one\t \n", return_path=False) == ["  one\t "]
 
 
+def test_only_ends_of_lines_are_stripped() -> None:
+    assert lines(b"\rone\r\n", return_path=False) == [b"\rone"]
+
+
 @pytest.mark.parametrize(("skip", "rest"), [(0, ["1", "2"]), (1, ["2"]), (2, []), (9, [])])
 def test_lines_are_left_out_of_every_file(skip: int, rest: list[str]) -> None:
     files = [(name, StringIO("1\n2")) for name in "ab"]
@@ -58,6 +62,33 @@ def test_what_is_no_text_is_an_error_that_names_the_line() -> None:
         lines(content, decode=True, errors="strict", skip_lines=1)
     assert "secret" not in repr(caught.value)
     assert caught.value.__cause__ is None
+
+
+# ਊ and Ȋ have the byte of a line break in UTF-16, as the first of two or the second.
+WIDE = "ਊne\r\n\nȊwo\nthree"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-8-sig", "cp500"])
+@pytest.mark.parametrize("skip", [0, 1, 3, 9])
+def test_lines_end_where_the_encoding_ends_them(encoding: str, skip: int) -> None:
+    text = WIDE if encoding.startswith("utf") else "one\r\n\ntwo\nthree"
+    arguments: Any = {"decode": True, "encoding": encoding, "return_path": False}
+    whole = text.split("\n")
+    whole[0] = whole[0].strip("\r")
+    assert lines(text.encode(encoding), skip_lines=skip, **arguments) == whole[skip:]
+    assert lines(text, skip_lines=skip, **arguments) == whole[skip:]
+
+
+def test_what_ends_within_a_character_is_an_error_that_names_the_line() -> None:
+    content = "fine\nsecret".encode("utf-16")[:-1]
+    with pytest.raises(ValueError, match=r"^x, line 2: no utf-16 \(truncated data\)") as caught:
+        lines(content, decode=True, encoding="utf-16", errors="strict")
+    assert "secret" not in repr(caught.value)
+
+
+def test_what_begins_with_no_mark_of_its_byte_order_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"^x, line 1: no utf-16 \(.*BOM\); say what it is"):
+        lines("fine".encode("utf-16-le"), decode=True, encoding="utf-16")
 
 
 def test_text_that_cannot_be_decoded_names_the_file(tmp_path: Path) -> None:
