@@ -91,6 +91,9 @@ class SeedGenerator:
         self.is_chosen = seed is not None
         #: After how many items on every rank the epoch is gone on with; None for a new one.
         self.resumed_after: int | None = None
+        #: With how many workers that place was taken, where those or the ranks were others;
+        #: None where they were the same.
+        self.taken_with: int | None = None
         #: The seed that was taken over from another rank, if that was done.
         self.adopted: int | None = None
 
@@ -136,7 +139,7 @@ class SeedGenerator:
         clone = SeedGenerator.__new__(SeedGenerator)
         clone._shared, clone._worker = self._shared, self._worker
         clone.is_chosen, clone.adopted = self.is_chosen, self.adopted
-        clone.resumed_after = self.resumed_after
+        clone.resumed_after, clone.taken_with = self.resumed_after, self.taken_with
         return clone
 
     def __eq__(self, other: object) -> bool:

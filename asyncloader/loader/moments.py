@@ -50,13 +50,19 @@ def start_for(datapipe: Any, moment: Sequence[Snapshot], share: Share) -> EpochS
     if own.epoch_seed is None:
         return None
     place = _place(datapipe, moment, own, share)
+    has_others = _is_begun(moment, own) and not _has_same_shares(own, share)
     return EpochStart(
-        own.epoch_seed, place.items, place.cursors, is_resumed=True, ahead=place.ahead
+        own.epoch_seed,
+        place.items,
+        place.cursors,
+        is_resumed=True,
+        ahead=place.ahead,
+        taken_with=own.workers if has_others else None,
     )
 
 
 def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, share: Share) -> Place:
-    if not any(snapshot.items for snapshot in moment) and not own.ahead:
+    if not _is_begun(moment, own):
         return Place(0, {})
     if _has_same_items(datapipe, own, share):
         return Place(own.items, _own_cursors(datapipe, own, share), own.ahead)
@@ -73,6 +79,16 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, share: Shar
         )
     places = [Place(snapshot.items, snapshot.cursors) for snapshot in moment]
     return regroup(datapipe, places, taken_with=own.workers, share=share)
+
+
+def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
+    """Whether anything of the epoch was handed out, on any rank."""
+    return any(snapshot.items for snapshot in moment) or own.ahead > 0
+
+
+def _has_same_shares(own: Snapshot, share: Share) -> bool:
+    """Whether there are as many workers and ranks as there were."""
+    return (own.workers, own.ranks) == (share.workers, share.ranks)
 
 
 def _has_same_items(datapipe: Any, own: Snapshot, share: Share) -> bool:

@@ -61,10 +61,13 @@ class EpochStart:
     #: than on the rank with the fewest.
     is_resumed: bool = False
     ahead: int = 0
+    #: With how many workers it was begun, where those or the ranks were others.
+    taken_with: int | None = None
 
     def generator(self) -> SeedGenerator:
         """Return the generator of the epoch, for its services and pipes."""
         generator = SeedGenerator(self.seed)
         generator.is_chosen = self.is_chosen
         generator.resumed_after = self.position - self.ahead if self.is_resumed else None
+        generator.taken_with = self.taken_with
         return generator

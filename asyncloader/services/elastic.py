@@ -11,21 +11,20 @@ item before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.async_mapping import AsyncMapper
-from asyncloader.datapipes.base import OneToOne
 from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
-from asyncloader.datapipes.handing_out import is_without_order
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import WORKER_GROUP, cut_graph
+from asyncloader.graph.cut import WORKER_GROUP, Branch, cut_graph
 from asyncloader.graph.kinds import functional_name, is_dispatch
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.workers.alike import keeps_positions
 from asyncloader.workers.messages import DealStart, Mark
 from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
+from asyncloader.workers.supply import FromDispatcher
 
 #: The cursor of a branch that goes on by its position alone, in however many workers.
 SPREAD = "spread"
@@ -39,8 +38,12 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
     if taken_with == run_with:
         return cursors
     fitted = dict(cursors)
+    clash = (
+        f"the state was taken with {_workers(taken_with)} and cannot go on with"
+        f" {_workers(run_with)}"
+    )
     for branch in cut_graph(datapipe).branches:
-        division = _division_of(branch.end, taken_with, run_with)
+        division = _division_of(branch.end, clash)
         above = {place_of(pipe) for pipe in breadth_first(division)} - {place_of(division)}
         own = fitted.pop(_place(branch.end), None)
         found = {place: fitted.pop(place) for place in list(fitted) if place in above}
@@ -63,6 +66,16 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
     return fitted
 
 
+def check_division(branches: Iterable[Branch], taken_with: int) -> None:
+    """Raise SnapshotError, naming the pipe in the way, if a place cannot be divided anew.
+
+    ``branches`` are what workers run, as the services made it; they may be divided already.
+    """
+    clash = f"the state was taken with {_workers(taken_with)}, and no other number can go on"
+    for branch in branches:
+        _division_of(branch.end, clash)
+
+
 def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
     """Return where each of the workers goes on after so many items of all of them together."""
     above: Cursors = dict(cursor[SPREAD])
@@ -77,22 +90,31 @@ def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
     return StreamPlace(starts, turns, DealStart(Mark(position, above), tuple(taken)))
 
 
-def _division_of(end: Any, taken_with: int, run_with: int) -> Any:
+def _division_of(end: Any, clash: str) -> Any:
     """Return the pipe that divides a branch's items, if only one-to-one pipes follow it."""
     wiring, pipe = Wiring(end), end
-    is_dealt = any(map(is_dispatch, breadth_first(end)))
+    is_dealt = any(map(_deals, breadth_first(end)))
     # What is dealt is divided already: a filter behind it divides among ranks alone.
-    while not (is_dispatch(pipe) if is_dealt else divides(pipe)):
+    while not (_deals(pipe) if is_dealt else divides(pipe)):
         sources = wiring.sources(pipe)
         if len(sources) != 1 or not keeps_positions(pipe):
             raise SnapshotError(
-                f"the state was taken with {_workers(taken_with)} and cannot go on with"
-                f" {_workers(run_with)}: {stage_name(pipe)} comes out otherwise for another number"
-                " of workers. Put it in the loader's process (for a batch: across_workers=True),"
-                " or before the pipe that divides the items, or use as many workers as before"
+                f"{clash}: {_named(pipe)} comes out otherwise for another number of workers."
+                " Put it in the loader's process (for a batch: across_workers=True), or before the"
+                " pipe that divides the items, or use as many workers as before"
             )
         pipe = sources[0]
     return pipe
+
+
+def _deals(pipe: Any) -> bool:
+    """Whether items are dealt by a pipe, or come from one that was cut off here."""
+    return is_dispatch(pipe) or isinstance(pipe, FromDispatcher)
+
+
+def _named(pipe: Any) -> str:
+    is_ours = place_of(pipe) is not None
+    return stage_name(pipe) if is_ours else f"{stage_name(pipe)}, which a reading service added,"
 
 
 def divides(pipe: Any) -> bool:
@@ -103,14 +125,6 @@ def divides(pipe: Any) -> bool:
 def takes_turns(pipe: Any) -> bool:
     """Whether a pipe gives every n-th item to the same one; a user's own may do otherwise."""
     return functional_name(pipe) == "sharding_filter"
-
-
-def keeps_positions(pipe: Any) -> bool:
-    """Whether each item of a pipe is made of one item of its source, in the same order."""
-    # One that leaves bad samples out yields fewer items than it takes.
-    skips = getattr(pipe, "on_error", "raise") == "skip"
-    is_one_to_one = isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
-    return is_one_to_one and not skips and not is_without_order(pipe)
 
 
 def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:

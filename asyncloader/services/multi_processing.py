@@ -10,26 +10,30 @@ replicable part to workers, and puts their items where that part was.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.kinds import lives_with_loader
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
+from asyncloader.services.elastic import check_division
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.account import WorkerStats
+from asyncloader.workers.alike import check_alike
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool
 from asyncloader.workers.process import check_method
-from asyncloader.workers.resets import NO_RESETS, dump_resets
+from asyncloader.workers.resets import NO_RESETS, dump_resets, resets_name
 from asyncloader.workers.worker_stream import PoolSettings
 
 InitFn = Callable[[Any, WorkerInfo], Any]
@@ -48,7 +52,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     demand); ``main_prefetch_cnt`` is what is held ready after the loader's own pipes.
     ``worker_init_fn(pipe, info)`` is called once in each worker,
     ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the
-    pipe and may be async. ``multiprocessing_context`` is None for a template process
+    pipe and may be async. What they add to it has to be one to one where a state that was
+    taken in the middle of an epoch is to go on with another number of workers; otherwise
+    that is refused by a SnapshotError. ``multiprocessing_context`` is None for a template process
     of our own, or "fork", "spawn" or "forkserver".
 
     A worker that owes an item and says nothing for ``timeout`` seconds is killed, and a
@@ -108,10 +114,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.max_restarts = max_restarts
         self._division: Division | None = None
         self._pool: WorkerPool | None = None
+        #: Raises SnapshotError where what runs cannot go on from so many workers.
+        self._check_refit: Callable[[int], None] = _nothing_to_check
         #: A graph and its length, while there are workers for it.
         self._measured: tuple[Any, int] = (None, 0)
 
     async def initialize(self, datapipe: Any) -> Any:
+        self._check_refit = _nothing_to_check
         if self.num_workers == 0:
             return await self._initialized_here(datapipe)
         division = await in_thread(divide, datapipe, self.num_workers)
@@ -121,6 +130,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
+        self._check_refit = partial(check_division, division.branches)
         self._division = division
         self._pool = WorkerPool(
             plan,
@@ -137,6 +147,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
+        if seed_generator.taken_with is not None:
+            self._check_refit(seed_generator.taken_with)
         if self._pool is None or self._division is None:
             return self._reset_here(seed_generator, iter_reset_fn)
         resets = await self._pickled_resets(iter_reset_fn)
@@ -154,6 +166,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def finalize(self) -> None:
         pool, self._pool, self._division = self._pool, None, None
         self._measured = (None, 0)
+        self._check_refit = _nothing_to_check
         if pool is not None:
             await pool.aclose()
 
@@ -202,8 +215,18 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
 
     async def _initialized_here(self, datapipe: Any) -> Any:
+        given = datapipe
+        pipes = pipes_of(given)
         if self.worker_init_fn is not None:
             datapipe = await result_of(self.worker_init_fn(datapipe, HERE))
+
+        def check_refit(taken_with: int) -> None:
+            check_alike(pipes, datapipe, f"worker_init_fn={function_name(self.worker_init_fn)}")
+            # Among other ranks alone, no workers' items are divided anew.
+            if taken_with:
+                check_division(cut_graph(given).branches, taken_with)
+
+        self._check_refit = check_refit
         return self._prefetched(datapipe)
 
     def _prefetched(self, datapipe: Any) -> Any:
@@ -214,12 +237,18 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def _reset_here(self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn) -> IterResetFn:
         worker_reset_fn = self.worker_reset_fn
-        if worker_reset_fn is None or self.num_workers:
+        has_resets = worker_reset_fn is not None or iter_reset_fn is not unchanged
+        if not has_resets or self.num_workers:
             return iter_reset_fn
 
         async def reset(datapipe: Any) -> Any:
+            given = pipes_of(datapipe)
             datapipe = await iter_reset_fn(datapipe)
-            return await result_of(worker_reset_fn(datapipe, HERE, seed_generator))
+            if worker_reset_fn is not None:
+                datapipe = await result_of(worker_reset_fn(datapipe, HERE, seed_generator))
+            if seed_generator.taken_with is not None:
+                check_alike(given, datapipe, resets_name(worker_reset_fn))
+            return datapipe
 
         return reset
 
@@ -233,6 +262,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             prefetch_bytes=self.prefetch_bytes,
             max_restarts=self.max_restarts if self.on_worker_death == "restart" else None,
         )
+
+
+def _nothing_to_check(taken_with: int) -> None:
+    """What there is to check before there is a graph."""
 
 
 #: What a worker's functions are told when there is no worker: it is the only one.

@@ -23,7 +23,8 @@ from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.services.elastic import divides, keeps_positions, refit, takes_turns
+from asyncloader.services.elastic import divides, refit, takes_turns
+from asyncloader.workers.alike import keeps_positions
 
 #: The sharding group of ranks: ``SHARDING_PRIORITIES.DISTRIBUTED``.
 RANK_GROUP = 2

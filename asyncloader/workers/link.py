@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from asyncloader.errors import TransportError, WorkerDied, WorkerStartupError
+from asyncloader.errors import SnapshotError, TransportError, WorkerDied, WorkerStartupError
 from asyncloader.runtime import call_soon, running_loop
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.decoder import Decoder
@@ -255,8 +255,11 @@ class Link:
 
     def _fail_to_start(self, epoch: int, cause: BaseException) -> None:
         what = "be set up" if epoch == NO_EPOCH else "begin the epoch"
-        failure = WorkerStartupError(f"{self.name} could not {what}: {cause!r}")
-        failure.__cause__ = cause
+        failure: BaseException = cause
+        # A state from which nobody can go on is no fault of the worker.
+        if not isinstance(cause, SnapshotError):
+            failure = WorkerStartupError(f"{self.name} could not {what}: {cause!r}")
+            failure.__cause__ = cause
         if epoch == NO_EPOCH:
             self.fail(failure)
         self.epoch_failure = failure

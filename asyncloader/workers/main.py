@@ -19,16 +19,18 @@ from typing import Any, assert_never
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.home import Home, run_at
+from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.account import Account
+from asyncloader.workers.alike import check_alike
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.marker import Marker
@@ -49,7 +51,7 @@ from asyncloader.workers.messages import (
 from asyncloader.workers.part import Part, Prepared
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
-from asyncloader.workers.resets import NO_RESETS, load_resets
+from asyncloader.workers.resets import NO_RESETS, load_resets, resets_name
 from asyncloader.workers.stream import Stream
 from asyncloader.workers.supply import FromDispatcher, Supply
 from asyncloader.workers.surroundings import become_worker, seed_globals
@@ -84,6 +86,8 @@ class Worker:
         self._punctual = Punctual()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
         self._parts: list[Part] = []
+        #: Whether the init function left the parts as they can be divided anew.
+        self._init_checks: list[Callable[[], None]] = []
         self._epoch = NO_EPOCH
         self._inlets: list[FromDispatcher] = []
         self._supplies: list[Supply] = []
@@ -181,7 +185,12 @@ class Worker:
     def _initialized(self, end: Any, plan: WorkerPlan) -> Any:
         info = self._info
         shard_for_worker(end, info)
-        return end if plan.init_fn is None else self._run(plan.init_fn, end, info)
+        if plan.init_fn is None:
+            return end
+        given, giver = breadth_first(end), f"worker_init_fn={function_name(plan.init_fn)}"
+        returned = self._run(plan.init_fn, end, info)
+        self._init_checks.append(partial(check_alike, given, returned, giver))
+        return returned
 
     def _start_epoch(self, command: StartEpoch) -> None:
         self._end_epoch()
@@ -217,6 +226,9 @@ class Worker:
         self._turns.append(stream)
 
     def _reset(self, command: StartEpoch) -> list[Prepared]:
+        if command.seed_generator.taken_with is not None:
+            for check in self._init_checks:
+                check()
         generator = command.seed_generator.spawn(self._info.worker_id, inplace=True)
         first = self._seeding(generator)
         first()
@@ -237,8 +249,12 @@ class Worker:
         reset, worker_reset_fn = load_resets(command.resets)
 
         def both(pipe: Any) -> Any:
+            given = pipes_of(pipe)
             pipe = self._run(reset, pipe)
-            return self._run(worker_reset_fn, pipe, self._info, command.seed_generator)
+            pipe = self._run(worker_reset_fn, pipe, self._info, command.seed_generator)
+            if command.seed_generator.taken_with is not None:
+                check_alike(given, pipe, resets_name(worker_reset_fn))
+            return pipe
 
         return part.reset(both)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asyncloader.datapipes.naming import function_name
 from asyncloader.transport.code import dumps_code, loads_code
 
 #: What says that there is nothing to reset.
@@ -30,6 +31,13 @@ def load_resets(data: bytes) -> Resets:
     """Return the resets, which may be async, where there are any."""
     resets: Resets = loads_code(data)
     return resets
+
+
+def resets_name(worker_reset_fn: Callable[[Any, Any, Any], Any] | None) -> str:
+    """Return what resets are called in messages, of which a worker has this one of its own."""
+    if worker_reset_fn is None or worker_reset_fn is _kept:
+        return "the reset of a reading service"
+    return f"worker_reset_fn={function_name(worker_reset_fn)}, or the reset of a reading service,"
 
 
 def _kept(pipe: Any, *_: Any) -> Any:

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 import asyncloader.datapipes.iter as it
-from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader import (
+    DataLoader2,
+    MultiProcessingReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+)
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from tests.samples import double, double_soon, is_odd, twice
@@ -121,3 +126,136 @@ def test_between_epochs_any_number_goes_on():
         state = loader.state_dict(include_datapipe=False)
     with loader_of(make, 3, state) as loader:
         assert sorted(number for batch in loader for number in batch) == list(range(60))
+
+
+# What is put into the graph on its way to the workers -------------------------------------------
+
+
+def in_pairs(pipe: Any, *_: Any) -> Any:
+    return pipe.batch(2)
+
+
+def doubled(pipe: Any, *_: Any) -> Any:
+    return pipe.map(double)
+
+
+def as_given(pipe: Any, *_: Any) -> Any:
+    return pipe
+
+
+class Changing(ReadingServiceInterface):
+    """A user's service."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self.change = change
+
+    def initialize(self, datapipe: Any) -> Any:
+        return self.change(datapipe)
+
+
+class ChangingEachEpoch(Changing):
+    def initialize(self, datapipe: Any) -> Any:
+        return datapipe
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        return self.change
+
+
+def initialized_by(change: Any) -> Callable[[int], Any]:
+    return lambda workers: MultiProcessingReadingService(workers, worker_init_fn=change)
+
+
+def reset_by(change: Any) -> Callable[[int], Any]:
+    return lambda workers: MultiProcessingReadingService(workers, worker_reset_fn=change)
+
+
+def before_the_workers(service: Any) -> Callable[[int], Any]:
+    return lambda workers: SequentialReadingService(service, MultiProcessingReadingService(workers))
+
+
+def behind_the_workers(service: Any) -> Callable[[int], Any]:
+    return lambda workers: SequentialReadingService(MultiProcessingReadingService(workers), service)
+
+
+CHANGES_IN_THE_WAY: dict[str, tuple[Callable[[int], Any], str]] = {
+    "init": (initialized_by(in_pairs), r"worker_init_fn=in_pairs .*batch\(2\) into"),
+    "reset": (reset_by(in_pairs), r"worker_reset_fn=in_pairs.*batch\(2\) into"),
+    "service": (
+        before_the_workers(Changing(in_pairs)),
+        r"batch\(2\), which a reading service added, comes out otherwise",
+    ),
+    "service's reset": (
+        before_the_workers(ChangingEachEpoch(in_pairs)),
+        r"the reset of a reading service changes.*batch\(2\) into",
+    ),
+}
+CHANGES_THAT_FIT: dict[str, Callable[[int], Any]] = {
+    "init": initialized_by(as_given),
+    "init map": initialized_by(doubled),
+    "reset": reset_by(as_given),
+    "service": before_the_workers(Changing(doubled)),
+    "service in the loader": behind_the_workers(Changing(in_pairs)),
+}
+
+
+def shared_out() -> Any:
+    return numbers().sharding_filter().map(double)
+
+
+def loader_with(service: Any, state: Any = None) -> DataLoader2[Any]:
+    loader = DataLoader2(shared_out(), reading_service=service)
+    if state is None:
+        loader.seed(SEED)
+    else:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+def begun_with(service: Any) -> tuple[Any, list[Any]]:
+    """Return a state in the middle of an epoch, and the items that follow."""
+    with loader_with(service) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        return loader.state_dict(include_datapipe=False), list(iterator)
+
+
+@pytest.mark.parametrize("name", CHANGES_IN_THE_WAY)
+def test_what_functions_and_services_put_in_the_way_is_named(name):
+    make, expected = CHANGES_IN_THE_WAY[name]
+    for taken_with, run_with in [(2, [1, 0]), (0, [1])]:
+        state, _ = begun_with(make(taken_with))
+        for workers in run_with:
+            with (
+                loader_with(make(workers), state) as loader,
+                pytest.raises(SnapshotError, match=expected),
+            ):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("name", ["init", "reset", "service"])
+def test_with_as_many_workers_what_they_put_there_goes_on_exactly(name):
+    make, _ = CHANGES_IN_THE_WAY[name]
+    state, rest = begun_with(make(2))
+    with loader_with(make(2), state) as loader:
+        assert list(iter(loader)) == rest
+
+
+@pytest.mark.parametrize("name", CHANGES_THAT_FIT)
+def test_where_they_keep_one_item_for_one_another_number_goes_on_exactly(name):
+    make = CHANGES_THAT_FIT[name]
+    for counts in [(2, 0), (0, 2)]:
+        state, rest = begun_with(make(counts[0]))
+        with loader_with(make(counts[1]), state) as loader:
+            assert list(iter(loader)) == rest
+
+
+def test_between_epochs_they_are_in_nobodys_way():
+    make = initialized_by(in_pairs)
+    with loader_with(make(2)) as loader:
+        list(loader)
+        state = loader.state_dict(include_datapipe=False)
+    with loader_with(make(0), state) as loader:
+        assert sorted(number for pair in loader for number in pair) == sorted(
+            2 * number for number in range(60)
+        )

@@ -1,0 +1,56 @@
+"""Whether a graph that was changed still has an item for each, in the same order.
+
+This file is about ``check_alike``. Where a place was divided anew, among another number of
+workers or ranks, it was so for the loader's graph; what a user's function made of that graph
+may only add what is one to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncloader.datapipes.base import OneToOne
+from asyncloader.datapipes.handing_out import is_without_order
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import SnapshotError
+from asyncloader.graph.walk import pipes_of
+
+
+def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:
+    """Raise SnapshotError, naming ``giver``, unless what it returned is one to one with the given.
+
+    ``given`` are the pipes of the graph before. A copy is not the same: it has other seeds.
+    """
+    pipes = pipes_of(returned)
+    before, now = set(map(id, given)), set(map(id, pipes))
+    for pipe in given:
+        if id(pipe) not in now:
+            raise _refusal(giver, f"takes {stage_name(pipe)} out of it, so that it")
+    for pipe in pipes:
+        if id(pipe) not in before and not keeps_positions(pipe):
+            raise _refusal(giver, f"puts {stage_name(pipe)} into it, which")
+
+
+def keeps_positions(pipe: Any) -> bool:
+    """Whether each item of a pipe is made of one item of its source, in the same order."""
+    # One that leaves bad samples out yields fewer items than it takes.
+    skips = getattr(pipe, "on_error", "raise") == "skip"
+    return _is_one_to_one(pipe) and not skips and not is_without_order(pipe)
+
+
+def _is_one_to_one(pipe: Any) -> bool:
+    # A worker imports them only if it runs them, or has to know.
+    from asyncloader.datapipes.async_mapping import AsyncMapper
+    from asyncloader.datapipes.thread_mapping import ThreadMapper
+
+    return isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
+
+
+def _refusal(giver: str, what: str) -> SnapshotError:
+    return SnapshotError(
+        "the state was taken in the middle of an epoch with another number of workers or ranks:"
+        f" {giver} changes the graph that each worker runs and {what} comes out otherwise for"
+        " another number of them. Change the graph itself, before the loader is made, or use as"
+        " many workers and ranks as before, or take the state between epochs"
+    )
