@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    checked_graph,
+    iterable_source,
+)
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
@@ -44,7 +49,8 @@ class InProcessReadingService(ReadingServiceInterface):
 
     async def initialize(self, datapipe: Any) -> Any:
         if self.init_fn is not None:
-            datapipe = iterable_source(await result_of(self.init_fn(datapipe)))
+            returned = await result_of(self.init_fn(datapipe))
+            datapipe = iterable_source(checked_graph("init_fn", self.init_fn, returned))
         if self.prefetch_cnt:
             datapipe = Prefetcher(datapipe, self.prefetch_cnt)
         return datapipe

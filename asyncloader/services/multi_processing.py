@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from asyncloader.datapipes.arguments import checked_graph, iterable_source
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
@@ -202,8 +203,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
 
     async def _initialized_here(self, datapipe: Any) -> Any:
-        if self.worker_init_fn is not None:
-            datapipe = await result_of(self.worker_init_fn(datapipe, HERE))
+        init_fn = self.worker_init_fn
+        if init_fn is not None:
+            returned = await result_of(init_fn(datapipe, HERE))
+            datapipe = iterable_source(checked_graph("worker_init_fn", init_fn, returned))
         return self._prefetched(datapipe)
 
     def _prefetched(self, datapipe: Any) -> Any:
@@ -219,7 +222,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
         async def reset(datapipe: Any) -> Any:
             datapipe = await iter_reset_fn(datapipe)
-            return await result_of(worker_reset_fn(datapipe, HERE, seed_generator))
+            datapipe = await result_of(worker_reset_fn(datapipe, HERE, seed_generator))
+            return checked_graph("worker_reset_fn", worker_reset_fn, datapipe)
 
         return reset
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
+from asyncloader.datapipes.arguments import checked_graph
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.home import Home, run_at
@@ -181,7 +182,9 @@ class Worker:
     def _initialized(self, end: Any, plan: WorkerPlan) -> Any:
         info = self._info
         shard_for_worker(end, info)
-        return end if plan.init_fn is None else self._run(plan.init_fn, end, info)
+        if plan.init_fn is None:
+            return end
+        return checked_graph("worker_init_fn", plan.init_fn, self._run(plan.init_fn, end, info))
 
     def _start_epoch(self, command: StartEpoch) -> None:
         self._end_epoch()
@@ -234,11 +237,12 @@ class Worker:
     def _prepared(self, part: Part, command: StartEpoch) -> Prepared:
         if command.resets == NO_RESETS:
             return part.prepared()
-        reset, worker_reset_fn = load_resets(command.resets)
+        reset, own_reset = load_resets(command.resets)
 
         def both(pipe: Any) -> Any:
-            pipe = self._run(reset, pipe)
-            return self._run(worker_reset_fn, pipe, self._info, command.seed_generator)
+            pipe = checked_graph("iter_reset_fn", reset, self._run(reset, pipe))
+            pipe = self._run(own_reset, pipe, self._info, command.seed_generator)
+            return checked_graph("worker_reset_fn", own_reset, pipe)
 
         return part.reset(both)
 

@@ -24,7 +24,7 @@ from asyncloader import (
     get_worker_info,
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.errors import IteratorInvalidated
+from asyncloader.errors import IteratorInvalidated, WorkerStartupError
 from asyncloader.runtime import WorkerInfo
 from tests.collecting import drain, drain_async
 from tests.cpu_time import share_of_a_core
@@ -203,6 +203,22 @@ async def test_the_reset_function_is_called_for_every_epoch(reset_fn, num_worker
         assert [item[:3] for item in epoch] == [(n, n % count, count) for n in range(6)]
         assert len({seed for *_, seed in epoch}) == 1, "the shared stream is shared"
     assert epochs[0][0][3] != epochs[1][0][3]
+
+
+def forgets(pipe, *args):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["worker_init_fn", "worker_reset_fn"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+async def test_a_function_that_returns_no_pipe_is_named(moment, num_workers):
+    loader = loader_of(numbers(6), num_workers, **{moment: forgets})
+    with pytest.raises((TypeError, WorkerStartupError)) as caught:
+        await drain_async(loader)
+    await loader.aclose()
+    error = caught.value.__cause__ if num_workers else caught.value
+    assert type(error) is TypeError
+    assert str(error) == f"{moment} must return the pipe to use, but forgets returned NoneType"
 
 
 class Marks(ReadingServiceInterface):
