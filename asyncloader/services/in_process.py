@@ -15,7 +15,7 @@ from asyncloader.datapipes.arguments import (
     checked_graph,
     iterable_source,
 )
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
@@ -66,6 +66,9 @@ class InProcessReadingService(ReadingServiceInterface):
             return await result_of(reset_fn(await iter_reset_fn(datapipe)))
 
         return reset
+
+    def graph_changer(self) -> str:
+        return "" if self.init_fn is None else f"init_fn={function_name(self.init_fn)}"
 
     def __repr__(self) -> str:
         return stage_name(self)

@@ -131,6 +131,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             division.fed,
         )
         await self._pool.start()
+        if self._pool.has_other_length():
+            division.forget_lengths()
         if isinstance(division.root, FromWorkers):
             return division.root
         return self._prefetched(division.root)
@@ -187,6 +189,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # What the workers run does not change any more, and every list() asks again.
             self._measured = (datapipe, length)
         return length
+
+    def graph_changer(self) -> str:
+        init_fn = self.worker_init_fn
+        return "" if init_fn is None else f"worker_init_fn={function_name(init_fn)}"
 
     def is_in_order(self) -> bool:
         return self.in_order or self.num_workers == 0

@@ -24,7 +24,7 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import LoopThread, WorkerInfo
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
@@ -47,7 +47,7 @@ from asyncloader.workers.messages import (
     StartEpoch,
     StartFailed,
 )
-from asyncloader.workers.part import Part, Prepared
+from asyncloader.workers.part import Part, Prepared, is_as_long
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
 from asyncloader.workers.resets import NO_RESETS, load_resets
@@ -156,14 +156,16 @@ class Worker:
             bound = zip(plan.ends, plan.seed_places, strict=True)
             seeds = [places.bind(end) for end, places in bound]
             self._connect(plan.ends, sockets)
+            given = [pipes_of(end) for end in plan.ends]
             ends = [self._initialized(end, plan) for end in plan.ends]
+            is_counted = plan.init_fn is None or all(map(is_as_long, ends, given))
             self._parts = list(map(Part, ends, seeds))
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._talk.report(StartFailed(NO_EPOCH, self._packed(error)))
         else:
-            self._talk.report(Ready())
+            self._talk.report(Ready(has_other_length=not is_counted))
 
     def _connect(self, ends: Sequence[Any], sockets: Sequence[socket.socket]) -> None:
         """Give the pipes that yield what is dealt the channel it comes over."""

@@ -400,6 +400,54 @@ def test_the_length_counts_shards_and_batches(graph, length, num_workers):
         assert len(loader) == len(list(loader)) == length[num_workers]
 
 
+def in_pairs(pipe, info):
+    return pipe.batch(2)
+
+
+def as_given(pipe, info):
+    return pipe
+
+
+def in_text(pipe, info):
+    return pipe.map(str)
+
+
+@pytest.mark.parametrize(
+    ("init_fn", "num_workers", "length"),
+    [(in_pairs, 0, 5), (as_given, 0, 10), (as_given, 2, 10), (in_text, 2, 10)],
+)
+def test_with_an_init_function_the_length_is_known_after_the_start(init_fn, num_workers, length):
+    loader = loader_of(numbers(10), num_workers, worker_init_fn=init_fn)
+    with pytest.raises(TypeError, match=f"worker_init_fn={init_fn.__name__} may change how many"):
+        len(loader)
+    with loader:
+        assert len(loader) == len(list(loader)) == length
+
+
+def test_what_an_init_function_adds_in_workers_is_not_counted():
+    with loader_of(numbers(10), 2, worker_init_fn=in_pairs) as loader:
+        with pytest.raises(TypeError, match="worker_init_fn returned pipes that may yield"):
+            len(loader)
+        assert len(list(loader)) == 6
+
+
+class Pairs(ReadingServiceInterface):
+    async def initialize(self, datapipe):
+        return datapipe.batch(2)
+
+
+def test_pipes_that_a_service_adds_before_or_behind_workers_are_counted():
+    for services, length in (
+        ((Pairs(), MultiProcessingReadingService(2)), 6),
+        ((MultiProcessingReadingService(2), Pairs()), 5),
+    ):
+        loader = DataLoader2(numbers(10), None, SequentialReadingService(*services))
+        with pytest.raises(TypeError, match=r"Pairs\.initialize may change"):
+            len(loader)
+        with loader:
+            assert len(loader) == len(list(loader)) == length
+
+
 def test_asking_for_the_length_warns_of_nothing_and_changes_nothing():
     loader = loader_of(IterableWrapper(range(3)), 2)
     assert len(loader) == 6
