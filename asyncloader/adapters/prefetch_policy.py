@@ -5,10 +5,11 @@ This file is about ``PrefetchPolicy``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
+from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.kinds import functional_name, is_splitter
@@ -51,10 +52,7 @@ class PrefetchPolicy(Adapter):
     def __call__(self, datapipe: Any) -> Any:
         pipes = breadth_first(datapipe)
         for name, count in self.after.items():
-            named = [pipe for pipe in pipes if functional_name(pipe) == name]
-            if not named:
-                raise ValueError(f"after names {name!r}, but no pipe of the graph is called so")
-            for pipe in named:
+            for pipe in _named(name, pipes):
                 datapipe = _held_after(datapipe, pipe, count)
         if not any(map(_is_prefetch, breadth_first(datapipe))):
             datapipe = appended(datapipe, "prefetch")
@@ -68,6 +66,21 @@ class PrefetchPolicy(Adapter):
                 pipe.buffer_size = self.buffer_size
             if self.buffer_bytes is not None:
                 pipe.buffer_bytes = self.buffer_bytes
+
+
+def _named(name: str, pipes: Sequence[Any]) -> list[Any]:
+    """Return the pipes of that fluent name that a prefetch can follow."""
+    named = [pipe for pipe in pipes if functional_name(pipe) == name]
+    if not named:
+        raise ValueError(f"after names {name!r}, but no pipe of the graph is called so")
+    streams = [pipe for pipe in named if not is_map_pipe(pipe)]
+    if not streams:
+        raise TypeError(
+            f"after names {name!r}, but the items of {stage_name(named[0])} are looked up by key,"
+            " and a prefetch follows a stream; name what turns it into one (to_iter_datapipe), or"
+            " a pipe after that"
+        )
+    return streams
 
 
 def _held_after(datapipe: Any, pipe: Any, count: int) -> Any:

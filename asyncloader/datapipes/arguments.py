@@ -140,6 +140,16 @@ def iterable_source(value: Any) -> Any:
     raise TypeError(f"a pipe reads from pipes and iterables, got {type(value).__name__}")
 
 
+def checked_graph(name: str, function: object, value: Any) -> Any:
+    """Return what a function was to return: what is iterated from now on; TypeError otherwise."""
+    if isinstance(value, Iterable | AsyncIterable) or hasattr(type(value), "__getitem__"):
+        return value
+    raise TypeError(
+        f"{name} must return the pipe to use, but {function_name(function)} returned"
+        f" {type(value).__name__}"
+    )
+
+
 def checked_length(value: Any) -> int:
     """Return the number of items that a pipe is said to have, -1 for one that nobody knows."""
     return checked_count("length", value, at_least=-1)

@@ -51,8 +51,8 @@ class Owners:
             inner, frame = frame, frame.f_back
         if frame is None:
             return OUTSIDE
-        # A generator of nobody's class belongs to the pipe that is iterated.
-        return 0 if place == HANDING and has_generator else place
+        # A generator of nobody's class belongs to the pipe that is iterated, if it is a pipe.
+        return 0 if place == HANDING and has_generator and self._pipes else place
 
     def _place_of(self, frame: FrameType, places: list[int], inner: FrameType | None) -> int:
         place = places[0] if len(places) == 1 else self._place_of_self(frame, places)

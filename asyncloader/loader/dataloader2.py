@@ -108,9 +108,13 @@ class DataLoader2(Generic[T_co]):
         return self._latest(AsyncIterator(self._engine, self._next_gate()))
 
     def __len__(self) -> int:
-        """The number of items in an epoch; a TypeError where the graph cannot tell."""
+        """The number of items in an epoch; a TypeError where the graph cannot tell.
+
+        Where the service has an init function, or changes the graph itself, that is not known
+        before the loader has started.
+        """
         self._check_has_graph()
-        return self.reading_service.length(self.datapipe)
+        return self._engine.lifecycle.length(self.datapipe)
 
     def seed(self, seed: int) -> None:
         """Begin this seed's sequence of epochs with the next epoch.

@@ -22,7 +22,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import ServiceCalls
+from asyncloader.services.calls import ServiceCalls, graph_changer
 
 CLOSE_SECONDS = 3.0
 
@@ -73,6 +73,18 @@ class Lifecycle:
     def needs_finalize(self) -> bool:
         """Whether the service holds something that nobody has given back."""
         return self.is_started and not self.is_closed and self._service.needs_finalize()
+
+    def length(self, datapipe: Any) -> int:
+        """Return how many items an epoch of a graph has; TypeError where that is not known yet."""
+        changer = graph_changer(self._service)
+        if not changer:
+            return self._service.length(datapipe)
+        if not self.is_started:
+            raise TypeError(
+                f"{changer} may change how many items there are, so the loader has no length"
+                " before it has started; ask within `with` or `async with`, or after start()"
+            )
+        return len(self.adapted)
 
     async def start(self) -> None:
         """Let the service adapt the graph; a start that fails may be tried again."""

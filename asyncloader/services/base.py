@@ -92,6 +92,13 @@ class ReadingServiceInterface:
         """Return how many items an epoch of the graph has; TypeError where nobody can tell."""
         return len(self.share(datapipe))
 
+    def graph_changer(self) -> str:
+        """Return what may put other pipes into the graph when the loader starts; or nothing.
+
+        Where there is something, the length is that of what ``initialize`` returned.
+        """
+        return ""
+
     def share(self, datapipe: Any) -> Any:
         """Return a graph with as many items as are left to this loader where others have theirs."""
         return datapipe

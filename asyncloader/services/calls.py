@@ -148,6 +148,24 @@ def is_users(service: Any) -> bool:
     return not type(service).__module__.startswith("asyncloader.")
 
 
+def graph_changer(service: Any) -> str:
+    """Return what may change a service's graph, its ``initialize`` among it, or nothing.
+
+    A user's service that says itself how many items there are is believed.
+    """
+    kind = type(service)
+    if not _all_ours(kind, "length", "share"):
+        return ""
+    if not _all_ours(kind, "initialize"):
+        return f"{kind.__qualname__}.initialize"
+    changer: str = service.graph_changer()
+    return changer
+
+
+def _all_ours(kind: type, *methods: str) -> bool:
+    return all(getattr(kind, name).__module__.startswith("asyncloader.") for name in methods)
+
+
 def _as_pipe(service: Any, method: str, adapted: Any) -> Any:
     if is_pipe(adapted):
         return adapted

@@ -59,6 +59,8 @@ class FromWorkers(IterDataPipe[Any]):
     def __init__(self, end: Any) -> None:
         self.branch = stage_name(end)
         self.length: int | None = None
+        #: Whether the workers run pipes that may yield another number of items.
+        self.is_changed = False
         self.stream: WorkerStream | None = None
         self._running: WorkerStream | None = None
         self._taken = 0
@@ -66,6 +68,11 @@ class FromWorkers(IterDataPipe[Any]):
         take_place_of(self, end)
 
     def __len__(self) -> int:
+        if self.is_changed:
+            raise TypeError(
+                f"{self!r} has no length, as worker_init_fn returned pipes that may yield another"
+                " number of items; put them into the graph instead, where they are counted"
+            )
         if self.length is None:
             raise TypeError(f"{self!r} has no length")
         return self.length
@@ -195,6 +202,12 @@ class Division:
     #: The last pipe of what the dispatching process runs, if there is one.
     dispatch: Any | None
     droppers: tuple[str, ...]
+
+    def forget_lengths(self) -> None:
+        """Take note that the workers may yield another number of items than these pipes."""
+        for outlet in self.outlets:
+            if isinstance(outlet, FromWorkers):
+                outlet.is_changed = True
 
     def deal_plan(self, backlog_bytes: int) -> DealPlan | None:
         """Return what the dispatching process is told, if there is to be one."""

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    checked_graph,
+    iterable_source,
+)
+from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
@@ -44,7 +49,8 @@ class InProcessReadingService(ReadingServiceInterface):
 
     async def initialize(self, datapipe: Any) -> Any:
         if self.init_fn is not None:
-            datapipe = iterable_source(await result_of(self.init_fn(datapipe)))
+            returned = await result_of(self.init_fn(datapipe))
+            datapipe = iterable_source(checked_graph("init_fn", self.init_fn, returned))
         if self.prefetch_cnt:
             datapipe = Prefetcher(datapipe, self.prefetch_cnt)
         return datapipe
@@ -60,6 +66,9 @@ class InProcessReadingService(ReadingServiceInterface):
             return await result_of(reset_fn(await iter_reset_fn(datapipe)))
 
         return reset
+
+    def graph_changer(self) -> str:
+        return "" if self.init_fn is None else f"init_fn={function_name(self.init_fn)}"
 
     def __repr__(self) -> str:
         return stage_name(self)

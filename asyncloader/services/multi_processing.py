@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
+from asyncloader.datapipes.arguments import checked_graph, iterable_source
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
@@ -140,6 +141,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             division.fed,
         )
         await self._pool.start()
+        if self._pool.has_other_length():
+            division.forget_lengths()
         if isinstance(division.root, FromWorkers):
             return division.root
         return self._prefetched(division.root)
@@ -200,6 +203,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._measured = (datapipe, length)
         return length
 
+    def graph_changer(self) -> str:
+        init_fn = self.worker_init_fn
+        return "" if init_fn is None else f"worker_init_fn={function_name(init_fn)}"
+
     def is_in_order(self) -> bool:
         return self.in_order or self.num_workers == 0
 
@@ -217,11 +224,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def _initialized_here(self, datapipe: Any) -> Any:
         given = datapipe
         pipes = pipes_of(given)
-        if self.worker_init_fn is not None:
-            datapipe = await result_of(self.worker_init_fn(datapipe, HERE))
+        init_fn = self.worker_init_fn
+        if init_fn is not None:
+            returned = await result_of(init_fn(datapipe, HERE))
+            datapipe = iterable_source(checked_graph("worker_init_fn", init_fn, returned))
 
         def check_refit(taken_with: int) -> None:
-            check_alike(pipes, datapipe, f"worker_init_fn={function_name(self.worker_init_fn)}")
+            check_alike(pipes, datapipe, self.graph_changer())
             # Among other ranks alone, no workers' items are divided anew.
             if taken_with:
                 check_division(cut_graph(given).branches, taken_with)
@@ -246,6 +255,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             datapipe = await iter_reset_fn(datapipe)
             if worker_reset_fn is not None:
                 datapipe = await result_of(worker_reset_fn(datapipe, HERE, seed_generator))
+                datapipe = checked_graph("worker_reset_fn", worker_reset_fn, datapipe)
             if seed_generator.taken_with is not None:
                 check_alike(given, datapipe, resets_name(worker_reset_fn))
             return datapipe

@@ -23,7 +23,7 @@ from asyncloader.services.base import (
     ReadingServiceInterface,
     unchanged,
 )
-from asyncloader.services.calls import ServiceCalls, is_users
+from asyncloader.services.calls import ServiceCalls, graph_changer, is_users
 from asyncloader.workers.account import WorkerStats
 
 
@@ -125,6 +125,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             if type(service).length is not ReadingServiceInterface.length:
                 return int(service.length(share))
         return len(share)
+
+    def graph_changer(self) -> str:
+        return next(filter(None, map(graph_changer, self.reading_services)), "")
 
     def share(self, datapipe: Any) -> Any:
         for service in self.reading_services:

@@ -8,12 +8,19 @@ NumPy is imported here for an item that does not need it.
 from __future__ import annotations
 
 import ctypes
-import functools
 import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+from asyncloader.transport.tensors import (
+    dtype_names,
+    inverse,
+    permuted,
+    storage_order,
+    tensor_over,
+)
 
 __all__ = ["LARGE", "Dump", "Pickled", "Pickler", "Source", "load"]
 
@@ -151,23 +158,27 @@ class Dump:
             and not tensor.is_quantized
             and not tensor.is_nested
             and not tensor.__dict__
-            and tensor.dtype in _dtype_names()
+            and tensor.dtype in dtype_names()
         )
         if not plain:
             return NotImplemented
-        name, shape, grad = _dtype_names()[tensor.dtype], tuple(tensor.shape), tensor.requires_grad
+        name, shape, grad = dtype_names()[tensor.dtype], tuple(tensor.shape), tensor.requires_grad
         whole = tensor.detach() if grad else tensor
         if whole.is_conj() or whole.is_neg():
             whole = whole.resolve_conj().resolve_neg()
         if not whole.is_contiguous():
+            order = storage_order(whole)
+            stored = whole.permute(order)
+            if stored.is_contiguous():
+                return permuted, (stored, inverse(order), grad)
             whole = whole.contiguous()
         nbytes = whole.nbytes
         if nbytes < _IN_BAND_BELOW:
             data = bytearray(ctypes.string_at(whole.data_ptr(), nbytes) if nbytes else b"")
-            return _tensor, (data, name, shape, grad)
+            return tensor_over, (data, name, shape, grad)
         # The next buffer that pickle reports stands for this tensor's memory.
         self.tensor = whole
-        return _tensor, (pickle.PickleBuffer(_STAND_IN), name, shape, grad)
+        return tensor_over, (pickle.PickleBuffer(_STAND_IN), name, shape, grad)
 
 
 _STAND_IN = bytearray()
@@ -238,37 +249,6 @@ def _is_foreign(item: Any, kind: type[Any]) -> bool:
 def _address(raw: memoryview) -> int:
     """Where a buffer lies, or 0 where only its bytes can be had."""
     return 0 if raw.readonly else ctypes.addressof(ctypes.c_char.from_buffer(raw))
-
-
-@functools.cache
-def _dtype_names() -> dict[Any, str]:
-    kind = _torch().dtype
-    return {value: name for name, value in vars(_torch()).items() if type(value) is kind}
-
-
-@functools.cache
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
-@functools.cache
-def _dtype(name: str) -> Any:
-    return getattr(_torch(), name)
-
-
-def _tensor(data: Any, name: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    """Make a tensor over ``data``, which it keeps alive."""
-    torch = _torch()
-    dtype = _dtype(name)
-    if not len(data):
-        tensor = torch.empty(shape, dtype=dtype)
-    else:
-        tensor = torch.frombuffer(data, dtype=dtype)
-        if tensor.shape != shape:
-            tensor = tensor.view(shape)
-    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def load(data: memoryview | bytes, buffers: Iterable[Any] = ()) -> Any:

@@ -61,6 +61,8 @@ class Link:
         self.worker = worker
         self.process = process
         self.is_ready = False
+        #: Whether its init function may have changed how many items it yields.
+        self.has_other_length = False
         #: Whether all that the worker will ever have sent was read.
         self.is_cut = False
         #: What ended this worker, or its start; nothing more comes from it then.
@@ -231,8 +233,8 @@ class Link:
 
     def _heed(self, report: Report) -> None:
         match report:
-            case Ready():
-                self.is_ready = True
+            case Ready(has_other_length):
+                self.is_ready, self.has_other_length = True, has_other_length
             case StartFailed(epoch, error):
                 if epoch == self._epoch:
                     self._fail_to_start(epoch, unpack_error(error))

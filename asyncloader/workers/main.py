@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
+from asyncloader.datapipes.arguments import checked_graph
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.home import Home, run_at
@@ -48,7 +49,7 @@ from asyncloader.workers.messages import (
     StartEpoch,
     StartFailed,
 )
-from asyncloader.workers.part import Part, Prepared
+from asyncloader.workers.part import Part, Prepared, is_as_long
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
 from asyncloader.workers.resets import NO_RESETS, load_resets, resets_name
@@ -159,14 +160,16 @@ class Worker:
             bound = zip(plan.ends, plan.seed_places, strict=True)
             seeds = [places.bind(end) for end, places in bound]
             self._connect(plan.ends, sockets)
+            given = [pipes_of(end) for end in plan.ends]
             ends = [self._initialized(end, plan) for end in plan.ends]
+            is_counted = plan.init_fn is None or all(map(is_as_long, ends, given))
             self._parts = list(map(Part, ends, seeds))
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._talk.report(StartFailed(NO_EPOCH, self._packed(error)))
         else:
-            self._talk.report(Ready())
+            self._talk.report(Ready(has_other_length=not is_counted))
 
     def _connect(self, ends: Sequence[Any], sockets: Sequence[socket.socket]) -> None:
         """Give the pipes that yield what is dealt the channel it comes over."""
@@ -189,6 +192,7 @@ class Worker:
             return end
         given, giver = breadth_first(end), f"worker_init_fn={function_name(plan.init_fn)}"
         returned = self._run(plan.init_fn, end, info)
+        returned = checked_graph("worker_init_fn", plan.init_fn, returned)
         self._init_checks.append(partial(check_alike, given, returned, giver))
         return returned
 
@@ -246,14 +250,15 @@ class Worker:
     def _prepared(self, part: Part, command: StartEpoch) -> Prepared:
         if command.resets == NO_RESETS:
             return part.prepared()
-        reset, worker_reset_fn = load_resets(command.resets)
+        reset, own_reset = load_resets(command.resets)
 
         def both(pipe: Any) -> Any:
             given = pipes_of(pipe)
-            pipe = self._run(reset, pipe)
-            pipe = self._run(worker_reset_fn, pipe, self._info, command.seed_generator)
+            pipe = checked_graph("iter_reset_fn", reset, self._run(reset, pipe))
+            pipe = self._run(own_reset, pipe, self._info, command.seed_generator)
+            pipe = checked_graph("worker_reset_fn", own_reset, pipe)
             if command.seed_generator.taken_with is not None:
-                check_alike(given, pipe, resets_name(worker_reset_fn))
+                check_alike(given, pipe, resets_name(own_reset))
             return pipe
 
         return part.reset(both)

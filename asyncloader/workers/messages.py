@@ -158,7 +158,13 @@ class Resume:
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has set itself up."""
+    """The worker has set itself up.
+
+    ``has_other_length`` says whether its init function returned pipes that may yield another
+    number of items.
+    """
+
+    has_other_length: bool = False
 
 
 @dataclass(frozen=True)

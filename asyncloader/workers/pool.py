@@ -151,6 +151,10 @@ class WorkerPool:
         links = self.all_links()
         return any(link.failure is not None or link.process.is_dead() for link in links)
 
+    def has_other_length(self) -> bool:
+        """Whether a worker's init function may have changed how many items it yields."""
+        return any(link.has_other_length for link in self.links)
+
     def all_links(self) -> list[Link]:
         """Return the links to all processes, the dispatching one among them."""
         return self.links if self._dispatcher is None else [*self.links, self._dispatcher]

@@ -97,6 +97,17 @@ def test_a_prefetch_follows_the_last_pipe() -> None:
     assert list(end) == ["1"]
 
 
+def test_a_prefetch_follows_streams_and_not_what_is_looked_up_by_key() -> None:
+    keyed = SequenceWrapper([1]).map(str)
+    with pytest.raises(TypeError, match=r"after names 'map', .* map\(str\) are looked up by key"):
+        PrefetchPolicy(after={"map": 4})(keyed.to_iter_datapipe().batch(1))
+    both = PrefetchPolicy(after={"map": 4})(keyed.to_iter_datapipe().map(int))
+    assert to_text(both).splitlines()[-2:] == ["map(int)", "prefetch(4)"]
+    end = PrefetchPolicy(after={"to_iter_datapipe": 4})(keyed.to_iter_datapipe())
+    assert to_text(end).splitlines()[-1] == "prefetch(4)"
+    assert list(end) == ["1"]
+
+
 def test_policies_that_make_no_sense_say_so() -> None:
     left, right = IterableWrapper([1]).fork(2)
     with pytest.raises(ValueError, match="give a buffer_size"):

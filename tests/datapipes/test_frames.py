@@ -172,3 +172,10 @@ def test_a_thread_in_none_of_the_pipes_hands_on_or_is_elsewhere():
     assert driver() == HANDING
     assert calls() == HANDING
     assert beside() == OUTSIDE
+
+
+def test_a_generator_is_no_pipes_where_there_are_none():
+    def looked_at() -> Iterator[int]:
+        yield Owners([]).place(sys._getframe(), drain.__code__)
+
+    assert drain(looked_at()) == [HANDING]

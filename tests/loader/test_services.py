@@ -396,3 +396,47 @@ def test_a_reset_that_returns_no_graph_is_named():
 def test_arguments_of_the_in_process_service_are_checked(arguments, error):
     with pytest.raises(error, match=next(iter(arguments))):
         InProcessReadingService(**arguments)
+
+
+# Lengths --------------------------------------------------------------------------------
+
+
+class Pairs(ReadingServiceInterface):
+    async def initialize(self, datapipe):
+        return datapipe.batch(2)
+
+
+class CountedPairs(Pairs):
+    def length(self, datapipe):
+        return len(datapipe) // 2
+
+
+@pytest.mark.parametrize(
+    ("service", "changer"),
+    [
+        (Pairs(), r"Pairs\.initialize"),
+        (InProcessReadingService(init_fn=lambda pipe: pipe.batch(2)), "init_fn=<lambda>"),
+        (SequentialReadingService(InProcessReadingService(), Pairs()), r"Pairs\.initialize"),
+    ],
+)
+def test_the_length_of_a_graph_that_a_service_changes_is_known_after_the_start(service, changer):
+    loader = DataLoader2(IterableWrapper(range(10)), reading_service=service)
+    with pytest.raises(TypeError, match=f"{changer} may change .* after start"):
+        len(loader)
+    with loader:
+        assert len(loader) == len(list(loader)) == 5
+
+
+def test_a_service_that_counts_by_itself_is_believed():
+    loader = DataLoader2(IterableWrapper(range(10)), reading_service=CountedPairs())
+    assert len(loader) == 5
+
+
+def test_a_service_that_changes_nothing_leaves_the_length_as_it_is():
+    loader = DataLoader2(IterableWrapper(range(10)), reading_service=OnlySeeds())
+    assert len(loader) == 10
+
+
+class OnlySeeds(ReadingServiceInterface):
+    async def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        return iter_reset_fn

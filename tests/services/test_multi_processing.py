@@ -24,7 +24,7 @@ from asyncloader import (
     get_worker_info,
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.errors import IteratorInvalidated
+from asyncloader.errors import IteratorInvalidated, WorkerStartupError
 from asyncloader.runtime import WorkerInfo
 from tests.collecting import drain, drain_async
 from tests.cpu_time import share_of_a_core
@@ -205,6 +205,22 @@ async def test_the_reset_function_is_called_for_every_epoch(reset_fn, num_worker
     assert epochs[0][0][3] != epochs[1][0][3]
 
 
+def forgets(pipe, *args):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["worker_init_fn", "worker_reset_fn"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+async def test_a_function_that_returns_no_pipe_is_named(moment, num_workers):
+    loader = loader_of(numbers(6), num_workers, **{moment: forgets})
+    with pytest.raises((TypeError, WorkerStartupError)) as caught:
+        await drain_async(loader)
+    await loader.aclose()
+    error = caught.value.__cause__ if num_workers else caught.value
+    assert type(error) is TypeError
+    assert str(error) == f"{moment} must return the pipe to use, but forgets returned NoneType"
+
+
 class Marks(ReadingServiceInterface):
     """Its reset marks each pipe it finds with the number of the epoch."""
 
@@ -382,6 +398,54 @@ def test_the_length_counts_shards_and_batches(graph, length, num_workers):
     assert len(loader) == len(DataLoader2(graph(), None, alone)) == length[num_workers]
     with loader:
         assert len(loader) == len(list(loader)) == length[num_workers]
+
+
+def in_pairs(pipe, info):
+    return pipe.batch(2)
+
+
+def as_given(pipe, info):
+    return pipe
+
+
+def in_text(pipe, info):
+    return pipe.map(str)
+
+
+@pytest.mark.parametrize(
+    ("init_fn", "num_workers", "length"),
+    [(in_pairs, 0, 5), (as_given, 0, 10), (as_given, 2, 10), (in_text, 2, 10)],
+)
+def test_with_an_init_function_the_length_is_known_after_the_start(init_fn, num_workers, length):
+    loader = loader_of(numbers(10), num_workers, worker_init_fn=init_fn)
+    with pytest.raises(TypeError, match=f"worker_init_fn={init_fn.__name__} may change how many"):
+        len(loader)
+    with loader:
+        assert len(loader) == len(list(loader)) == length
+
+
+def test_what_an_init_function_adds_in_workers_is_not_counted():
+    with loader_of(numbers(10), 2, worker_init_fn=in_pairs) as loader:
+        with pytest.raises(TypeError, match="worker_init_fn returned pipes that may yield"):
+            len(loader)
+        assert len(list(loader)) == 6
+
+
+class Pairs(ReadingServiceInterface):
+    async def initialize(self, datapipe):
+        return datapipe.batch(2)
+
+
+def test_pipes_that_a_service_adds_before_or_behind_workers_are_counted():
+    for services, length in (
+        ((Pairs(), MultiProcessingReadingService(2)), 6),
+        ((MultiProcessingReadingService(2), Pairs()), 5),
+    ):
+        loader = DataLoader2(numbers(10), None, SequentialReadingService(*services))
+        with pytest.raises(TypeError, match=r"Pairs\.initialize may change"):
+            len(loader)
+        with loader:
+            assert len(loader) == len(list(loader)) == length
 
 
 def test_asking_for_the_length_warns_of_nothing_and_changes_nothing():

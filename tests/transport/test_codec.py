@@ -1,4 +1,5 @@
 import collections
+import math
 import os
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def random_tensor(dtype, count):
 
 
 def raw_bytes(tensor):
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().flatten().view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,72 @@ def test_tensors_of_every_layout_come_back_as_they_were(wire, name):
     assert got.layout == tensor.layout
     assert got.shape == tensor.shape
     assert torch.equal(got.to_dense(), tensor.to_dense())
+
+
+def carried_plainly(tensor):
+    (got,) = Decoder().decode(b"".join(Encoder().encode([tensor]).parts))
+    return got
+
+
+@st.composite
+def dense_tensors(draw):
+    """Tensors that fill their memory, with their dimensions in any order there."""
+    shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 13]), max_size=5))
+    dtype = draw(st.sampled_from([torch.uint8, torch.bool, torch.float32, torch.complex64]))
+    order = draw(st.permutations(range(len(shape))))
+    tensor = random_tensor(dtype, 1 + math.prod(shape))[: math.prod(shape)].view(shape)
+    grad = draw(st.booleans()) and (dtype.is_floating_point or dtype.is_complex)
+    return tensor.permute(order).requires_grad_(grad)
+
+
+@settings(deadline=None)
+@given(dense_tensors())
+def test_the_order_of_dimensions_in_memory_is_kept(tensor):
+    got = carried_plainly(tensor)
+    assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+    assert (got.requires_grad, got.is_leaf) == (tensor.requires_grad, True)
+    assert raw_bytes(got) == raw_bytes(tensor)
+    if tensor.numel():
+        # Where a dimension of one element lies in memory has no meaning.
+        assert wide_strides(got) == wide_strides(tensor)
+
+
+def wide_strides(tensor):
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in pairs if size > 1]
+
+
+FORMATS = [
+    (torch.channels_last, (2, 3, 4, 4)),
+    (torch.channels_last, (2, 3, 64, 64)),
+    (torch.channels_last_3d, (2, 3, 2, 4, 4)),
+    (torch.channels_last_3d, (2, 3, 8, 16, 16)),
+]
+
+
+@pytest.mark.parametrize(("memory_format", "shape"), FORMATS)
+def test_memory_formats_are_kept(wire, memory_format, shape):
+    (got,) = wire.carry([torch.randn(shape).to(memory_format=memory_format)])
+    assert got.is_contiguous(memory_format=memory_format)
+    assert not got.is_contiguous()
+
+
+@pytest.mark.parametrize("count", [100, BIG])
+def test_tensors_that_leave_gaps_or_overlap_become_contiguous(wire, count):
+    row = torch.arange(count)
+    gaps, overlapping = row.view(10, -1)[:, ::2].T, row.expand(3, count).T
+    got = wire.carry([gaps, overlapping])
+    assert all(each.is_contiguous() for each in got)
+    assert torch.equal(got[0], gaps)
+    assert torch.equal(got[1], overlapping)
+
+
+def test_a_permuted_tensor_made_in_a_slot_is_sent_without_a_copy(wire):
+    slot = wire.arena.allocate(BIG * 8)
+    made = torch.frombuffer(slot.view, dtype=torch.int64).view(100, -1).T
+    (got,) = wire.carry([made])
+    made[0, 1] = -7
+    assert got[0, 1] == -7
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

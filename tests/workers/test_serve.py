@@ -307,6 +307,39 @@ def test_what_fails_at_set_up_is_told_and_may_be_tried_again(loader):
     assert loader.set_up(numbers()) == Ready()
 
 
+def forget_to_return(*args: Any) -> None:
+    pass
+
+
+async def forget_to_return_soon(*args: Any) -> None:
+    pass
+
+
+def test_an_init_function_that_returns_no_pipe_is_named(loader):
+    told = loader.set_up(numbers(), init_fn=forget_to_return)
+    error = unpack_error(told.error)
+    assert type(error) is TypeError
+    assert "worker_init_fn must return the pipe to use" in str(error)
+    assert "forget_to_return returned NoneType" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("worker_reset_fn", {"fn": forget_to_return}),
+        ("iter_reset_fn", {"reset": forget_to_return_soon}),
+    ],
+)
+def test_a_reset_that_returns_no_pipe_is_named(loader, name, kwargs):
+    loader.set_up(numbers())
+    loader.start(1, **kwargs)
+    error = unpack_error(loader.hear().error)
+    assert type(error) is TypeError
+    assert f"{name} must return the pipe to use, but forget_to_return" in str(error)
+    loader.start(2)
+    assert items_of(loader.frames()) == [1, 3, 5, 7, 9]
+
+
 @pytest.mark.parametrize("kwargs", [{"reset": fail_soon}, {"fn": fail}])
 def test_what_fails_at_the_start_of_an_epoch_is_told(loader, kwargs):
     loader.set_up(numbers())
