@@ -24,6 +24,7 @@ from asyncloader.datapipes.cursors import (
     Cursors,
     Marks,
     first_cursors,
+    forget_starts,
     place_of,
     put_cursors,
     resume,
@@ -147,6 +148,9 @@ class CyclePass(Pass[T]):
     taken: int = 0
     yielded: int = 0
 
+    def __post_init__(self) -> None:
+        self._above = list(pipes_from(self.source))
+
     def cursor(self) -> Cursor:
         # What is above says where it stands only as far as it has come in this round, so
         # that its seeds, which every round has others of, are noted here as well.
@@ -163,7 +167,7 @@ class CyclePass(Pass[T]):
         return super().go_on(position, cursor, cursors)
 
     def _seeded(self) -> list[Any]:
-        return [pipe for pipe in pipes_from(self.source) if isinstance(pipe, Seeded)]
+        return [pipe for pipe in self._above if isinstance(pipe, Seeded)]
 
     def __iter__(self) -> Iterator[T]:
         while self.rounds != self.count:
@@ -174,6 +178,8 @@ class CyclePass(Pass[T]):
             if not self.taken:
                 return
             self.rounds, self.taken = self.rounds + 1, 0
+            # What had ended when this pass went on was not begun: it begins anew now.
+            forget_starts(self._above)
 
 
 @functional_datapipe("repeat")

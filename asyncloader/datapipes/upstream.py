@@ -29,5 +29,11 @@ def _sources(pipe: Any) -> list[Any]:
         return list(pipe.edges)
     found: list[Any] = []
     for value in vars(pipe).values():
-        found += value if isinstance(value, list | tuple) else [value]
+        found += _held_in(value)
     return [value for value in found if is_pipe(value)]
+
+
+def _held_in(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, list | tuple) else [value]
