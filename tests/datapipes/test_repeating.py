@@ -115,7 +115,23 @@ ROUNDS: dict[str, Any] = {
     "mux_longest": lambda: tens().mux_longest(digits()),
     "SampleMultiplexer": lambda: SampleMultiplexer({tens(): 3, digits(): 1}, seed=3),
     "zip_longest": lambda: tens().zip_longest(digits().map(str)),
+    "shuffle, header": lambda: shuffled(1).header(3),
+    "shuffle, batch, header": lambda: shuffled(1).batch(2).header(2),
+    "shuffle over filter, header": lambda: shuffled(1, digits().filter(bool)).header(4),
+    "map shuffle, header": lambda: SequenceWrapper("abcde").shuffle().set_seed(1).header(2),
+    "concat of shuffles": lambda: shuffled(1).concat(shuffled(2), shuffled(3)),
+    "a part of a concat": lambda: shuffled(1).concat(shuffled(2)).header(5),
+    "SampleMultiplexer of shuffles": lambda: SampleMultiplexer(
+        {shuffled(1): 9, shuffled(2): 1}, seed=1
+    ),
+    "mux_longest of shuffles": lambda: shuffled(1).header(2).mux_longest(shuffled(2)),
+    "cycle": lambda: shuffled(1).cycle(2).shuffle(buffer_size=3).set_seed(2),
+    "cycle, header": lambda: shuffled(1).cycle(2).header(7),
 }
+
+
+def shuffled(seed: int, source: Any = None) -> Any:
+    return (source or digits()).shuffle(buffer_size=4).set_seed(seed)
 
 
 @pytest.mark.parametrize("name", ROUNDS)
