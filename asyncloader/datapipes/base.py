@@ -54,6 +54,9 @@ class DataPipe:
     #: Whether this pipe stands where others were that run elsewhere.
     is_stand_in: ClassVar[bool] = False
 
+    #: Whether the sources are read one after the other, so that one pipe may be several of them.
+    reads_in_turn: ClassVar[bool] = False
+
     #: The pipes this one reads from, where it wants to say so itself. Otherwise
     #: they are found among its attributes.
     edges: Iterable[Any] | None = None

@@ -50,6 +50,7 @@ class Concater(IterDataPipe[T]):
     """
 
     makes_again = False
+    reads_in_turn = True
 
     def __init__(self, *datapipes: Iterable[T]) -> None:
         self.sources = iterable_sources(datapipes)
