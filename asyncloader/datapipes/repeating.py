@@ -19,6 +19,7 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
+from asyncloader.datapipes.branching import branches_read_by
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
@@ -73,9 +74,16 @@ class ConcatPass(Pass[T]):
     taken: int = 0
     yielded: int = 0
 
+    def __post_init__(self) -> None:
+        self._done: Cursors = {}
+
     @property
     def source(self) -> Any:
         return self.sources[self.current]
+
+    def put_above(self, into: Cursors) -> None:
+        super().put_above(into)
+        into.update(self._done)
 
     def __iter__(self) -> Iterator[T]:
         while self.current < len(self.sources):
@@ -85,6 +93,7 @@ class ConcatPass(Pass[T]):
                 yield item
             if self.current == len(self.sources) - 1:
                 return
+            self._done |= branches_read_by(self.source)
             self.current, self.taken = self.current + 1, 0
 
 

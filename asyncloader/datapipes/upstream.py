@@ -18,13 +18,14 @@ def pipes_from(pipe: Any) -> Iterator[Any]:
     while waiting:
         current = waiting.pop(0)
         yield current
-        for source in _sources(current):
+        for source in sources_of(current):
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
 
 
-def _sources(pipe: Any) -> list[Any]:
+def sources_of(pipe: Any) -> list[Any]:
+    """Return the pipes that a pipe reads, as far as it has them in its attributes."""
     if getattr(pipe, "edges", None) is not None:
         return list(pipe.edges)
     found: list[Any] = []

@@ -115,6 +115,7 @@ ROUNDS: dict[str, Any] = {
     "mux_longest": lambda: tens().mux_longest(digits()),
     "SampleMultiplexer": lambda: SampleMultiplexer({tens(): 3, digits(): 1}, seed=3),
     "zip_longest": lambda: tens().zip_longest(digits().map(str)),
+    "mux_longest of a fork": lambda: longest_of(*digits().fork(2)),
     "shuffle, header": lambda: shuffled(1).header(3),
     "shuffle, batch, header": lambda: shuffled(1).batch(2).header(2),
     "shuffle over filter, header": lambda: shuffled(1, digits().filter(bool)).header(4),
@@ -128,6 +129,10 @@ ROUNDS: dict[str, Any] = {
     "cycle": lambda: shuffled(1).cycle(2).shuffle(buffer_size=3).set_seed(2),
     "cycle, header": lambda: shuffled(1).cycle(2).header(7),
 }
+
+
+def longest_of(first: Any, second: Any) -> Any:
+    return first.header(2).map(int).mux_longest(second.map(str))
 
 
 def shuffled(seed: int, source: Any = None) -> Any:
