@@ -54,6 +54,9 @@ class DataPipe:
     #: Whether this pipe stands where others were that run elsewhere.
     is_stand_in: ClassVar[bool] = False
 
+    #: Whether the sources are read one after the other, so that one pipe may be several of them.
+    reads_in_turn: ClassVar[bool] = False
+
     #: The pipes this one reads from, where it wants to say so itself. Otherwise
     #: they are found among its attributes.
     edges: Iterable[Any] | None = None
@@ -179,8 +182,9 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         """
         running = self.current_pass
         if running is not None and running.marks is not None:
-            put_cursor(self, running.cursor(), into)
             running.put_above(into)
+            # What has not moved on since it began adds the whole graph's cursors of then.
+            put_cursor(self, running.cursor(), into)
 
     def iter_from(self, position: int, cursors: Cursors) -> Iterator[T_co]:
         """Iterate what follows the first ``position`` items, given cursors from before that."""

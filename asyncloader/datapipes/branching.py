@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursors, cursor_of, dropped, put_cursor
+from asyncloader.datapipes.cursors import Cursors, dropped, put_cursor
 from asyncloader.datapipes.function import itself
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.split_pass import SplitPass
+from asyncloader.datapipes.upstream import sources_of
 
 T = TypeVar("T")
 
@@ -53,12 +54,28 @@ class Branch(IterDataPipe[T]):
             put_cursor(self, self.source.current_pass.cursor_of(self.index), into)
 
     def iter_from(self, position: int, cursors: Cursors) -> Iterator[T]:
-        split = self.source.join(self.index)
-        behind = split.expect(self.index, position, cursor_of(self, cursors))
+        split = self.source.join(self.index, goes_on=True)
+        behind = split.expect(self.index, position, cursors)
         return dropped(BranchIterator(split, self.index, self.copied), behind)
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.index}]"
+
+
+def branches_read_by(source: Any) -> Cursors:
+    """Return the cursors of the branches through which a source is read, as they stand.
+
+    Of a source that has ended, they say that it needs no more of them.
+    """
+    into: Cursors = {}
+    waiting = [source]
+    while waiting:
+        pipe = waiting.pop()
+        if isinstance(pipe, Branch):
+            pipe.put_cursors(into)
+        else:
+            waiting += sources_of(pipe)
+    return into
 
 
 class BranchIterator(Iterator[T]):
@@ -108,15 +125,18 @@ class Splitter(IterDataPipe[T]):
         """Return a pipe for each branch."""
         return [Branch(self, index) for index in range(self.num_instances)]
 
-    def join(self, index: int) -> SplitPass[T]:
-        """Return the pass under way, now with this branch in it, or a new pass."""
+    def join(self, index: int, *, goes_on: bool = False) -> SplitPass[T]:
+        """Return the pass under way, now with this branch in it, or a new pass.
+
+        A branch that goes on where it was may be one that had left then.
+        """
         with self._joining:
             split = self.current_pass
-            if split is None or not split.join(index):
+            if split is None or not split.join(index, goes_on=goes_on):
                 if split is not None:
                     split.invalidate()
                 self.current_pass = split = SplitPass(self)
-                split.join(index)
+                split.join(index, goes_on=goes_on)
             return split
 
     @property

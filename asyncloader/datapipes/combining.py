@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
+from asyncloader.datapipes.branching import branches_read_by
 from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.passes import Pass
@@ -226,9 +227,13 @@ class MuxLongestPass(Pass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "ended": sorted(self.ended)}
 
+    def __post_init__(self) -> None:
+        self._done: Cursors = {}
+
     def put_above(self, into: Cursors) -> None:
         begun = self.sources if self.rounds else self.sources[: self.turn + 1]
         put_all(begun, into)
+        into.update(self._done)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
@@ -250,6 +255,7 @@ class MuxLongestPass(Pass[T]):
                     item = next(iterators[turn], _END)
                     if item is _END:
                         self.ended.add(turn)
+                        self._done |= branches_read_by(self.sources[turn])
                         continue
                     self.turn = turn
                     self.yielded += 1

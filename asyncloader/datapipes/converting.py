@@ -34,7 +34,9 @@ class IterToMapConverter(MapDataPipe[T]):
 
     ``key_value_fn`` makes a pair of each item. The stream is read once, at the
     first lookup, whichever thread asks. Of values with the same key the last
-    counts, with a warning. A key that is not there is an IndexError.
+    counts, with a warning. A key that is not there is an IndexError. Every process reads
+    its own, which it keeps for all later passes, and a copy of the pipe begins with none.
+    Put this before what is random: what is kept is the same in every pass.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> IterableWrapper(["a", "b"]).enumerate().to_map_datapipe()[1]
@@ -75,7 +77,8 @@ class IterToMapConverter(MapDataPipe[T]):
             raise IndexError(f"{self!r} has no item under the key {key!r}") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_loading"}
+        state = {**super().__getstate__(), "_items": None}
+        return {name: value for name, value in state.items() if name != "_loading"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -179,6 +179,12 @@ def forget_passes(pipes: Iterable[Any]) -> None:
             fields.pop("current_pass", None)
 
 
+def forget_starts(pipes: Iterable[Any]) -> None:
+    """Let the next passes of all these pipes begin at their first items."""
+    for pipe in pipes:
+        take_start(pipe)
+
+
 def dropped(items: Iterator[T], count: int) -> Iterator[T]:
     """Return an iterator without its first ``count`` items, which are made when it is read."""
     return _dropped(items, count) if count > 0 else items

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.branching import branches_read_by
 from asyncloader.datapipes.combining import readers
 from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
 from asyncloader.datapipes.passes import Pass
@@ -76,6 +77,7 @@ class MixPass(Pass[T]):
         #: Where the sources stood when this pass began, or went on.
         self.began_at = [0] * len(self.sources)
         self.began_with: list[Cursors] = []
+        self._done: Cursors = {}
 
     def __iter__(self) -> Iterator[T]:
         draw = Random(self.seed).random
@@ -88,6 +90,7 @@ class MixPass(Pass[T]):
                 item = next(iterators[turn], _END)
                 if item is _END:
                     self.ended.append(turn)
+                    self._done |= branches_read_by(self.sources[turn])
                     continue
                 self.taken[turn] += 1
                 self.yielded += 1
@@ -112,6 +115,7 @@ class MixPass(Pass[T]):
                 put_cursors(source, into)
             else:
                 add_cursors(self.began_with[turn], into)
+        into.update(self._done)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:

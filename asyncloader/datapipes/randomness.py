@@ -37,12 +37,20 @@ class Seeded:
         Where none was ever set it is drawn from torch's global generator, or from
         Python's while torch is not imported.
         """
-        seed, self._seed = self._seed, None
-        if seed is not None:
-            return seed
+        seed, self._seed = self.seed_to_come(), None
+        return entropy(otherwise=lambda: random.getrandbits(64)) if seed is None else seed
+
+    def seed_to_come(self) -> int | None:
+        """Return the seed of the next pass, or None where none was ever set."""
+        if self._seed is not None:
+            return self._seed
         if self._is_seeded and self.current_pass is not None:
             return Stream(self.current_pass.seed, _NEXT_AT).draw()
-        return entropy(otherwise=lambda: random.getrandbits(64))
+        return None
+
+    def settle_seed(self) -> None:
+        """Have the next pass draw from the seed that it would have now, whenever it begins."""
+        self._seed = self.seed_to_come()
 
 
 class Shuffling(Seeded):

@@ -19,11 +19,13 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
+from asyncloader.datapipes.branching import branches_read_by
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     Marks,
     first_cursors,
+    forget_starts,
     place_of,
     put_cursors,
     resume,
@@ -34,6 +36,9 @@ from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.upstream import pipes_from
 
 T = TypeVar("T")
+
+#: The seeds of pipes, by their places.
+Seeds = dict[int | None, int]
 
 
 @functional_datapipe("concat")
@@ -46,6 +51,7 @@ class Concater(IterDataPipe[T]):
     """
 
     makes_again = False
+    reads_in_turn = True
 
     def __init__(self, *datapipes: Iterable[T]) -> None:
         self.sources = iterable_sources(datapipes)
@@ -68,9 +74,16 @@ class ConcatPass(Pass[T]):
     taken: int = 0
     yielded: int = 0
 
+    def __post_init__(self) -> None:
+        self._done: Cursors = {}
+
     @property
     def source(self) -> Any:
         return self.sources[self.current]
+
+    def put_above(self, into: Cursors) -> None:
+        super().put_above(into)
+        into.update(self._done)
 
     def __iter__(self) -> Iterator[T]:
         while self.current < len(self.sources):
@@ -80,6 +93,7 @@ class ConcatPass(Pass[T]):
                 yield item
             if self.current == len(self.sources) - 1:
                 return
+            self._done |= branches_read_by(self.source)
             self.current, self.taken = self.current + 1, 0
 
 
@@ -147,25 +161,31 @@ class CyclePass(Pass[T]):
     taken: int = 0
     yielded: int = 0
 
+    def __post_init__(self) -> None:
+        self._above = list(pipes_from(self.source))
+        self._seeded = [pipe for pipe in self._above if isinstance(pipe, Seeded)]
+        # By place: the seeds of this round, and those that follow if nothing more is begun in it.
+        self._seeds: Seeds = {}
+        self._following: Seeds = {}
+
     def cursor(self) -> Cursor:
         # What is above says where it stands only as far as it has come in this round, so
         # that its seeds, which every round has others of, are noted here as well.
-        passes = {place_of(pipe): pipe.current_pass for pipe in self._seeded()}
-        seeds = [[place, each.seed] for place, each in passes.items() if each is not None]
-        return {**super().cursor(), "seeds": seeds}
+        return {
+            **super().cursor(),
+            "seeds": [[place, seed] for place, seed in self._seeds.items()],
+            "following": [[place, seed] for place, seed in self._seeds_to_come().items()],
+        }
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
-            seeds = dict(cursor["seeds"])
-            for pipe in self._seeded():
-                if place_of(pipe) in seeds:
-                    pipe.set_seed(seeds[place_of(pipe)])
+            self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
+            self._set_seeds(self._seeds)
         return super().go_on(position, cursor, cursors)
 
-    def _seeded(self) -> list[Any]:
-        return [pipe for pipe in pipes_from(self.source) if isinstance(pipe, Seeded)]
-
     def __iter__(self) -> Iterator[T]:
+        if not self._seeds:
+            self._settle_seeds()
         while self.rounds != self.count:
             for item in begin(self.source):
                 self.taken += 1
@@ -174,6 +194,32 @@ class CyclePass(Pass[T]):
             if not self.taken:
                 return
             self.rounds, self.taken = self.rounds + 1, 0
+            self._forget_round()
+            self._settle_seeds()
+
+    def _forget_round(self) -> None:
+        # What had ended when this pass went on was not begun: it begins anew now.
+        forget_starts(self._above)
+        unused = self._seeds.items() & self._seeds_to_come().items()
+        following = self._following
+        self._set_seeds({place: following.get(place, seed) for place, seed in unused})
+        self._following = {}
+
+    def _settle_seeds(self) -> None:
+        # Also for what is begun late in the round, or not at all.
+        for pipe in self._seeded:
+            pipe.settle_seed()
+        self._seeds = self._seeds_to_come()
+
+    def _seeds_to_come(self) -> Seeds:
+        seeds = [(place_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
+        return {place: seed for place, seed in seeds if place is not None and seed is not None}
+
+    def _set_seeds(self, seeds: Seeds) -> None:
+        for pipe in self._seeded:
+            seed = seeds.get(place_of(pipe))
+            if seed is not None:
+                pipe.set_seed(seed)
 
 
 @functional_datapipe("repeat")

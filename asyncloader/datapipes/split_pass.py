@@ -14,7 +14,14 @@ from time import thread_time
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.crossing import draw_for_all
-from asyncloader.datapipes.cursors import Cursor, Cursors, Pace, put_cursors, resume
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    Pace,
+    place_of,
+    put_cursors,
+    resume,
+)
 from asyncloader.datapipes.function import calling
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
@@ -70,6 +77,12 @@ class SplitPass(Pass[T]):
         self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
         self._starts = deque([SplitStart(0, tuple(self.given), {})])
         self._expected: dict[int, SplitStart] = {}
+        # Who has said itself where it goes on; another thread may come in between joining and that.
+        self._settled: set[int] = set()
+        #: Those who needed no more where this pass goes on.
+        self._gone: set[int] = set()
+        #: Those who were further on than their readers are, and have not come yet.
+        self._awaited: set[int] = set()
         self._wanted_from = [0] * split.num_instances
         self._pace = Pace()
         self._is_drawing = False
@@ -81,11 +94,19 @@ class SplitPass(Pass[T]):
         self._drawing = threading.Lock()
         self._draws = self._draw_all()
 
-    def join(self, index: int) -> bool:
+    def join(self, index: int, *, goes_on: bool = False) -> bool:
         """Let a branch take part, if it can still get all of its items."""
         with self._drawing:
-            if self.is_invalid or index in self.joined | self.left or self._is_abandoned():
+            if self.is_invalid or index in self.joined or self._is_abandoned():
                 return False
+            # One that was at its end is there again, and needs nothing of what was drawn.
+            if index in self.left and not (goes_on and index in self._gone):
+                return False
+            # One that was to go on begins anew: its readers are in another pass already.
+            if self._wanted_from[index] and not goes_on:
+                return False
+            self.left.discard(index)
+            self._awaited.discard(index)
             self.joined.add(index)
             return True
 
@@ -110,25 +131,51 @@ class SplitPass(Pass[T]):
         with self._drawing:
             start = self._latest_start()
             return {
+                "splitter": place_of(self.split),
+                "index": index,
                 "yielded": self._handed_out(index),
-                "left": sorted(self.left - {index}),
+                "left": sorted(self.left),
+                "gone": sorted(self._gone & self.left),
                 "taken": start.taken,
                 "given": list(start.given),
                 "above": [[place, cursor] for place, cursor in start.cursors.items()],
             }
 
-    def expect(self, index: int, position: int, cursor: Cursor | None) -> int:
+    def expect(self, index: int, position: int, cursors: Cursors) -> int:
         """Let a branch go on after its first items; return how many it has to drop itself."""
         with self._drawing:
             if self._is_drawing:
-                return position
+                return max(0, position - self._wanted_from[index])
+            self._believe(self._cursors_in(cursors))
             self._wanted_from[index] = position
-            if cursor is not None:
-                above = dict(cursor["above"])
-                start = SplitStart(cursor["taken"], tuple(cursor["given"]), above)
-                self._expected[index] = start
-                self.left |= set(cursor["left"])
+            self._settled.add(index)
             return 0
+
+    def _cursors_in(self, cursors: Cursors) -> dict[int, Cursor]:
+        """Return the cursors of this splitter's branches, by their indices."""
+        place = place_of(self.split)
+        own = [cursor for cursor in cursors.values() if cursor.get("splitter", -1) == place]
+        return {cursor["index"]: cursor for cursor in own}
+
+    def _believe(self, cursors: dict[int, Cursor]) -> None:
+        """Take from what the branches said where each of them is to begin, and who had left.
+
+        Those that run ahead say what was so when they were at what their readers have seen.
+        So each is believed about itself; what has left ahead of its reader comes again.
+        """
+        left = {index for cursor in cursors.values() for index in cursor["left"]}
+        gone = {index for cursor in cursors.values() for index in cursor["gone"]} - cursors.keys()
+        gone |= {index for index in left & cursors.keys() if index in cursors[index]["left"]}
+        gone -= self.joined
+        self._gone |= gone
+        self.left |= gone
+        self._awaited |= left - gone - self.joined
+        for index in cursors.keys() - gone - self._expected.keys():
+            cursor = cursors[index]
+            above = dict(cursor["above"])
+            self._expected[index] = SplitStart(cursor["taken"], tuple(cursor["given"]), above)
+            if index not in self._settled:
+                self._wanted_from[index] = cursor["yielded"]
 
     def leave(self, index: int) -> None:
         """Give a branch no more items; when all have left, close the source."""
@@ -204,7 +251,7 @@ class SplitPass(Pass[T]):
         present = set(range(self.split.num_instances)) - self.left
         if not present or not present <= self._expected.keys():
             return self._starts[0]
-        return min(self._expected.values(), key=lambda start: start.taken)
+        return min((self._expected[index] for index in present), key=lambda start: start.taken)
 
     def _note_start(self) -> None:
         begun = thread_time()
@@ -229,7 +276,9 @@ class SplitPass(Pass[T]):
 
     def _check_room(self, index: int) -> None:
         size = self.split.buffer_size
-        others = (len(queue) for place, queue in enumerate(self.queues) if place != index)
+        # What waits for those who were further on than this before is no more than it was.
+        counted = set(range(self.split.num_instances)) - self._awaited - {index}
+        others = (len(self.queues[place]) for place in counted)
         if size == -1 or self.split.held(others) <= size:
             return
         # The branch that ran ahead fails, for good. The others can go on.

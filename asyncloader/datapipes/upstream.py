@@ -18,16 +18,23 @@ def pipes_from(pipe: Any) -> Iterator[Any]:
     while waiting:
         current = waiting.pop(0)
         yield current
-        for source in _sources(current):
+        for source in sources_of(current):
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
 
 
-def _sources(pipe: Any) -> list[Any]:
+def sources_of(pipe: Any) -> list[Any]:
+    """Return the pipes that a pipe reads, as far as it has them in its attributes."""
     if getattr(pipe, "edges", None) is not None:
         return list(pipe.edges)
     found: list[Any] = []
     for value in vars(pipe).values():
-        found += value if isinstance(value, list | tuple) else [value]
+        found += _held_in(value)
     return [value for value in found if is_pipe(value)]
+
+
+def _held_in(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, list | tuple) else [value]

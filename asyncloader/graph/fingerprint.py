@@ -17,8 +17,8 @@ from types import MethodType
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_pipe
-from asyncloader.graph.kinds import is_shuffler, is_splitter
-from asyncloader.graph.walk import Wiring, vars_of
+from asyncloader.graph.kinds import is_replayed, is_shuffler, is_splitter
+from asyncloader.graph.walk import Wiring, every_edge_of, vars_of
 
 #: One entry for each pipe, breadth-first from the last:
 #: ``{"class": name, "reads": [places of other entries], "settings": {name: value}}``.
@@ -76,10 +76,10 @@ def differences(before: Any, after: Any) -> list[str]:
 
 
 def read_without_fork(datapipe: Any) -> list[Any]:
-    """Return the iter pipes that have several readers and are no splitters.
+    """Return the iter pipes that are read several times at once and are no splitters.
 
-    Each reader makes a pass of its own over such a pipe, so that no single place in it
-    says how far the graph has come.
+    Each reader makes a pass of its own over such a pipe, and so does one that has it for
+    several of its sources. Then no single place in it says how far the graph has come.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> source = IterableWrapper(range(3))
@@ -90,8 +90,19 @@ def read_without_fork(datapipe: Any) -> list[Any]:
     return [
         pipe
         for pipe in wiring.pipes
-        if len(wiring.readers(pipe)) > 1 and is_iter_pipe(pipe) and not is_splitter(pipe)
+        if is_iter_pipe(pipe) and not is_splitter(pipe) and _has_several_passes(pipe, wiring)
     ]
+
+
+def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:
+    readers = wiring.readers(pipe)
+    return len(readers) > 1 or any(_reads_twice(reader, pipe) for reader in readers)
+
+
+def _reads_twice(reader: Any, pipe: Any) -> bool:
+    if is_replayed(reader) or reader.reads_in_turn:
+        return False
+    return sum(edge is pipe for edge in every_edge_of(reader)) > 1
 
 
 class _Settings:

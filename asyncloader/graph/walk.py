@@ -182,9 +182,14 @@ def edges_of(pipe: Any) -> list[Any]:
     >>> edges_of(IterableWrapper(range(3)).map(str))
     [IterableWrapper()]
     """
+    return list({id(edge): edge for edge in every_edge_of(pipe)}.values())
+
+
+def every_edge_of(pipe: Any) -> list[Any]:
+    """Return the pipes that ``pipe`` itself reads from, each as often as it is a source of it."""
     declared = declared_edges(pipe)
     found = _found_edges(pipe) if declared is None else declared
-    return list({id(edge): edge for edge in found if edge is not pipe}.values())
+    return [edge for edge in found if edge is not pipe]
 
 
 def declared_edges(pipe: Any) -> list[Any] | None:

@@ -96,7 +96,7 @@ class Snapshots:
                 return f"{stage_name(pipe)} goes by the clock, so what it yielded never comes again"
         for pipe in read_without_fork(self._datapipe):
             return (
-                f"{stage_name(pipe)} is read by several pipes, each in a pass of its own, so no"
+                f"{stage_name(pipe)} is read several times, each in a pass of its own, so no"
                 " place in it says how far the graph is; read it through fork()"
             )
         return None

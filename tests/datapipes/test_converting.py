@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
 from tests.datapipes.watched import Watched, WatchedAsync
@@ -99,6 +100,19 @@ def test_a_copy_is_read_by_itself() -> None:
     pipe = pickle.loads(pickle.dumps(IterableWrapper(range(3)).to_map_datapipe(keyed)))
 
     assert pipe[2] == "2"
+
+
+def test_the_same_seed_gives_the_same_whether_or_not_something_was_looked_up_before() -> None:
+    pipe = IterableWrapper(range(9)).shuffle().enumerate().to_map_datapipe()
+    before = items_of(pipe)
+    assert pipe[0] in range(9)
+    assert items_of(pipe) == before
+
+
+def items_of(pipe: Any) -> list[Any]:
+    with DataLoader2(pipe) as loader:
+        loader.seed(7)
+        return list(loader)
 
 
 def test_items_are_looked_up_under_the_indices_in_their_order() -> None:

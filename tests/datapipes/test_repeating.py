@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
@@ -8,9 +9,10 @@ import torch.utils.data.datapipes.map as torch_map
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper
+from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
+from tests.datapipes.going_on import assert_goes_on
 from tests.datapipes.watched import Watched
 
 several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)
@@ -98,3 +100,45 @@ def test_numbers_of_rounds_are_counts() -> None:
         Cycler("ab", -1)
     with pytest.raises(ValueError, match="at least one source"):
         Concater()
+
+
+def digits() -> Any:
+    return IterableWrapper(range(5))
+
+
+def tens() -> Any:
+    return IterableWrapper([10, 20]).map(int)
+
+
+# In a later round, what these yield depends on all that they read beginning anew in it.
+ROUNDS: dict[str, Any] = {
+    "mux_longest": lambda: tens().mux_longest(digits()),
+    "SampleMultiplexer": lambda: SampleMultiplexer({tens(): 3, digits(): 1}, seed=3),
+    "zip_longest": lambda: tens().zip_longest(digits().map(str)),
+    "mux_longest of a fork": lambda: longest_of(*digits().fork(2)),
+    "shuffle, header": lambda: shuffled(1).header(3),
+    "shuffle, batch, header": lambda: shuffled(1).batch(2).header(2),
+    "shuffle over filter, header": lambda: shuffled(1, digits().filter(bool)).header(4),
+    "map shuffle, header": lambda: SequenceWrapper("abcde").shuffle().set_seed(1).header(2),
+    "concat of shuffles": lambda: shuffled(1).concat(shuffled(2), shuffled(3)),
+    "a part of a concat": lambda: shuffled(1).concat(shuffled(2)).header(5),
+    "SampleMultiplexer of shuffles": lambda: SampleMultiplexer(
+        {shuffled(1): 9, shuffled(2): 1}, seed=1
+    ),
+    "mux_longest of shuffles": lambda: shuffled(1).header(2).mux_longest(shuffled(2)),
+    "cycle": lambda: shuffled(1).cycle(2).shuffle(buffer_size=3).set_seed(2),
+    "cycle, header": lambda: shuffled(1).cycle(2).header(7),
+}
+
+
+def longest_of(first: Any, second: Any) -> Any:
+    return first.header(2).map(int).mux_longest(second.map(str))
+
+
+def shuffled(seed: int, source: Any = None) -> Any:
+    return (source or digits()).shuffle(buffer_size=4).set_seed(seed)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_all_rounds_after_the_one_that_went_on_are_whole(name: str) -> None:
+    assert_goes_on(lambda: ROUNDS[name]().cycle(3))

@@ -12,9 +12,12 @@ import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.crossing import from_thread
+from asyncloader.datapipes.cursors import Cursors, put_cursors, resume
 from asyncloader.datapipes.home import Home, run_at
-from asyncloader.datapipes.iter import Forker, IterableWrapper
+from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
+from asyncloader.datapipes.reading import begin
 from asyncloader.errors import IteratorInvalidated
+from tests.datapipes.going_on import assert_goes_on, cursors_along, placed, plain, rest_of
 from tests.datapipes.watched import Failing, Watched, WatchedAsync
 
 
@@ -334,3 +337,51 @@ async def test_a_thread_that_stops_drawing_leaves_the_others_their_items() -> No
     loop = asyncio.get_running_loop()
     assert await loop.create_task(both_in_threads(), context=run_at(home)) == list(range(1, 20))
     await home.aclose()
+
+
+def even(number: int) -> bool:
+    return number % 2 == 0
+
+
+# The branches of these end at different times, or are read ahead to their ends.
+ENDINGS: dict[str, Any] = {
+    "ahead, first": lambda a, b: a.prefetch(8).map(str).zip(b),
+    "ahead, second": lambda a, b: a.map(str).zip(b.prefetch(8)),
+    "batches": lambda a, b: a.map(str).zip_longest(b.batch(2)),
+    "batches, first": lambda a, b: a.batch(2).zip_longest(b.map(str)),
+    "header": lambda a, b: a.header(3).zip_longest(b.map(str)),
+    "header over filter": lambda a, b: a.filter(even).header(2).zip_longest(b.map(str)),
+    "header, second": lambda a, b: a.map(str).zip_longest(b.header(3)),
+    "filter": lambda a, b: a.map(str).zip_longest(b.filter(even)),
+    "concat": lambda a, b: a.map(str).concat(b.filter(even)),
+    "concat of what is ahead": lambda a, b: a.prefetch(3).concat(b.prefetch(2)),
+    "mux_longest": lambda a, b: a.filter(even).map(str).mux_longest(b.map(str)),
+    "mux_longest, ahead": lambda a, b: a.batch(3).prefetch(2).mux_longest(b.map(str)),
+    "SampleMultiplexer": lambda a, b: SampleMultiplexer({a.batch(3): 3, b.map(str): 1}, seed=1),
+    "shuffle": lambda a, b: a.shuffle(buffer_size=3).set_seed(1).zip_longest(b.batch(3)),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_branches_go_on_where_some_have_ended(name: str) -> None:
+    assert_goes_on(lambda: ENDINGS[name](*IterableWrapper(range(12)).fork(2)))
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_branches_go_on_twice_where_some_have_ended(name: str) -> None:
+    def make() -> Any:
+        return ENDINGS[name](*IterableWrapper(range(12)).filter(bool).demux(2, is_low))
+
+    items, along = cursors_along(make())
+    for first in range(1, len(items)):
+        graph = placed(make())
+        resume(graph, first, plain(along[first]))
+        for position, item in enumerate(begin(graph), first + 1):
+            assert item == items[position - 1]
+            cursors: Cursors = {}
+            put_cursors(graph, cursors)
+            assert rest_of(make(), position, plain(cursors)) == items[position:]
+
+
+def is_low(number: int) -> bool:
+    return number < 4

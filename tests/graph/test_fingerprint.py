@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -161,3 +162,27 @@ def test_pipes_that_are_read_twice_without_a_fork_are_found() -> None:
     assert read_without_fork(shared.map(str).zip(shared.map(len))) == [shared]
     left, right = shared.fork(2)
     assert read_without_fork(left.zip(right)) == []
+
+
+def test_a_pipe_that_one_other_reads_twice_at_once_is_found() -> None:
+    shared = IterableWrapper([1])
+    assert read_without_fork(shared.zip(shared)) == [shared]
+    assert read_without_fork(shared.mux(IterableWrapper([2]), shared).batch(2)) == [shared]
+    assert read_without_fork(shared.zip_with_iter(shared, hash)) == [shared]
+
+
+def test_a_pipe_may_be_read_twice_in_turn_or_by_what_is_run_again() -> None:
+    shared = IterableWrapper([1])
+    assert read_without_fork(shared.concat(shared)) == []
+    assert read_without_fork(Pairs(shared)) == []
+
+
+class Pairs(IterDataPipe[Any]):
+    """A user's pipe, which knows its source by two names."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = self.wrapped = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item, item
