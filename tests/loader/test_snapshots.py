@@ -23,6 +23,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
+from asyncloader.datapipes import cursors
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.errors import SnapshotError
 from asyncloader.snapshot.snapshot import checksum
@@ -647,14 +648,6 @@ class Calls:
         return self
 
 
-class SlowCalls(Calls):
-    """As slow as the functions are whose calls matter."""
-
-    def __call__(self, number: Any) -> Any:
-        sum(range(3000))
-        return super().__call__(number)
-
-
 @pytest.mark.parametrize(
     ("shape", "most"),
     [
@@ -713,25 +706,26 @@ def joined(branches: Any) -> Any:
         "prefetch",
     ],
 )
-def test_only_a_window_of_what_came_before_is_made_again(pipe):
-    calls = SlowCalls()
+def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
+    # How often marks are due depends on time; what they hold does not.
+    monkeypatch.setattr(cursors, "_SHARE", 0)
+    calls = Calls()
 
     def make() -> Any:
         return pipe(it.IterableWrapper(range(4000)).map(calls))
 
     with loader_at(0, make) as loader:
         length = sum(1 for _ in loader.latest)
+        whole = calls.count
     step = length * 9 // 10
     with loader_at(step, make) as loader:
         state = loader.state_dict(include_datapipe=False)
-        calls.count = 0
         rest = list(loader.latest)
-        undisturbed = calls.count
     calls.count = 0
     with DataLoader2(make()) as loader:
         loader.load_state_dict(state)
         assert list(loader) == rest
-    assert calls.count - undisturbed < 1000
+    assert calls.count <= whole // 10 + 100
 
 
 async def test_states_may_be_taken_while_another_thread_iterates():

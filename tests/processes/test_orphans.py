@@ -64,7 +64,7 @@ def test_all_die_with_a_loader_that_is_killed(method: str | None, tmp_path: Path
         try:
             assert len(family) >= len(BUSY)
             script.kill()
-            deadline = time.monotonic() + 2.0
+            deadline = time.monotonic() + 8.0
             alive = [
                 what
                 for pidfd, what in family.items()
@@ -88,7 +88,7 @@ def test_an_interpreter_exits_with_busy_children(method: str | None, tmp_path: P
     """
     done = run_script(tmp_path, guarded(method, body), repr(method))
     assert (done.returncode, done.stderr) == (7, "")
-    assert time.time() - float(done.stdout) < 3.0
+    assert time.time() - float(done.stdout) < 8.0
 
 
 @every_method

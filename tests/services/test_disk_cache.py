@@ -243,8 +243,8 @@ def test_whoever_waits_takes_over_from_the_dead_at_once(kitchen, tmp_path):
             wait_for_a_lock(second.pid)
             first.kill()
             began = time.monotonic()
-            assert second.communicate(timeout=30) == (f"half\n{kitchen.path(0)}\n", "")
-            assert time.monotonic() - began < 5
+            assert second.communicate(timeout=60) == (f"half\n{kitchen.path(0)}\n", "")
+            assert time.monotonic() - began < 20
     assert kitchen.is_whole(1)
 
 

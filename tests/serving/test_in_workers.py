@@ -139,7 +139,7 @@ async def test_the_least_busy_worker_gets_the_next_request(tmp_path):
         while len(awake) < 2:
             awake |= {*await asyncio.gather(*[feed.ask("quick") for _ in range(8)])}
         slow = asyncio.create_task(feed.ask("slow"))
-        quick = [await feed.ask("quick", timeout=5) for _ in range(20)]
+        quick = [await feed.ask("quick", timeout=LONG) for _ in range(20)]
         assert len(set(quick)) == 1
         gate.write_bytes(b"")
         assert (await slow)[1] != quick[0][1]

@@ -74,7 +74,7 @@ def test_a_truncated_frame_is_refused_within_the_deadline(ends):
     start = time.monotonic()
     with pytest.raises(TransportError, match="nothing more came"):
         channel.receive()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_a_truncated_frame_and_the_end_is_a_transport_error(ends):

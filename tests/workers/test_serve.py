@@ -149,8 +149,8 @@ def test_a_worker_yields_its_shard_epoch_after_epoch(loader):
 
 
 def test_small_items_ride_together_and_few_large_ones(loader):
-    loader.set_up(numbers(200))
-    loader.start()
+    loader.set_up(numbers(2000))
+    loader.start(credits=99)
     sizes = [len(frame) for frame in loader.frames()[:-1]]
     # The first goes at once, so that nobody waits.
     assert sizes[0] == 1
