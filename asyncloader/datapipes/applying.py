@@ -12,9 +12,10 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.function import blame, calling, unawaited
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in

@@ -24,15 +24,12 @@ from asyncloader.datapipes.cursors import (
     adropped,
     cursor_of,
     dropped,
-    pick,
     picked,
-    picks,
     put_cursor,
-    put_cursors,
-    resume,
 )
 from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.registering import register
 from asyncloader.datapipes.share import Share
@@ -232,38 +229,6 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
         """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
         register(IterDataPipe, name, pipe_class)
-
-
-class OneToOne:
-    """A pipe that yields one item for each of ``self.source``, in the same order.
-
-    Its place is that of its source. Name it first among a class's bases.
-    """
-
-    source: Any
-
-    def put_cursors(self, into: Cursors) -> None:
-        """Add where all above the pipe stand."""
-        put_cursors(self.source, into)
-
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
-        """Iterate what follows the first ``position`` items."""
-        resume(self.source, position, cursors)
-        return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
-
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
-        """Iterate what follows the first ``position`` items, on the running loop."""
-        resume(self.source, position, cursors)
-        return self  # type: ignore[return-value]  # a pipe
-
-    def picks(self) -> bool:
-        """Whether single items can be had by themselves."""
-        return picks(self.source)
-
-    def iter_at(self, positions: list[int]) -> Iterator[Any]:
-        """Iterate the items at these positions."""
-        pick(self.source, positions)
-        return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
 
 
 class MapDataPipe(DataPipe, MapFluent[T_co]):

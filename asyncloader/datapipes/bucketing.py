@@ -14,11 +14,12 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import add_cursors, closing_items

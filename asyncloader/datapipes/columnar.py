@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_names, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
 
 

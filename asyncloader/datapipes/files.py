@@ -18,8 +18,9 @@ from asyncloader.datapipes.arguments import (
     checked_length,
     iterable_source,
 )
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe, is_pipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, is_pipe
 from asyncloader.datapipes.expanding import Expander, TolerantExpander
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.streams import (

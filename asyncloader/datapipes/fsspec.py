@@ -14,11 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_mapping, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.expanding import Expander
 from asyncloader.datapipes.files import any_match, as_roots, checked_masks
 from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.saving import (
     as_bytes,

@@ -20,7 +20,6 @@ from typing import TypeVar
 from asyncloader.datapipes.arguments import checked_seconds, iterable_source
 from asyncloader.datapipes.base import (
     IterDataPipe,
-    OneToOne,
     functional_datapipe,
     is_async_pipe,
 )
@@ -29,6 +28,7 @@ from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cur
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items, groups_of
 from asyncloader.datapipes.meeting import Meeting
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.errors import RankError

@@ -22,11 +22,11 @@ from asyncloader.datapipes.arguments import (
 from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
-    OneToOne,
     functional_datapipe,
 )
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
 from asyncloader.datapipes.function import blame, calling, is_async
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import (

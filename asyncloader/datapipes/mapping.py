@@ -22,13 +22,13 @@ from asyncloader.datapipes.arguments import (
 from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
-    OneToOne,
     functional_datapipe,
 )
 from asyncloader.datapipes.collating import Allocate, Collation, is_torchs_own
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
 from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.tolerance import OnError

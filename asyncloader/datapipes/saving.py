@@ -15,8 +15,9 @@ from typing import Any
 
 from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_function, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.function import calling, is_async, itself
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.streams import pair_in
 

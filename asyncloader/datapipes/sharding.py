@@ -16,9 +16,10 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, can_share, pick, picks, resume
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin, begin_share
 from asyncloader.datapipes.share import Share

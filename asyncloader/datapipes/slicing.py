@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_integer, checked_key, iterable_source
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, functional_datapipe
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.function import blame
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
 
 

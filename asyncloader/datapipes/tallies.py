@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.base import OneToOne
 from asyncloader.datapipes.cursors import place_of
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.watching import Watching
 
 #: The number of items of a pipe that does not count them.

@@ -14,9 +14,10 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe, OneToOne, is_async_pipe
+from asyncloader.datapipes.base import IterDataPipe, is_async_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replace_dp

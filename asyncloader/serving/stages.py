@@ -10,10 +10,11 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe, OneToOne
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.iterating import aclose_items, close_items
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.datapipes.timed_batching import timed_batches
 from asyncloader.errors import LoaderError

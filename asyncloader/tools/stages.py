@@ -19,12 +19,12 @@ from typing import Any
 from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
-    OneToOne,
     is_async_pipe,
     is_iter_pipe,
 )
 from asyncloader.datapipes.iterating import aclose_items, close_items
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import replace_edge

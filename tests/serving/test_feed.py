@@ -21,8 +21,8 @@ from asyncloader import (
     Overloaded,
     SnapshotError,
 )
-from asyncloader.datapipes.base import OneToOne
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.serving import feed as feed_module
 from tests.leaks import leaves_nothing
 

@@ -24,8 +24,8 @@ from asyncloader import (
     PipelineError,
     WorkerDied,
 )
-from asyncloader.datapipes.base import OneToOne
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.runtime import get_worker_info
 from tests.leaks import leaves_nothing
 
