@@ -78,6 +78,8 @@ class ColumnFunction:
         columns = checked_columns(checked_function("fn", function), input_col, output_col)
         if input_col is None and output_col is None:
             return function
+        if output_col is None and isinstance(input_col, list | tuple) and not input_col:
+            raise ValueError("input_col names no column: say by output_col where results go")
         kind = AsyncColumnFunction if is_async(function) else ColumnFunction
         return kind(function, columns)
 

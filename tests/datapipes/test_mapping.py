@@ -89,6 +89,12 @@ def test_columns_that_do_not_go_together_are_refused() -> None:
         source.map(add, [0, 1, 2])
 
 
+def test_a_result_of_no_columns_needs_a_place() -> None:
+    with pytest.raises(ValueError, match="names no column"):
+        IterableWrapper([{"a": 1}]).map(total, [])
+    assert list(IterableWrapper([{"a": 1}]).map(total, [], "a")) == [{"a": 0}]
+
+
 def test_a_failing_function_names_its_pipe_in_a_note() -> None:
     pipe = IterableWrapper([1, 0]).map(lambda n: 1 / n)
 
