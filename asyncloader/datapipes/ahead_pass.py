@@ -51,7 +51,7 @@ class AheadPass(Pass[T]):
         self.room = 0
         #: What begins them, while something does.
         self.ahead: Ahead = NOTHING_AHEAD
-        self.positions = positions_for(pipe.ordered)
+        self.positions = positions_for(pipe)
         # The position alone says where such a pass stands.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
         put = functools.partial(put_cursors, self.source)
@@ -94,6 +94,8 @@ class AheadPass(Pass[T]):
             return position
         self.yielded, self.errors = self.positions.go_on(cursor, position)
         oldest = self.positions.oldest()
-        self.above.restart(oldest, cursors)
-        resume(self.source, oldest, cursors)
+        # Whoever holds the own cursor keeps all that is handed out from now on.
+        above = {place: each for place, each in cursors.items() if each is not cursor}
+        self.above.restart(oldest, above)
+        resume(self.source, oldest, above)
         return position - self.yielded

@@ -20,7 +20,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, adropped, cursor_of
 from asyncloader.datapipes.debugging import watched_async
 from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.datapipes.function import blame, is_async, itself
-from asyncloader.datapipes.handing_out import AsTheyCome
+from asyncloader.datapipes.handing_out import first_cursor
 from asyncloader.datapipes.in_groups import InGroups
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.naming import function_name
@@ -129,7 +129,7 @@ class AsyncMapper(IterDataPipe[T]):
 
     def first_cursor(self) -> Cursor:
         """Return the cursor of the beginning of a pass that hands out as results come."""
-        return AsTheyCome.first_cursor()
+        return first_cursor(self)
 
     def has_no_order(self) -> bool:
         return not self.ordered

@@ -22,6 +22,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors,
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.replaying import put_to_come
 
 T = TypeVar("T")
 
@@ -231,8 +232,10 @@ class MuxLongestPass(Pass[T]):
         self._done: Cursors = {}
 
     def put_above(self, into: Cursors) -> None:
-        begun = self.sources if self.rounds else self.sources[: self.turn + 1]
-        put_all(begun, into)
+        begun = len(self.sources) if self.rounds else self.turn + 1
+        put_all(self.sources[:begun], into)
+        for source in self.sources[begun:]:
+            put_to_come(source, into)
         into.update(self._done)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:

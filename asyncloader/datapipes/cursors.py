@@ -37,9 +37,11 @@ _START = "_start"
 _CROSSING = "_crossing"
 _PLACE = "_place"
 _COUNT = "_count"
+_BEGINNINGS = "_beginnings"
+COURSE = "_course"
 
 #: The fields of a pipe that are about its passes: a copy of the pipe has none of them.
-PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT})
+PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT, _BEGINNINGS, COURSE})
 
 
 def set_places(pipes: Iterable[Any]) -> None:
@@ -148,6 +150,7 @@ def put_cursors(pipe: Any, into: Cursors) -> None:
 
 def put_own_cursors(pipe: Any, into: Cursors) -> None:
     """Add where a pipe and all above it stand, where it is iterated."""
+    into.update(getattr(pipe, _BEGINNINGS, {}))
     if hasattr(pipe, "load_state_dict"):
         # It may be the very object that the pipe goes on changing.
         state = copy.deepcopy(pipe.state_dict())
@@ -162,6 +165,11 @@ def first_cursors(pipe: Any) -> Cursors:
     return start[1]
 
 
+def set_beginnings(pipe: Any, cursors: Cursors) -> None:
+    """Note where some pipes above one stood when it began, which knows no other place."""
+    object.__setattr__(pipe, _BEGINNINGS, cursors)
+
+
 def set_crossing(pipe: Any, crossing: Any) -> None:
     """Note that what a pipe yields crosses to its reader, ahead of it; None if it does not."""
     if crossing is not None or _CROSSING in getattr(pipe, "__dict__", {}):
@@ -172,7 +180,7 @@ def forget_passes(pipes: Iterable[Any]) -> None:
     """Let the next passes of all these pipes begin at the beginning, whatever was before."""
     for pipe in pipes:
         fields = getattr(pipe, "__dict__", {})
-        for name in (_START, _CROSSING):
+        for name in (_START, _CROSSING, _BEGINNINGS, COURSE):
             fields.pop(name, None)
         # A splitter sees for itself which of its passes are over.
         if hasattr(pipe, "is_splitter") and not pipe.is_splitter():

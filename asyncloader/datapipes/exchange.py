@@ -59,6 +59,10 @@ class Exchange(Generic[T]):
         self._is_dropped = False
         self._error: LastingError | None = None
 
+    def begin(self, first: Cursors) -> None:
+        """Say with which cursors the giver's pipe begins in fact."""
+        self._marks.restart(0, first)
+
     def give(self, item: T) -> None:
         """Add an item and wake the taker."""
         self._items.append(item)

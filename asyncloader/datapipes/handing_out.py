@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of, put_cursor, resume
-from asyncloader.datapipes.journal import Journal
+from asyncloader.datapipes.course import Course, Entry, course_of
+from asyncloader.datapipes.cursors import Cursor
 
 #: The position of an item that was read again, and whose result was handed out before.
 BEFORE = -1
@@ -24,8 +24,10 @@ class InOrder:
     def __init__(self) -> None:
         self.read = 0
         self.done = 0
-        #: None is known to come before those before it.
-        self.turns: deque[int] = deque()
+
+    def turns(self) -> deque[int]:
+        """Return the positions that are handed out before those before them: none."""
+        return deque()
 
     def begin(self) -> int:
         """Note that an item was read; return its position."""
@@ -60,15 +62,22 @@ class AsTheyCome:
     handed out in that order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, course: Course) -> None:
         self.read = 0
         self.held: set[int] = set()
-        #: Which of the items before this position are wanted again.
+        # Which of the items before this position are wanted again.
         self._known = 0
         self._again: set[int] = set()
-        self._journal = Journal()
-        #: The positions that are handed out first, in this order.
-        self.turns: deque[int] = deque()
+        self._course = course
+        self._goes_on = False
+        # What is handed out first, in this order.
+        self._first: deque[Entry] = deque()
+
+    def turns(self) -> deque[int]:
+        """Return the positions that are handed out first, in this order; the pass begins."""
+        if not self._goes_on:
+            self._expect(0, (), [], self._course.begin())
+        return deque(position for position, *_ in self._first)
 
     def begin(self) -> int:
         """Note that an item was read; return its position, or BEFORE if it is done already."""
@@ -83,67 +92,54 @@ class AsTheyCome:
         """Note that the result of the item at a position was handed out, or left out."""
         self.held.discard(position)
         self._again.discard(position)
-        self._journal.add([position, yielded, errors])
+        if self._first and self._first[0][0] == position:
+            self._first.popleft()
+        else:
+            self._course.add([position, yielded, errors])
 
     def oldest(self) -> int:
         """Return the first position whose result was not handed out."""
         return min(self._again | self.held, default=max(self.read, self._known))
 
-    @staticmethod
-    def first_cursor() -> Cursor:
-        """Return where a pass stands before its first item."""
-        return {"yielded": 0, "errors": 0, "taken": 0, "held": [], "later": []}
-
     def cursor(self) -> Cursor:
         """Return where this stands, and all that is handed out later."""
         return {
+            "begun": True,
             "taken": max(self.read, self._known),
             "held": sorted(self._again | self.held),
-            "later": self._journal.since_now(),
+            "later": self._course.since_now(self._first),
         }
 
     def go_on(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
         """Be where ``cursor`` and the later say there were so many yielded.
 
-        Return how many were yielded and were errors there. The cursor has, from then on, what
-        is handed out later there.
+        Return how many were yielded and were errors there.
         """
-        later = list(cursor["later"])
-        counts = [cursor["yielded"], cursor["errors"]]
+        self._goes_on = True
+        later = self._course.go_on(cursor)
         seen = [entry for entry in later if entry[1] <= yielded]
-        self.turns = deque(position for position, *_ in later[len(seen) :])
-        cursor["later"] = self._journal.since_now(seen)
-        done = {position for position, *_ in seen}
-        ends = (position + 1 for position in (*done, *self.turns))
-        self._known = max([cursor["taken"], *ends])
-        fresh = range(cursor["taken"], self._known)
-        self._again = {*cursor["held"], *fresh} - done
-        self.read = self.oldest()
-        if seen:
-            counts = seen[-1][1:]
+        self._expect(cursor["taken"], cursor["held"], seen, later[len(seen) :])
+        counts = seen[-1][1:] if seen else [cursor["yielded"], cursor["errors"]]
         return counts[0], counts[1]
 
-
-def positions_for(ordered: bool) -> InOrder | AsTheyCome:
-    """Return what keeps the positions of one pass."""
-    return InOrder() if ordered else AsTheyCome()
-
-
-def note_orders(pipes: Iterable[Any], cursors: Cursors) -> None:
-    """Have all that hand out as they come note the order of it from the beginning.
-
-    To be called with a graph's pipes before a pass that goes on from ``cursors``, to which
-    those of the beginning are added.
-    """
-    pipes = list(pipes)
-    unordered = [pipe for pipe in pipes if is_without_order(pipe)]
-    for pipe in unordered:
-        if cursor_of(pipe, cursors) is None:
-            put_cursor(pipe, pipe.first_cursor(), cursors)
-    for pipe in pipes if unordered else ():
-        resume(pipe, 0, cursors)
+    def _expect(
+        self, taken: int, held: Iterable[int], seen: list[Entry], following: list[Entry]
+    ) -> None:
+        """Want what is held after so many were taken, but not what was seen since."""
+        self._first = deque(following)
+        done = {position for position, *_ in seen}
+        ends = (position + 1 for position, *_ in (*seen, *following))
+        self._known = max([taken, *ends])
+        self._again = {*held, *range(taken, self._known)} - done
+        self.read = self.oldest()
 
 
-def is_without_order(pipe: Any) -> bool:
-    """Whether a pipe hands its items out as they come, another time in another order."""
-    return hasattr(pipe, "has_no_order") and pipe.has_no_order()
+def first_cursor(pipe: Any) -> Cursor:
+    """Return the cursor of a pass to come, with all that is handed out in it and later."""
+    later = course_of(pipe).since_now()
+    return {"begun": False, "yielded": 0, "errors": 0, "taken": 0, "held": [], "later": later}
+
+
+def positions_for(pipe: Any) -> InOrder | AsTheyCome:
+    """Return what keeps the positions of one pass of a pipe."""
+    return InOrder() if pipe.ordered else AsTheyCome(course_of(pipe))

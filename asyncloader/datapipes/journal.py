@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 #: Of so many entries those are forgotten that nobody goes back to.
@@ -33,11 +34,10 @@ class Journal:
                 self._forget()
 
     def since_now(self, before: Iterable[Any] = ()) -> Since:
-        """Return what will have happened since now, or since ``before``."""
+        """Return ``before`` and what will have happened since now."""
         self._forget()
         forgotten, entries = self._kept
-        since = Since(self, forgotten + len(entries))
-        entries.extend(before)
+        since = Since(self, forgotten + len(entries), [*before])
         self._held.append(weakref.ref(since))
         return since
 
@@ -57,14 +57,15 @@ class Journal:
 
 
 class Since:
-    """The entries of a journal since a moment; another is made of it as a list."""
+    """Some entries, and those of a journal since a moment; made a list when it is copied."""
 
-    def __init__(self, journal: Journal, start: int) -> None:
+    def __init__(self, journal: Journal, start: int, before: list[Any]) -> None:
         self.start = start
+        self._before = before
         self._journal = journal
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._journal.entries_from(self.start))
+        return chain(self._before, self._journal.entries_from(self.start))
 
     def __reduce__(self) -> Any:
         return list, (list(self),)

@@ -15,10 +15,11 @@ from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.branching import branches_read_by
 from asyncloader.datapipes.combining import readers
-from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.rereading import add_cursors
+from asyncloader.datapipes.replaying import put_to_come
+from asyncloader.datapipes.upstream import beginning
 from asyncloader.datapipes.weights import checked_weight
 from asyncloader.seeds import checked_seed
 
@@ -83,7 +84,7 @@ class MixPass(Pass[T]):
         draw = Random(self.seed).random
         for _ in range(self.drawn):
             draw()
-        self.began_with = [first_cursors(source) for source in self.sources]
+        self.began_with = [beginning(source) for source in self.sources]
         with readers(tuple(self.sources)) as iterators:
             while (turn := self._draw_turn(draw())) is not None:
                 self.drawn += 1
@@ -93,6 +94,7 @@ class MixPass(Pass[T]):
                     self._done |= branches_read_by(self.sources[turn])
                     continue
                 self.taken[turn] += 1
+                self.began_with[turn] = {}
                 self.yielded += 1
                 yield item
 
@@ -114,7 +116,9 @@ class MixPass(Pass[T]):
             if self.taken[turn] > self.began_at[turn]:
                 put_cursors(source, into)
             else:
-                add_cursors(self.began_with[turn], into)
+                into.update(self.began_with[turn])
+                if not self.taken[turn]:
+                    put_to_come(source, into)
         into.update(self._done)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:

@@ -33,6 +33,7 @@ from asyncloader.datapipes.cursors import (
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.replaying import put_to_come, with_orders
 from asyncloader.datapipes.upstream import pipes_from
 
 T = TypeVar("T")
@@ -83,6 +84,9 @@ class ConcatPass(Pass[T]):
 
     def put_above(self, into: Cursors) -> None:
         super().put_above(into)
+        for turn, source in enumerate(self.sources):
+            if turn != self.current:
+                put_to_come(source, into)
         into.update(self._done)
 
     def __iter__(self) -> Iterator[T]:
@@ -200,6 +204,7 @@ class CyclePass(Pass[T]):
     def _forget_round(self) -> None:
         # What had ended when this pass went on was not begun: it begins anew now.
         forget_starts(self._above)
+        with_orders(self._above, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({place: following.get(place, seed) for place, seed in unused})

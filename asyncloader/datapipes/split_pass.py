@@ -27,6 +27,7 @@ from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.upstream import beginning
 from asyncloader.errors import IteratorInvalidated
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class SplitPass(Pass[T]):
         #: How many items each branch was given so far; the last of them wait in its queue.
         self.given = [0] * split.num_instances
         self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
-        self._starts = deque([SplitStart(0, tuple(self.given), {})])
+        self._starts = deque([SplitStart(0, tuple(self.given), beginning(split.source))])
         self._expected: dict[int, SplitStart] = {}
         # Who has said itself where it goes on; another thread may come in between joining and that.
         self._settled: set[int] = set()
@@ -242,7 +243,7 @@ class SplitPass(Pass[T]):
         start = self._first_start()
         self._starts = deque([start])
         self.taken, self.given = start.taken, list(start.given)
-        if start.taken:
+        if start.taken or start.cursors:
             resume(self.split.source, start.taken, start.cursors)
         return begin(self.split.source)
 

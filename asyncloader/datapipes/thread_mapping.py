@@ -22,7 +22,7 @@ from asyncloader.datapipes.crew import Crew, Threads
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.debugging import watched_plain
 from asyncloader.datapipes.function import blame, is_async, unawaited
-from asyncloader.datapipes.handing_out import BEFORE, AsTheyCome
+from asyncloader.datapipes.handing_out import BEFORE, first_cursor
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.makers import Makers
 from asyncloader.datapipes.naming import brief_name, function_name
@@ -87,7 +87,7 @@ class ThreadMapper(IterDataPipe[T]):
 
     def first_cursor(self) -> Cursor:
         """Return the cursor of the beginning of a pass that hands out as results come."""
-        return AsTheyCome.first_cursor()
+        return first_cursor(self)
 
     def has_no_order(self) -> bool:
         return not self.ordered
@@ -134,7 +134,7 @@ class ThreadMapPass(AheadPass[T]):
 
     def __iter__(self) -> Iterator[T]:
         with watched_plain(self.pipe.call, self.pipe) as call:
-            crew = self.pipe.new_crew(call, self.positions.turns)
+            crew = self.pipe.new_crew(call, self.positions.turns())
             self.calls, self.room, self.ahead = crew, crew.room, crew
             try:
                 with closing(crew), Makers() as makers:

@@ -49,7 +49,7 @@ class Window(RunningAhead, Generic[T]):
         self.concurrency = concurrency
         #: The calls that are not done, and the positions of their items.
         self.under_way: dict[asyncio.Task[T], int] = {}
-        self.results = calls_in_order(ordered, running.positions.turns)
+        self.results = calls_in_order(ordered, running.positions.turns())
         #: Those of the results that may raise when they are taken.
         self._failed: set[asyncio.Task[T]] = set()
         running.calls, running.room = self.under_way, concurrency

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, IterDataPipe
+from asyncloader.datapipes.base import DataPipe
 
 
 def can(pipe: Any, *methods: str) -> bool:
@@ -60,14 +60,6 @@ def lives_with_loader(pipe: Any) -> bool:
 def goes_by_clock(pipe: Any) -> bool:
     """Whether what a pipe yields depends on the time."""
     return bool(pipe.goes_by_clock()) if can(pipe, "goes_by_clock") else False
-
-
-def is_replayed(pipe: Any) -> bool:
-    """Whether a pipe knows no place, so that going on runs it, and all above it, once more."""
-    if not isinstance(pipe, IterDataPipe):
-        return True
-    names = ("new_pass", "put_cursors")
-    return all(getattr(type(pipe), name) is getattr(IterDataPipe, name) for name in names)
 
 
 def is_splitter(pipe: Any) -> bool:

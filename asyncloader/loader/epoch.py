@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.base import is_async_pipe
-from asyncloader.datapipes.cursors import Cursors, astarted, put_own_cursors
+from asyncloader.datapipes.cursors import Cursors, astarted, first_cursors, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.home import Home, give_groups, run_at
 from asyncloader.datapipes.lasting import LastingError
@@ -154,6 +154,7 @@ class Epoch:
 
     async def _run(self, pipe: Any) -> None:
         self._pipe = pipe
+        self._exchange.begin(first_cursors(pipe))
         self._timing.watching.begin(lambda: pipes_of(pipe))
         try:
             if is_async_pipe(pipe):

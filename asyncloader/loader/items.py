@@ -13,7 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, Marks, put_own_cursors, started
+from asyncloader.datapipes.cursors import (
+    Cursors,
+    Marks,
+    first_cursors,
+    put_own_cursors,
+    started,
+)
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.datapipes.watched import WatchedCalls
@@ -141,7 +147,7 @@ class DirectItems(RunningItems):
         self._watched = WatchedCalls(list, DirectItems.next.__code__)
         pipe = thread.call(self._begin(start))
         put = functools.partial(put_own_cursors, pipe)
-        self._marks = Marks(put, lambda: self._made - 1, start.cursors)
+        self._marks = Marks(put, lambda: self._made - 1, first_cursors(pipe))
         self.iterator: Iterator[Any] = started(pipe)
 
     def next(self) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
-from asyncloader.datapipes.handing_out import note_orders
 from asyncloader.datapipes.passes import set_all_paused
+from asyncloader.datapipes.replaying import with_orders
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
@@ -186,12 +186,13 @@ class Lifecycle:
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
                 f" {type(prepared).__name__}"
             )
+        cursors = start.cursors
         if is_pipe(prepared):
             pipes = breadth_first(prepared)
             forget_passes(pipes)
-            note_orders(pipes, start.cursors)
+            cursors = with_orders(pipes, cursors)
         if start.position:
-            resume(prepared, start.position, start.cursors)
+            resume(prepared, start.position, cursors)
         return prepared
 
     async def _reset(self, reset: IterResetFn) -> Any:

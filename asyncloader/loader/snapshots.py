@@ -11,9 +11,9 @@ import pickle
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
-from asyncloader.datapipes.handing_out import is_without_order
 from asyncloader.datapipes.journal import settled
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.kinds import goes_by_clock, lives_with_loader

@@ -38,7 +38,7 @@ from asyncloader.ranks import (
 )
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.division import FromWorkers
+from asyncloader.services.from_workers import FromWorkers
 
 
 class DistributedReadingService(ReadingServiceInterface):

@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
     Callable,
-    Iterable,
     Sequence,
 )
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import (
-    Cursor,
-    Cursors,
-    cursor_of,
     place_of,
-    put_cursor,
     take_place_of,
 )
-from asyncloader.datapipes.journal import Journal
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.errors import LoaderError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
@@ -37,152 +26,14 @@ from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo
-from asyncloader.services.elastic import SPREAD, spread_place
 from asyncloader.services.fed import FedFromWorkers
+from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import pack_code
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
 from asyncloader.workers.starting import DealPlan
 from asyncloader.workers.supply import FromDispatcher
-from asyncloader.workers.worker_stream import WorkerStream
-
-
-class FromWorkers(IterDataPipe[Any]):
-    """Yield the items of a branch that runs in workers; stands in the branch's place."""
-
-    edges = ()
-
-    is_stand_in = True
-
-    def __init__(self, end: Any) -> None:
-        self.branch = stage_name(end)
-        self.length: int | None = None
-        #: Whether the workers run pipes that may yield another number of items.
-        self.is_changed = False
-        self.stream: WorkerStream | None = None
-        self._running: WorkerStream | None = None
-        self._taken = 0
-        self._unwanted = 0
-        take_place_of(self, end)
-
-    def __len__(self) -> int:
-        if self.is_changed:
-            raise TypeError(
-                f"{self!r} has no length, as worker_init_fn returned pipes that may yield another"
-                " number of items; put them into the graph instead, where they are counted"
-            )
-        if self.length is None:
-            raise TypeError(f"{self!r} has no length")
-        return self.length
-
-    def is_made_elsewhere(self) -> bool:
-        return True
-
-    async def groups(self) -> AsyncGenerator[list[Any], None]:
-        """Yield the items in the lists in which they are taken from the workers."""
-        stream = self._taken_stream()
-        while items := await stream.take():
-            unwanted = min(self._unwanted, len(items))
-            self._unwanted -= unwanted
-            self._taken += len(items)
-            self._note_runs(stream)
-            if unwanted < len(items):
-                yield items[unwanted:] if unwanted else items
-            # What was yielded is not kept alive here while more is waited for.
-            del items
-
-    def begin_epoch(self, stream: WorkerStream) -> None:
-        """Yield the items of this stream when iterated next."""
-        self.stream, self._running = stream, None
-        self._taken = self._unwanted = 0
-        self._is_in_order = stream.is_in_order
-        self._runs = Journal()
-        self._seen: list[int] = []
-
-    def has_no_order(self) -> bool:
-        """Whether the workers' items are taken as they come."""
-        return self.stream is not None and not self.stream.is_in_order
-
-    def first_cursor(self) -> Cursor:
-        """Return the cursor of the beginning, which is to know what is taken after it."""
-        assert self.stream is not None
-        place = cursor_of_place(self.stream.place())
-        return {"taken": 0, "in_order": self.stream.is_in_order, "runs": [], **place}
-
-    def put_cursors(self, into: Cursors) -> None:
-        if self._running is not None:
-            place = cursor_of_place(self._running.place())
-            cursor = {
-                "taken": self._taken,
-                "in_order": self._is_in_order,
-                "runs": self._later_runs(),
-                **place,
-            }
-            put_cursor(self, cursor, into)
-
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
-        if self.stream is None:
-            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
-        cursor = cursor_of(self, cursors)
-        if cursor is None:
-            self._unwanted = position
-        elif SPREAD in cursor:
-            self._taken = position
-            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
-        else:
-            self._go_on(self.stream, position, cursor)
-        return self
-
-    def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        place = place_of_cursor(cursor)
-        runs = _first_of(cursor["runs"], position - cursor["taken"])
-        more = [0] * len(place.starts)
-        for worker, count in runs:
-            more[worker] += count
-        self._taken = cursor["taken"] + sum(more)
-        self._unwanted = position - self._taken
-        stream.go_on(later_place(place, more))
-        # The cursor stays good for what follows, as long as that belongs to it.
-        cursor["runs"] = self._later_runs(runs)
-
-    def _later_runs(self, before: Iterable[list[int]] = ()) -> Any:
-        """Return these runs and, where nothing else says it, all that will follow them."""
-        return [*before] if self._is_in_order else self._runs.since_now(before)
-
-    def _note_runs(self, stream: WorkerStream) -> None:
-        if self._is_in_order:
-            return
-        seen, self._seen = self._seen, stream.positions()
-        for worker, (before, now) in enumerate(zip(seen, self._seen, strict=True)):
-            if now > before:
-                self._runs.add([worker, now - before])
-
-    def _taken_stream(self) -> WorkerStream:
-        stream, self.stream = self.stream, None
-        if stream is None:
-            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
-        self._running, self._seen = stream, stream.positions()
-        return stream
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for items in self.groups():
-            for item in items:
-                yield item
-
-    def __repr__(self) -> str:
-        return f"FromWorkers({self.branch})"
-
-
-def _first_of(runs: Iterable[Sequence[int]], count: int) -> list[list[int]]:
-    """Return the runs of the first ``count`` items."""
-    found = []
-    for worker, items in runs:
-        if count > 0:
-            found.append([worker, min(items, count)])
-        count -= items
-    return found
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
-from asyncloader.services.division import Division, FromWorkers, divide, warn_of_repeats
+from asyncloader.services.division import Division, divide, warn_of_repeats
 from asyncloader.services.elastic import check_division
+from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.alike import check_alike

@@ -48,6 +48,8 @@ class Inbox:
         self.mark = self.latest_mark = Noted(mark.position, mark)
         #: Credits whose items were all taken, and which the worker was not yet given back.
         self.credits_done = 0
+        #: The marks of the frames that were opened, for whoever wants them.
+        self.opened: deque[Noted] = deque(maxlen=0)
         #: Whether the worker was asked for a frame that has not come yet.
         self.is_asked = False
         self.error: BaseException | None = None
@@ -140,6 +142,7 @@ class Inbox:
     def _open_frame(self) -> None:
         frame, decoder, self.mark, self._cost = self._frames.popleft()
         refused = decoder.refused
+        self.opened.append(self.mark)
         items = decoder.items(frame)
         if decoder.refused != refused:
             items = self._up_to_refused(items)

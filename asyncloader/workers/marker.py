@@ -11,8 +11,8 @@ from time import thread_time
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
-from asyncloader.datapipes.handing_out import is_without_order, note_orders
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.replaying import is_without_order, with_orders
 from asyncloader.workers.messages import FIRST, Mark
 from asyncloader.workers.part import Prepared
 from asyncloader.workers.random_states import RandomStates, set_states
@@ -47,8 +47,7 @@ class Marker:
             return dropped(iter(self._pipe), self.first)
         if mark.states is not None:
             set_states(mark.states)
-        cursors = dict(mark.cursors)
-        note_orders(pipes, cursors)
+        cursors = with_orders(pipes, mark.cursors)
         self._makes_again = any(getattr(pipe, "makes_again", True) for pipe in pipes)
         if any(is_without_order(pipe) for pipe in pipes):
             # Made again, the unwanted would be others.

@@ -1,7 +1,7 @@
 """One stream out of those of several workers.
 
 This file is about the order of items: strictly in turn, so that it is the same
-in every run, or as they come.
+in every run, or as they come, or as they came in an earlier run.
 """
 
 from __future__ import annotations
@@ -134,3 +134,40 @@ class AsTheyCome:
 
     def turns(self) -> list[int]:
         return [inbox.worker for inbox in self._inboxes]
+
+
+class InRuns:
+    """Takes so many items from one inbox after the other, and all that follows by another."""
+
+    def __init__(self, runs: Iterable[tuple[Inbox, int]], following: Merge) -> None:
+        self._runs = deque(runs)
+        self._following = following
+
+    def is_ready(self) -> bool:
+        if not self._runs:
+            return self._following.is_ready()
+        return self._runs[0][0].has_something()
+
+    def is_over(self) -> bool:
+        return not self._runs and self._following.is_over()
+
+    def take(self) -> list[Any]:
+        # One run at a time: whoever notes the order sees only how many came from each inbox.
+        while self._runs:
+            inbox, wanted = self._runs[0]
+            count = min(wanted, inbox.open())
+            if count:
+                self._runs[0] = inbox, wanted - count
+                return inbox.take(count)
+            if wanted and not inbox.is_over():
+                return []
+            if wanted and inbox.error is not None:
+                raise inbox.error
+            self._runs.popleft()
+        return self._following.take()
+
+    def awaited(self) -> list[Inbox]:
+        return [self._runs[0][0]] if self._runs else self._following.awaited()
+
+    def turns(self) -> list[int]:
+        return self._following.turns()

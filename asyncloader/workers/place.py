@@ -6,7 +6,7 @@ and its form as a cursor, which is part of a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -59,21 +59,42 @@ def start_after_arrived(inbox: Inbox) -> WorkerStart:
     return WorkerStart(mark, inbox.arrived - mark.position)
 
 
-def later_place(place: StreamPlace, taken: Sequence[int]) -> StreamPlace:
-    """Return the place where so many more items of each worker were taken."""
-    pairs = zip(place.starts, taken, strict=True)
-    starts = tuple(WorkerStart(start.mark, start.unwanted + more) for start, more in pairs)
-    return replace(place, starts=starts)
+def later_place(
+    place: StreamPlace, taken: Mapping[int, int], marks: Iterable[tuple[int, Any]] = ()
+) -> StreamPlace:
+    """Return the place where so many more items of each worker were taken.
+
+    Of these later marks of workers, as plain data and the oldest first, the latest that is
+    not behind that takes the place of the worker's own.
+    """
+    starts = [
+        WorkerStart(start.mark, start.unwanted + taken[worker])
+        for worker, start in enumerate(place.starts)
+    ]
+    for worker, plain in marks:
+        mark, position = _mark(plain), starts[worker].position
+        if mark.position <= position:
+            starts[worker] = WorkerStart(mark, position - mark.position)
+    return replace(place, starts=tuple(starts))
+
+
+def turned_place(place: StreamPlace, last: Sequence[int]) -> StreamPlace:
+    """Return the place where it is the next worker's turn after the last one's, if any."""
+    turns = place.turns
+    for worker in last:
+        after = turns.index(worker) + 1
+        turns = (*turns[after:], *turns[:after])
+    return replace(place, turns=turns)
 
 
 def cursor_of_place(place: StreamPlace) -> Cursor:
     """Return a place as a cursor."""
     cursor: Cursor = {
-        "workers": [[_plain_mark(start.mark), start.unwanted] for start in place.starts],
+        "workers": [[plain_mark(start.mark), start.unwanted] for start in place.starts],
         "turns": list(place.turns),
     }
     if place.deal is not None:
-        cursor["deal"] = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
+        cursor["deal"] = [plain_mark(place.deal.mark), list(place.deal.dealt)]
     return cursor
 
 
@@ -87,7 +108,8 @@ def place_of_cursor(cursor: Cursor) -> StreamPlace:
     return StreamPlace(starts, tuple(cursor["turns"]), deal)
 
 
-def _plain_mark(mark: Mark) -> list[Any]:
+def plain_mark(mark: Mark) -> list[Any]:
+    """Return a mark as plain data."""
     cursors = [[place, cursor] for place, cursor in mark.cursors.items()]
     return [mark.position, cursors, mark.states]
 

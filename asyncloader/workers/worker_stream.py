@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,8 +19,8 @@ from asyncloader.runtime import LoopWaiter, in_thread
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.last_words import add_last_words
 from asyncloader.workers.link import Link
-from asyncloader.workers.merging import AsTheyCome, InOrder, Merge
-from asyncloader.workers.messages import DealStart, Grant, Hurry
+from asyncloader.workers.merging import AsTheyCome, InOrder, InRuns, Merge
+from asyncloader.workers.messages import DealStart, Grant, Hurry, Mark
 from asyncloader.workers.overdue import Overdue
 from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
 
@@ -76,6 +78,8 @@ class WorkerStream:
         self._waiter = waiter
         self._settings = settings
         self._place = first_place(settings.num_workers)
+        self._keeps_marks = False
+        self._runs: Sequence[Sequence[int]] = ()
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
         self._is_late = False
@@ -91,9 +95,26 @@ class WorkerStream:
         """How many workers there are."""
         return self._settings.num_workers
 
-    def go_on(self, place: StreamPlace) -> None:
-        """Begin there; to be called before the first ``take``."""
-        self._place = place
+    def go_on(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
+        """Begin there, to be called before the first ``take``; and take these runs first.
+
+        A run is a worker and how many items of it are taken, one after the other.
+        """
+        self._place, self._runs = place, runs
+
+    def keep_marks(self) -> None:
+        """Keep the marks of all frames that are opened; to be called before the first ``take``."""
+        self._keeps_marks = True
+
+    def kept_marks(self) -> Iterator[tuple[int, Mark]]:
+        """Return the workers' marks that were kept since the last call, each's oldest first."""
+        for inbox in self._inboxes:
+            while inbox.opened:
+                yield inbox.worker, inbox.opened.popleft().read()
+
+    def turns(self) -> Sequence[int]:
+        """Return the workers that have not ended, the one whose turn it is first."""
+        return self._merge.turns() if self._inboxes else self._place.turns
 
     def positions(self) -> list[int]:
         """Return how many items of each worker were taken."""
@@ -127,8 +148,13 @@ class WorkerStream:
 
     def _begin(self) -> None:
         self._inboxes = self._crew.begin_stream(self._number, self._place)
+        if self._keeps_marks:
+            for inbox in self._inboxes:
+                inbox.opened = deque()
         order = InOrder if self._settings.in_order else AsTheyCome
-        self._merge = order(self._inboxes[worker] for worker in self._place.turns)
+        following = order(self._inboxes[worker] for worker in self._place.turns)
+        runs = ((self._inboxes[worker], count) for worker, count in self._runs)
+        self._merge = InRuns(runs, following) if self._runs else following
 
     async def _until_ready(self) -> None:
         if self._merge.is_ready():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.encoder import Encoder
 from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.merging import AsTheyCome, InOrder
+from asyncloader.workers.merging import AsTheyCome, InOrder, InRuns
 
 
 class Worker:
@@ -147,3 +147,37 @@ def test_the_awaited_are_those_that_still_owe_something():
     loose = AsTheyCome(worker.inbox for worker in workers)
     workers[1].arrive()
     assert [inbox.worker for inbox in loose.awaited()] == [0, 2]
+
+
+def test_in_runs_what_came_before_comes_in_the_same_order_again():
+    first, second = Worker(0, [3]), Worker(1, [2])
+    following = AsTheyCome([first.inbox, second.inbox])
+    merge = InRuns([(second.inbox, 1), (first.inbox, 2)], following)
+    first.arrive()
+    assert not merge.is_ready(), "it is the second's turn"
+    assert merge.awaited() == [second.inbox]
+    second.arrive()
+    taken = [merge.take() for _ in range(3)]
+    assert taken == [[(1, 0)], [(0, 0), (0, 1)], [(0, 2), (1, 1)]]
+
+
+def test_a_run_that_is_shorter_now_is_left_out():
+    first, second = Worker(0, [1]), Worker(1, [1])
+    merge = InRuns([(first.inbox, 3)], AsTheyCome([first.inbox, second.inbox]))
+    first.arrive()
+    assert merge.take() == [(0, 0)]
+    assert merge.take() == []
+    first.arrive()
+    second.arrive()
+    assert merge.take() == [(1, 0)]
+
+
+def test_an_error_in_a_run_is_raised_each_time():
+    worker = Worker(0, [1], error=ValueError("broken"))
+    merge = InRuns([(worker.inbox, 3)], AsTheyCome([worker.inbox]))
+    worker.arrive()
+    worker.arrive()
+    assert merge.take() == [(0, 0)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            merge.take()

@@ -72,7 +72,14 @@ def test_a_state_with_generators_of_another_release_is_refused_by_name():
         state = loader.state_dict()
     position = state["position"]
     worker = [[0, [], {"numpy": []}], 1]
-    place = {"in_order": True, "runs": [], "taken": 1, "turns": [0], "workers": [worker]}
+    place = {
+        "in_order": True,
+        "runs": [],
+        "marks": [],
+        "taken": 1,
+        "turns": [0],
+        "workers": [worker],
+    }
     position["cursors"] = to_text({"0": place}, "cursors")
     state["checksums"]["position"] = checksum(position)
     with DataLoader2(graph, reading_service=service) as loader:

@@ -1,0 +1,97 @@
+"""Pipes that know no place, and what is above them.
+
+This file is about passes that can only be made once more. What they read is read again from
+where it was when they began; what has no order there has to note it from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from asyncloader.datapipes.base import DataPipe, IterDataPipe
+from asyncloader.datapipes.course import course_of
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    cursor_of,
+    place_of,
+    put_cursor,
+    resume,
+    set_beginnings,
+)
+from asyncloader.datapipes.upstream import pipes_from
+
+_SAYING = ("new_pass", "put_cursors", "iter_from", "aiter_from")
+
+
+def is_replayed(pipe: Any) -> bool:
+    """Whether a pipe knows no place, so that going on runs it, and all above it, once more."""
+    if not isinstance(pipe, IterDataPipe):
+        return True
+    if pipe.is_splitter():
+        return False
+    return all(getattr(type(pipe), name) is getattr(IterDataPipe, name) for name in _SAYING)
+
+
+def is_without_order(pipe: Any) -> bool:
+    """Whether a pipe hands its items out as they come, another time in another order."""
+    return hasattr(pipe, "has_no_order") and pipe.has_no_order()
+
+
+def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+    """Return cursors to which those belong of all that hand out as they come.
+
+    They know what is handed out from now on. To be called with a graph's pipes before a
+    pass that goes on from ``cursors``, which stay as they are.
+    """
+    pipes = list(pipes)
+    unordered = [pipe for pipe in pipes if is_without_order(pipe)]
+    if not unordered:
+        return cursors
+    noting = _with_those_above(copy.deepcopy(cursors))
+    places = set(map(place_of, unordered))
+    others = {place: cursor for place, cursor in noting.items() if place not in places}
+    for pipe in unordered:
+        put_cursor(pipe, _to_begin_with(pipe, cursor_of(pipe, noting)), noting)
+    for pipe in pipes:
+        # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
+        own = _of_those_without_order(pipe, noting)
+        if is_replayed(pipe):
+            set_beginnings(pipe, own)
+        # A splitter is not read itself, but through its branches.
+        if not (isinstance(pipe, DataPipe) and pipe.is_splitter()):
+            resume(pipe, 0, others | own)
+    return noting
+
+
+def put_to_come(source: Any, into: Cursors) -> None:
+    """Add, for a source that will begin a pass, what is handed out in it without order."""
+    for pipe in filter(is_without_order, pipes_from(source, to_splitters=True)):
+        put_cursor(pipe, pipe.first_cursor(), into)
+
+
+def _with_those_above(cursors: Cursors) -> Cursors:
+    """Return cursors, and those of what is above splitters, which are in their branches' own."""
+    found = dict(cursors)
+    for cursor in cursors.values():
+        above = _with_those_above(dict(cursor.get("above", ())))
+        found = above | found
+    return found
+
+
+def _to_begin_with(pipe: Any, cursor: Cursor | None) -> Cursor:
+    if cursor is not None and cursor.get("begun", True):
+        return cursor
+    if cursor is not None:
+        course_of(pipe).expect(cursor)
+    first: Cursor = pipe.first_cursor()
+    return first
+
+
+def _of_those_without_order(pipe: Any, cursors: Cursors) -> Cursors:
+    found: Cursors = {}
+    for each in filter(is_without_order, pipes_from(pipe)):
+        put_cursor(each, cursor_of(each, cursors) or {}, found)
+    return found

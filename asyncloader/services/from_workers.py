@@ -1,0 +1,207 @@
+"""What stands in the loader's graph for what workers run.
+
+This file is about ``FromWorkers``: it yields the items of a branch, and knows where all its
+workers stand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from typing import Any
+
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of, put_cursor, take_place_of
+from asyncloader.datapipes.journal import Journal
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import is_without_order
+from asyncloader.errors import LoaderError
+from asyncloader.graph.walk import breadth_first
+from asyncloader.services.elastic import SPREAD, spread_place
+from asyncloader.workers.place import (
+    cursor_of_place,
+    later_place,
+    place_of_cursor,
+    plain_mark,
+    turned_place,
+)
+from asyncloader.workers.worker_stream import WorkerStream
+
+#: A worker, and how many items of it were taken one after the other.
+Run = list[int]
+
+
+class FromWorkers(IterDataPipe[Any]):
+    """Yield the items of a branch that runs in workers; stands in the branch's place.
+
+    Where workers are taken as they come, or hand out as they come, no order comes again by
+    itself: then what was taken after a cursor belongs to it, and the workers' later marks.
+    """
+
+    edges = ()
+
+    is_stand_in = True
+
+    def __init__(self, end: Any) -> None:
+        self.branch = stage_name(end)
+        self.length: int | None = None
+        #: Whether the workers run pipes that may yield another number of items.
+        self.is_changed = False
+        self.stream: WorkerStream | None = None
+        self._running: WorkerStream | None = None
+        self._taken = 0
+        self._unwanted = 0
+        self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
+        take_place_of(self, end)
+
+    def __len__(self) -> int:
+        if self.is_changed:
+            raise TypeError(
+                f"{self!r} has no length, as worker_init_fn returned pipes that may yield another"
+                " number of items; put them into the graph instead, where they are counted"
+            )
+        if self.length is None:
+            raise TypeError(f"{self!r} has no length")
+        return self.length
+
+    def is_made_elsewhere(self) -> bool:
+        return True
+
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items in the lists in which they are taken from the workers."""
+        stream = self._taken_stream()
+        while items := await self._take(stream):
+            unwanted = min(self._unwanted, len(items))
+            self._unwanted -= unwanted
+            self._taken += len(items)
+            if unwanted < len(items):
+                yield items[unwanted:] if unwanted else items
+            # What was yielded is not kept alive here while more is waited for.
+            del items
+
+    def begin_epoch(self, stream: WorkerStream) -> None:
+        """Yield the items of this stream when iterated next."""
+        self.stream, self._running = stream, None
+        self._taken = self._unwanted = 0
+        self._is_in_order = stream.is_in_order
+        self._has_order = stream.is_in_order and self._workers_have_order
+        if not self._workers_have_order:
+            stream.keep_marks()
+        self._runs, self._marks = Journal(), Journal()
+
+    def has_no_order(self) -> bool:
+        """Whether the workers' items are taken, or handed out there, as they come."""
+        return self.stream is not None and not self._has_order
+
+    def first_cursor(self) -> Cursor:
+        """Return the cursor of the beginning, which is to know what is taken after it."""
+        assert self.stream is not None
+        return self._cursor(self.stream, 0)
+
+    def put_cursors(self, into: Cursors) -> None:
+        if self._running is not None:
+            put_cursor(self, self._cursor(self._running, self._taken), into)
+
+    def _cursor(self, stream: WorkerStream, taken: int) -> Cursor:
+        return {
+            "taken": taken,
+            "in_order": self._is_in_order,
+            **self._later(),
+            **cursor_of_place(stream.place()),
+        }
+
+    def _later(self, runs: Iterable[Run] = (), marks: Iterable[Any] = ()) -> Cursor:
+        """Return these and, where no order says it, all that will follow them."""
+        if self._has_order:
+            return {"runs": [*runs], "marks": [*marks]}
+        return {"runs": self._runs.since_now(runs), "marks": self._marks.since_now(marks)}
+
+    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
+        if self.stream is None:
+            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
+        cursor = cursor_of(self, cursors)
+        if cursor is None:
+            self._unwanted = position
+        elif SPREAD in cursor:
+            self._taken = position
+            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
+        else:
+            self._go_on(self.stream, position, cursor)
+        return self
+
+    def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
+        before, following = _parted(cursor["runs"], position - cursor["taken"])
+        marks = list(cursor["marks"])
+        place = later_place(place_of_cursor(cursor), _counts(before), marks)
+        self._taken = cursor["taken"] + sum(count for _, count in before)
+        self._unwanted = position - self._taken
+        if self._is_in_order:
+            place = turned_place(place, [worker for worker, _ in before[-1:]])
+            following = []
+        # A pipe of which nothing is known reads all of it again, and goes by its order.
+        stream.go_on(place, following)
+        # The cursor stays good for what follows, as long as that belongs to it.
+        cursor |= self._later(before, marks)
+
+    async def _take(self, stream: WorkerStream) -> list[Any]:
+        if self._has_order:
+            return await stream.take()
+        turns, seen = stream.turns(), stream.positions()
+        items = await stream.take()
+        counts = [now - before for before, now in zip(seen, stream.positions(), strict=True)]
+        runs = _runs_in_turn(turns, counts) if self._is_in_order else enumerate(counts)
+        for worker, count in runs:
+            if count:
+                self._runs.add([worker, count])
+        for worker, mark in stream.kept_marks():
+            self._marks.add([worker, plain_mark(mark)])
+        return items
+
+    def _taken_stream(self) -> WorkerStream:
+        stream, self.stream = self.stream, None
+        if stream is None:
+            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
+        self._running = stream
+        return stream
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for items in self.groups():
+            for item in items:
+                yield item
+
+    def __repr__(self) -> str:
+        return f"FromWorkers({self.branch})"
+
+
+def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Run], list[Run]]:
+    """Return the runs of the first ``count`` items, and those of the others."""
+    before, following = [], []
+    for worker, items in runs:
+        first = max(0, min(items, count))
+        if first:
+            before.append([worker, first])
+        if first < items:
+            following.append([worker, items - first])
+        count -= first
+    return before, following
+
+
+def _counts(runs: Iterable[Run]) -> Counter[int]:
+    """Return how many items of each worker these runs have."""
+    counts: Counter[int] = Counter()
+    for worker, count in runs:
+        counts[worker] += count
+    return counts
+
+
+def _runs_in_turn(turns: Iterable[int], counts: Sequence[int]) -> list[Run]:
+    """Return whose items follow each other, where so many of each were taken in turn."""
+    left, waiting, runs = Counter(dict(enumerate(counts))), deque(turns), []
+    while left.total():
+        worker = waiting.popleft()
+        # Whoever has none to give when it is its turn has ended.
+        if left[worker]:
+            left[worker] -= 1
+            waiting.append(worker)
+            runs.append([worker, 1])
+    return runs

@@ -1,0 +1,193 @@
+"""States of graphs that hand out as results come, whatever reads them.
+
+Of such a graph no order comes again by itself. So what a pipe of the user's, which knows no
+place, or a later round had seen of it has to come first, in the order it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import asyncloader.datapipes.iter as it
+from asyncloader import (
+    DataLoader2,
+    MultiProcessingReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+)
+from asyncloader.datapipes import cursors
+from asyncloader.datapipes.course import course_of
+from tests.samples import is_odd
+
+COUNT = 60
+NEVER = 10**9
+
+
+class Opaque(it.IterDataPipe[Any]):
+    """A user's pipe, of which nothing is known."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+async def now_and_then_later(number: int) -> int:
+    for _ in range(random.choice([0, 0, 0, 3, 7])):
+        await asyncio.sleep(0)
+    return number
+
+
+def as_it_is(number: int) -> int:
+    return number
+
+
+def mixed(count: int = COUNT) -> Any:
+    source = it.IterableWrapper(range(count)).sharding_filter()
+    return source.async_map(now_and_then_later, ordered=False, concurrency=8)
+
+
+def parts(number: int) -> list[int]:
+    return [number, number]
+
+
+def zipped(first: Any, second: Any) -> Any:
+    return first.zip(second)
+
+
+GRAPHS: dict[str, Any] = {
+    "nothing": lambda: mixed(),
+    "opaque": lambda: Opaque(mixed()),
+    "opaque twice": lambda: Opaque(Opaque(mixed())),
+    "threads": lambda: Opaque(
+        it.IterableWrapper(range(COUNT)).thread_map(as_it_is, ordered=False, concurrency=4)
+    ),
+    "filter of opaque": lambda: Opaque(mixed()).filter(is_odd),
+    "opaque of filter": lambda: Opaque(mixed().filter(is_odd)),
+    "shuffle of opaque": lambda: Opaque(mixed()).shuffle(buffer_size=20),
+    "opaque of shuffle": lambda: Opaque(mixed().shuffle(buffer_size=20)),
+    "flatmap": lambda: mixed().flatmap(parts),
+    "groupby of opaque": lambda: Opaque(mixed()).groupby(is_odd, group_size=3),
+    "two": lambda: mixed().async_map(now_and_then_later, ordered=False),
+    "two with opaque between": lambda: Opaque(mixed()).async_map(now_and_then_later, ordered=False),
+    "two with opaque behind each": lambda: Opaque(
+        Opaque(mixed()).async_map(now_and_then_later, ordered=False)
+    ),
+    "cycle": lambda: mixed(20).cycle(3),
+    "cycle of opaque": lambda: Opaque(mixed(20)).cycle(3),
+    "opaque of cycle": lambda: Opaque(mixed(20).cycle(3)),
+    "concat": lambda: mixed(20).concat(mixed(20), mixed(20)),
+    "concat of opaque": lambda: Opaque(mixed(20)).concat(Opaque(mixed(20)), mixed(20)),
+    "cycle of concat": lambda: mixed(10).concat(Opaque(mixed(10))).cycle(3),
+    "mux_longest": lambda: mixed(20).mux_longest(Opaque(mixed(40))),
+    "fork": lambda: zipped(*mixed().fork(2)),
+    "fork of opaque": lambda: zipped(*Opaque(mixed()).fork(2)),
+    "opaque of a branch": lambda: zipped(*(Opaque(each) for each in mixed().fork(2))),
+}
+
+
+def flat(items: Any) -> list[int]:
+    if isinstance(items, list | tuple):
+        return [number for item in items for number in flat(item)]
+    return [items]
+
+
+def loader_of(make: Any, state: Any, service: Any = None) -> DataLoader2[Any]:
+    loader = DataLoader2(make(), reading_service=service)
+    if state is None:
+        loader.seed(3)
+    else:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+def assert_nothing_is_lost(make: Any, luck: random.Random, new_service: Any = None) -> None:
+    """Go on three times; what came in all has to be what an undisturbed loader hands out."""
+    new_service = new_service or (lambda: None)
+    with loader_of(make, None, new_service()) as loader:
+        expected = list(loader)
+    items: list[Any] = []
+    state = None
+    for _ in range(3):
+        with loader_of(make, state, new_service()) as loader:
+            iterator = iter(loader)
+            items += [next(iterator) for _ in range(luck.randrange(len(expected) // 3))]
+            state = loader.state_dict(include_datapipe=False)
+    with loader_of(make, state, new_service()) as loader:
+        items += list(loader)
+    assert len(items) == len(expected)
+    assert Counter(flat(items)) == Counter(flat(expected))
+
+
+@pytest.mark.parametrize("share", [0, NEVER], ids=["places noted always", "places noted once"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
+    monkeypatch.setattr(cursors, "_SHARE", share)
+    for seed in range(2):
+        assert_nothing_is_lost(GRAPHS[name], random.Random(seed))
+
+
+# What is remembered ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda pipe: pipe,
+        lambda pipe: pipe.filter(is_odd),
+        lambda pipe: pipe.shuffle(buffer_size=10),
+        lambda pipe: zipped(*pipe.fork(2)),
+        lambda pipe: pipe.concat(mixed(10)),
+        lambda pipe: pipe.mux_longest(mixed(10)),
+        lambda pipe: it.SampleMultiplexer({pipe: 0.5, mixed(10): 0.5}, seed=1),
+    ],
+    ids=["nothing", "filter", "shuffle", "fork", "concat", "mux_longest", "mix"],
+)
+def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
+    monkeypatch.setattr(cursors, "_SHARE", 0)
+    pipe = it.IterableWrapper(range(8000)).async_map(now_and_then_later, ordered=False)
+    with DataLoader2(shape(pipe)) as loader:
+        iterator = iter(loader)
+        for _ in range(3000):
+            next(iterator)
+        noted = sum(1 for _ in course_of(pipe)._journal.entries_from(0))
+    assert noted < 2500, "of 3,000 items those are known that a state may have to go back to"
+
+
+# Workers --------------------------------------------------------------------------------------
+
+
+class Append(ReadingServiceInterface):
+    """Puts a user's pipe behind what the workers hand out."""
+
+    def initialize(self, datapipe: Any) -> Any:
+        return Opaque(datapipe)
+
+
+def workers(**settings: Any) -> MultiProcessingReadingService:
+    return MultiProcessingReadingService(2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "new_service"),
+    [
+        (
+            lambda: it.IterableWrapper(range(COUNT)).sharding_filter().map(as_it_is),
+            lambda: SequentialReadingService(workers(in_order=False), Append()),
+        ),
+        (lambda: Opaque(mixed()), workers),
+        (lambda: Opaque(mixed(20)).cycle(3), workers),
+    ],
+    ids=["behind the workers", "in the workers", "again and again in the workers"],
+)
+def test_with_workers_nothing_is_lost_either(make, new_service):
+    for seed in range(2):
+        assert_nothing_is_lost(make, random.Random(seed), new_service)
