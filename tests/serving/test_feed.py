@@ -72,6 +72,18 @@ class Pairs(OneToOne, IterDataPipe[Any]):
             yield item, next(items)
 
 
+class Twice(OneToOne, IterDataPipe[Any]):
+    """Another one, whose second item is made of the same request as its first."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item
+            yield -item
+
+
 @contextlib.asynccontextmanager
 async def answering(feed: Feed, loader: DataLoader2[Any]) -> AsyncIterator[asyncio.Task[None]]:
     """Reply to batches with twice their data, as a model task would."""
@@ -216,6 +228,15 @@ async def test_a_pipe_that_is_not_one_to_one_is_found_out():
     async with feed.serve(DataLoader2(Pairs(feed))):
         with pytest.raises(LoaderError, match="not one to one"):
             await feed.ask(1)
+
+
+async def test_nobody_gets_the_second_item_of_somebody_elses_request():
+    feed = Feed()
+    async with feed.serve(DataLoader2(Twice(feed))):
+        assert await feed.ask(1) == 1
+        with pytest.raises(LoaderError, match="not one to one"):
+            await feed.ask(2)
+        assert await feed.ask(3) == 3, "the pipe is iterated afresh"
 
 
 async def test_a_graph_without_one_answer_per_request_is_found_out():
