@@ -253,6 +253,7 @@ async def test_a_graph_without_one_answer_per_request_is_found_out():
         ([1], ValueError, "a batch of 2 requests takes as many, got 1"),
         ([1, 2, 3], ValueError, "a batch of 2 requests takes as many, got 3"),
         ({1: 2, 3: 4}, TypeError, "got a dict"),
+        ({1, 2}, TypeError, "got a set"),
         ("ab", TypeError, "got a str"),
     ],
 )
