@@ -16,6 +16,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, OneToOne, is_async_pipe
 from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.cursors import take_place_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.errors import LoaderError
@@ -112,6 +113,9 @@ class Outlet(IterDataPipe[FedItem | FedBatch]):
 def _with(end: Any, pipe: Any, stage: Any) -> Any:
     if stage is pipe:
         return end
+    # In stats and errors it goes by the name of the pipe that the user wrote.
+    take_place_of(stage, pipe)
+    stage.known_as = stage_name(pipe)
     return next(iter(replace_dp(traverse_dps(end), pipe, stage).values()))[0]
 
 

@@ -78,6 +78,8 @@ class Lockstep(OneToOne, IterDataPipe[Envelope]):
     After an error the pipe is iterated afresh.
     """
 
+    is_stand_in = True
+
     def __init__(self, pipe: Any, wants: Wants) -> None:
         self.source = pipe.source
         self.pipe = pipe
@@ -116,6 +118,7 @@ class Hand(IterDataPipe[Any]):
     """Yield the one item at hand, whenever it is asked for."""
 
     edges = ()
+    is_stand_in = True
 
     def __init__(self, reader: str) -> None:
         self.reader = reader

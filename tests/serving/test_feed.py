@@ -126,6 +126,25 @@ async def soon(item: Any) -> Any:
     return item
 
 
+async def test_stats_and_errors_name_the_pipes_that_were_written():
+    feed = Feed()
+    graph = Plus(feed.map(double), 1).thread_map(double, concurrency=2)
+    loader = DataLoader2(graph.batch(2, max_wait=0, wrapper_class=refused_list))
+    async with feed.serve(loader):
+        with pytest.raises(ArithmeticError) as caught:
+            await feed.ask(1.5)
+        names = [stage.name for stage in loader.stats().stages]
+    batch = "batch(2, wrapper_class=refused_list, max_wait=0)"
+    assert f"raised in {batch}" in caught.value.__notes__[0]
+    written = ["Feed()", "map(double)", "Plus(1)", "thread_map(double, concurrency=2)", batch]
+    assert names[:5] == written
+    assert not {"Lockstep()", "Hand('Plus(1)')"} & {*names}
+
+
+def refused_list(items: Any) -> Any:
+    raise ArithmeticError("no list today")
+
+
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 async def test_every_request_gets_its_own_answer(graph):
     with leaves_nothing():
