@@ -60,7 +60,8 @@ class Stages:
             functools.partial(carried, pipe=pipe, wants=self._wants)
         ):
             return pipe
-        if isinstance(pipe, OneToOne) and not is_async_pipe(pipe) and _is_users(pipe):
+        if isinstance(pipe, OneToOne) and _is_users(pipe):
+            _check_is_plain(pipe)
             return Lockstep(pipe, self._wants)
         raise LoaderError(
             f"{stage_name(pipe)} cannot stand below a feed: it does not make exactly one item of"
@@ -124,6 +125,14 @@ def _check_has_one_source(pipe: Any) -> None:
         raise LoaderError(
             f"{stage_name(pipe)} cannot stand in a graph with a feed: only a chain of pipes from"
             " the feed to the end gives each request one answer"
+        )
+
+
+def _check_is_plain(pipe: OneToOne) -> None:
+    if is_async_pipe(pipe):
+        raise LoaderError(
+            f"{stage_name(pipe)} cannot stand below a feed, since it has an __aiter__: each"
+            " request would wait for the one before; give what it awaits to async_map"
         )
 
 

@@ -55,7 +55,8 @@ class Unanswered:
         # Nobody is left who could answer.
         if not self._is_answered:
             forgotten = LoaderError(
-                f"a {type(self).__name__} was dropped without an answer; call its reply or fail"
+                f"a {type(self).__name__} was dropped without an answer: call its reply or fail,"
+                " unless its loader ended before it was handed out"
             )
             # This may run inside the garbage collector, in any thread and in the ledger itself.
             call_soon(self._loop, self._ledger.fail, self._keys, forgotten)

@@ -60,6 +60,17 @@ class Plus(OneToOne, IterDataPipe[int]):
             yield odd_only(item) + self.number
 
 
+class PlusSoon(OneToOne, IterDataPipe[int]):
+    """One that waits."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        async for item in self.source:
+            yield item + await soon(1)
+
+
 class Pairs(OneToOne, IterDataPipe[Any]):
     """A pipe that says it is one to one, and is not."""
 
@@ -642,6 +653,7 @@ def test_a_feed_may_serve_one_loop_after_another():
 REFUSED = {
     "filter": (lambda feed: feed.filter(bool), r"filter\(bool\) cannot stand below a feed"),
     "flatmap": (lambda feed: feed.flatmap(list), "cannot stand below a feed"),
+    "an async pipe": (PlusSoon, r"PlusSoon\(\) .*it has an __aiter__: .*to async_map"),
     "batch without a wait": (lambda feed: feed.batch(2), r"batch\(2, max_wait=seconds\)"),
     "drop_last": (lambda feed: feed.batch(2, True, max_wait=1), "leave drop_last out"),
     "batch of batches": (
