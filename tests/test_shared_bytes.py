@@ -110,10 +110,26 @@ def _refuse():
     raise RuntimeError("not today")
 
 
+def test_a_large_pickle_is_written_once_whoever_gets_it():
+    rows = [bytes([number]) * (1 << 20) for number in range(3)]
+    shared = SharedBytes.of(DATA)
+    with leaves_nothing():
+        parcel = pack_code({"rows": rows, "shared": shared})
+        assert parcel.data == b"", "nothing of it is to be copied into a frame"
+        for _ in range(2):
+            twin = loads_code(parcel.data, parcel.fds())
+            assert twin["rows"] == rows
+            assert _inode(twin["shared"]) == _inode(shared)
+        del parcel, twin
+
+
 def test_a_parcel_that_cannot_be_opened_leaves_nothing():
     parcel = pack_code([SharedBytes.of(DATA), Refuses(), SharedBytes.of(DATA)])
     with leaves_nothing(), pytest.raises(RuntimeError, match="not today"):
         loads_code(parcel.data, parcel.fds())
+    large = pack_code([SharedBytes.of(DATA), bytes(1 << 20), Refuses(), SharedBytes.of(DATA)])
+    with leaves_nothing(), pytest.raises(RuntimeError, match="not today"):
+        loads_code(large.data, large.fds())
 
 
 @pytest.mark.parametrize("seals", [0, memory._SEALS])

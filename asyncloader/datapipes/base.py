@@ -48,6 +48,9 @@ class DataPipe:
     #: holds, has run ahead for, or has to replay.
     makes_again: ClassVar[bool] = True
 
+    #: What it is called in messages, where that is the name of a pipe whose place it took.
+    known_as: str = ""
+
     #: Whether this pipe stands where others were that run elsewhere.
     is_stand_in: ClassVar[bool] = False
 

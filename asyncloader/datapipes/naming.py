@@ -14,7 +14,12 @@ from typing import Any
 
 
 def stage_name(pipe: object) -> str:
-    """Return what a pipe is called: its functional name and the settings it was given."""
+    """Return what a pipe is called: its functional name and the settings it was given.
+
+    One that took the place of another may be known by that one's name.
+    """
+    if known_as := getattr(pipe, "known_as", ""):
+        return str(known_as)
     cls = type(pipe)
     name = getattr(cls, "functional_name", None) or cls.__name__
     return f"{name}({', '.join(_settings(pipe))})"

@@ -16,6 +16,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_async_pipe
 from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.cursors import take_place_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.thread_mapping import ThreadMapper
@@ -60,7 +61,8 @@ class Stages:
             functools.partial(carried, pipe=pipe, wants=self._wants)
         ):
             return pipe
-        if isinstance(pipe, OneToOne) and not is_async_pipe(pipe) and _is_users(pipe):
+        if isinstance(pipe, OneToOne) and _is_users(pipe):
+            _check_is_plain(pipe)
             return Lockstep(pipe, self._wants)
         raise LoaderError(
             f"{stage_name(pipe)} cannot stand below a feed: it does not make exactly one item of"
@@ -113,6 +115,9 @@ class Outlet(IterDataPipe[FedItem | FedBatch]):
 def _with(end: Any, pipe: Any, stage: Any) -> Any:
     if stage is pipe:
         return end
+    # In stats and errors it goes by the name of the pipe that the user wrote.
+    take_place_of(stage, pipe)
+    stage.known_as = stage_name(pipe)
     return next(iter(replace_dp(traverse_dps(end), pipe, stage).values()))[0]
 
 
@@ -121,6 +126,14 @@ def _check_has_one_source(pipe: Any) -> None:
         raise LoaderError(
             f"{stage_name(pipe)} cannot stand in a graph with a feed: only a chain of pipes from"
             " the feed to the end gives each request one answer"
+        )
+
+
+def _check_is_plain(pipe: OneToOne) -> None:
+    if is_async_pipe(pipe):
+        raise LoaderError(
+            f"{stage_name(pipe)} cannot stand below a feed, since it has an __aiter__: each"
+            " request would wait for the one before; give what it awaits to async_map"
         )
 
 

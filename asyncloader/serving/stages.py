@@ -79,6 +79,8 @@ class Lockstep(OneToOne, IterDataPipe[Envelope]):
     After an error the pipe is iterated afresh.
     """
 
+    is_stand_in = True
+
     def __init__(self, pipe: Any, wants: Wants) -> None:
         self.source = pipe.source
         self.pipe = pipe
@@ -103,18 +105,21 @@ class Lockstep(OneToOne, IterDataPipe[Envelope]):
     def _passed_on(self, results: Iterator[Any], envelope: Envelope) -> Envelope:
         self.hand.items = [envelope.item]
         try:
-            return envelope.with_item(next(results))
+            result = next(results)
+            self.hand.check_is_empty()
         except StopIteration:
             early = LoaderError(f"{stage_name(self.pipe)} ended before its source did")
             return envelope.failed(failure_in(self.pipe, early))
         except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
             return envelope.failed(failure_in(self.pipe, error))
+        return envelope.with_item(result)
 
 
 class Hand(IterDataPipe[Any]):
     """Yield the one item at hand, whenever it is asked for."""
 
     edges = ()
+    is_stand_in = True
 
     def __init__(self, reader: str) -> None:
         self.reader = reader
@@ -123,7 +128,15 @@ class Hand(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         while self.items:
             yield self.items.pop()
-        raise LoaderError(
-            f"{self.reader} asked for a second item before it yielded the first: it is not one"
-            " to one, and its requests would not get answers of their own"
+        raise self._not_one_to_one("asked for a second item before it yielded the first")
+
+    def check_is_empty(self) -> None:
+        """Raise LoaderError where what was yielded last was not made of the item at hand."""
+        if self.items:
+            raise self._not_one_to_one("yielded a second item before it asked for one")
+
+    def _not_one_to_one(self, what_it_did: str) -> LoaderError:
+        return LoaderError(
+            f"{self.reader} {what_it_did}: it is not one to one, and its requests would not get"
+            " answers of their own"
         )

@@ -7,7 +7,7 @@ batch of them, and the means to answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope
@@ -55,7 +55,8 @@ class Unanswered:
         # Nobody is left who could answer.
         if not self._is_answered:
             forgotten = LoaderError(
-                f"a {type(self).__name__} was dropped without an answer; call its reply or fail"
+                f"a {type(self).__name__} was dropped without an answer: call its reply or fail,"
+                " unless its loader ended before it was handed out"
             )
             # This may run inside the garbage collector, in any thread and in the ledger itself.
             call_soon(self._loop, self._ledger.fail, self._keys, forgotten)
@@ -81,7 +82,7 @@ class FedBatch(Unanswered):
 
     def reply(self, outputs: Iterable[Any]) -> None:
         """Answer each request with its own output; they are in the order of the batch."""
-        if isinstance(outputs, Mapping | str | bytes):
+        if isinstance(outputs, Mapping | Set | str | bytes):
             raise TypeError(
                 f"reply takes one output for each of {len(self)} requests, in their order, got"
                 f" a {type(outputs).__name__}"

@@ -7,13 +7,14 @@ process cannot import. It is the only door to cloudpickle.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.memory import SharedBytes
-from asyncloader.transport.pickling import Dump, load
+from asyncloader.transport.pickling import LARGE, Dump, load
 from asyncloader.transport.wire import close_all
 
 
@@ -27,7 +28,10 @@ def dumps_code(code: Any) -> bytes:
 
 
 class Parcel(NamedTuple):
-    """A pickle of code, and the shared memory that goes beside it."""
+    """A pickle of code, and the shared memory that goes beside it.
+
+    Where ``data`` is empty, the pickle is the first of what is shared.
+    """
 
     data: bytes
     shared: tuple[SharedBytes, ...]
@@ -38,20 +42,31 @@ class Parcel(NamedTuple):
 
 
 def pack_code(code: Any) -> Parcel:
-    """Pickle a graph for a process of ours, which is to map what is in shared memory."""
+    """Pickle a graph for a process of ours, which is to map what is in shared memory.
+
+    A large pickle is in shared memory itself: it is written once, here, and not copied
+    once more on a loop for every process that it is sent to.
+    """
     dump = Dump()
     pickler = _parcel_pickler()(dump)
     pickler.dump(code)
-    return Parcel(dump.data, tuple(pickler.shared))
+    if sum(map(len, dump.chunks)) < LARGE:
+        return Parcel(dump.data, tuple(pickler.shared))
+    return Parcel(b"", (SharedBytes.of(dump.chunks), *pickler.shared))
 
 
 def loads_code(data: bytes | memoryview, fds: Sequence[int] = ()) -> Any:
     """Return what ``dumps_code`` or ``pack_code`` was given; ``fds`` came with a parcel."""
     left = deque(fds)
     try:
-        return load(data, iter(left.popleft, None))
+        pickled = data or _mapped(left.popleft())
+        return load(pickled, iter(left.popleft, None))
     finally:
         close_all(left)
+
+
+def _mapped(fd: int) -> memoryview:
+    return SharedBytes.attach(fd, os.fstat(fd).st_size).view
 
 
 @functools.cache

@@ -29,7 +29,7 @@ __all__ = [
 
 Buffer = bytes | bytearray | memoryview
 
-MAX_PAYLOAD = 1 << 30
+MAX_PAYLOAD = 1 << 36  # no item that fits memory is refused, but a damaged length is
 MAX_FDS = 250  # the kernel passes at most 253 in one message
 
 _MAGIC = b"ALdr"

@@ -222,7 +222,14 @@ def _marked(value: Any) -> Any:
     return _Beside(value) if type(value) in _BYTES and len(value) >= _IN_BAND_BELOW else value
 
 
+#: What a view of bytes can be cast to.
+_CASTS = frozenset("?cbBhHiIlLqQnNfdP")
+
+
 def _reduce_memoryview(view: memoryview) -> Any:
+    is_flat = view.format == "B" and view.ndim == 1
+    if not is_flat and (view.format not in _CASTS or not view.nbytes):
+        return _view_of, (_as_array(view), view.readonly)
     data = bytes(view) if view.readonly else bytearray(view)
     return _memoryview, (type(data), pickle.PickleBuffer(data), view.format, view.shape)
 
@@ -230,6 +237,17 @@ def _reduce_memoryview(view: memoryview) -> Any:
 def _memoryview(kind: type[Any], data: Any, form: str, shape: tuple[int, ...]) -> memoryview:
     flat = memoryview(kind(data))
     return flat if form == "B" and len(shape) == 1 else flat.cast(form, shape)  # type: ignore[call-overload]
+
+
+def _as_array(view: memoryview) -> Any:
+    # Other formats, and views of nothing, cannot be cast to; arrays have them.
+    import numpy
+
+    return numpy.asarray(view)
+
+
+def _view_of(array: Any, readonly: bool) -> memoryview:
+    return memoryview(array).toreadonly() if readonly else memoryview(array)
 
 
 def _reduce_array(numpy: Any, array: Any) -> Any:

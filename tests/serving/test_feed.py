@@ -60,6 +60,17 @@ class Plus(OneToOne, IterDataPipe[int]):
             yield odd_only(item) + self.number
 
 
+class PlusSoon(OneToOne, IterDataPipe[int]):
+    """One that waits."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        async for item in self.source:
+            yield item + await soon(1)
+
+
 class Pairs(OneToOne, IterDataPipe[Any]):
     """A pipe that says it is one to one, and is not."""
 
@@ -70,6 +81,18 @@ class Pairs(OneToOne, IterDataPipe[Any]):
         items = iter(self.source)
         for item in items:
             yield item, next(items)
+
+
+class Twice(OneToOne, IterDataPipe[Any]):
+    """Another one, whose second item is made of the same request as its first."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.source:
+            yield item
+            yield -item
 
 
 @contextlib.asynccontextmanager
@@ -112,6 +135,25 @@ GRAPHS = {
 async def soon(item: Any) -> Any:
     await asyncio.sleep(random.random() * 0.002)
     return item
+
+
+async def test_stats_and_errors_name_the_pipes_that_were_written():
+    feed = Feed()
+    graph = Plus(feed.map(double), 1).thread_map(double, concurrency=2)
+    loader = DataLoader2(graph.batch(2, max_wait=0, wrapper_class=refused_list))
+    async with feed.serve(loader):
+        with pytest.raises(ArithmeticError) as caught:
+            await feed.ask(1.5)
+        names = [stage.name for stage in loader.stats().stages]
+    batch = "batch(2, wrapper_class=refused_list, max_wait=0)"
+    assert f"raised in {batch}" in caught.value.__notes__[0]
+    written = ["Feed()", "map(double)", "Plus(1)", "thread_map(double, concurrency=2)", batch]
+    assert names[:5] == written
+    assert not {"Lockstep()", "Hand('Plus(1)')"} & {*names}
+
+
+def refused_list(items: Any) -> Any:
+    raise ArithmeticError("no list today")
 
 
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
@@ -218,6 +260,15 @@ async def test_a_pipe_that_is_not_one_to_one_is_found_out():
             await feed.ask(1)
 
 
+async def test_nobody_gets_the_second_item_of_somebody_elses_request():
+    feed = Feed()
+    async with feed.serve(DataLoader2(Twice(feed))):
+        assert await feed.ask(1) == 1
+        with pytest.raises(LoaderError, match="not one to one"):
+            await feed.ask(2)
+        assert await feed.ask(3) == 3, "the pipe is iterated afresh"
+
+
 async def test_a_graph_without_one_answer_per_request_is_found_out():
     feed = Feed()
     async with feed.serve(DataLoader2(feed.batch(2, max_wait=LONG).map(sum))):
@@ -232,6 +283,7 @@ async def test_a_graph_without_one_answer_per_request_is_found_out():
         ([1], ValueError, "a batch of 2 requests takes as many, got 1"),
         ([1, 2, 3], ValueError, "a batch of 2 requests takes as many, got 3"),
         ({1: 2, 3: 4}, TypeError, "got a dict"),
+        ({1, 2}, TypeError, "got a set"),
         ("ab", TypeError, "got a str"),
     ],
 )
@@ -601,6 +653,7 @@ def test_a_feed_may_serve_one_loop_after_another():
 REFUSED = {
     "filter": (lambda feed: feed.filter(bool), r"filter\(bool\) cannot stand below a feed"),
     "flatmap": (lambda feed: feed.flatmap(list), "cannot stand below a feed"),
+    "an async pipe": (PlusSoon, r"PlusSoon\(\) .*it has an __aiter__: .*to async_map"),
     "batch without a wait": (lambda feed: feed.batch(2), r"batch\(2, max_wait=seconds\)"),
     "drop_last": (lambda feed: feed.batch(2, True, max_wait=1), "leave drop_last out"),
     "batch of batches": (

@@ -227,10 +227,12 @@ async def test_a_result_that_cannot_be_pickled_fails_alone():
         return threading.Lock() if number == 2 else number
 
     feed = Feed()
-    async with feed.serve(DataLoader2(feed.map(lock_for_two), reading_service=workers(1))):
+    graph = feed.thread_map(lock_for_two, concurrency=1)
+    async with feed.serve(DataLoader2(graph, reading_service=workers(1))):
         answers = await asyncio.gather(*map(feed.ask, range(5)), return_exceptions=True)
         assert await feed.ask(7) == 7
     assert [type(answer) for answer in answers] == [int, int, PipelineError, int, int]
+    assert "item 2 of thread_map(lock_for_two, concurrency=1)" in str(answers[2])
 
 
 async def test_the_feed_goes_on_after_a_result_that_cannot_be_read():

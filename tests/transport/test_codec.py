@@ -255,6 +255,17 @@ def test_memoryviews_come_back_with_their_shape(wire):
     assert large.readonly
 
 
+@pytest.mark.parametrize("dtype", ["e", "F", ">i4", "S3", "U2", "i4,f8"])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (0,), (2, 0)])
+def test_memoryviews_of_any_format_come_back(wire, dtype, shape):
+    array = np.zeros(shape, dtype)
+    array.flags.writeable = shape != (3,)
+    (got,) = wire.carry([memoryview(array)])
+    sent = memoryview(array)
+    assert (got.format, got.shape, got.readonly) == (sent.format, sent.shape, sent.readonly)
+    assert bytes(got) == bytes(sent)
+
+
 values = st.recursive(
     st.none()
     | st.booleans()
