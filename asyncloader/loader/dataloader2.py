@@ -19,7 +19,7 @@ from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import as_run
 from asyncloader.graph.walk import breadth_first
-from asyncloader.loader.engine import Engine
+from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
@@ -34,7 +34,6 @@ T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
 _GRAPH = "serialized_datapipe"
-_CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 
 
 class DataLoader2(Generic[T_co]):
@@ -214,12 +213,12 @@ class DataLoader2(Generic[T_co]):
 
     async def aclose(self) -> None:
         """Shut down within three seconds; afterwards iterating raises LoaderClosed."""
-        self._invalidate(LoaderClosed(_CLOSED))
+        self._invalidate(LoaderClosed(CLOSED))
         await self._engine.aclose()
 
     def shutdown(self) -> None:
         """Shut down within three seconds, from a thread; the async form is ``aclose``."""
-        self._invalidate(LoaderClosed(_CLOSED))
+        self._invalidate(LoaderClosed(CLOSED))
         self._engine.shutdown()
 
     async def __aenter__(self) -> Self:
@@ -267,8 +266,8 @@ class DataLoader2(Generic[T_co]):
             )
         )
         self._iterator = weakref.ref(iterator)
-        if self._engine.is_closed:
-            iterator.invalidate(LoaderClosed(_CLOSED))
+        if self._engine.refusal is not None:
+            iterator.invalidate(self._engine.refusal)
         return iterator
 
     def _invalidate(self, reason: BaseException) -> None:
