@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
@@ -236,6 +236,12 @@ class DataLoader2(Generic[T_co]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a DataLoader2 holds threads and processes and cannot be copied or pickled; make"
+            " another of the same graph, or with DataLoader2.from_state(loader.state_dict())"
+        )
 
     def __repr__(self) -> str:
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
