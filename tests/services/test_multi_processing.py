@@ -23,7 +23,7 @@ from asyncloader import (
     SequentialReadingService,
     get_worker_info,
 )
-from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, WorkerStartupError
 from asyncloader.runtime import WorkerInfo
 from tests.collecting import drain, drain_async
@@ -769,3 +769,12 @@ async def test_an_idle_loader_uses_no_cpu():
         assert await asyncio.to_thread(share_of_a_core, enough=0.01) < 0.01, "paused"
         loader.resume()
         assert await anext(items) is not None
+
+
+def test_functions_in_other_processes_find_the_methods_of_pipes():
+    # These functions travel themselves, so that no module of theirs is imported there.
+    dealt = IterableWrapper(range(2)).map(lambda number: list(IterableWrapper([number]).cycle(2)))
+    graph = dealt.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    graph = graph.flatmap(lambda numbers: IterableWrapper(numbers).groupby(str))
+    with DataLoader2(graph, None, MultiProcessingReadingService(1)) as loader:
+        assert list(loader) == [[0, 0], [1, 1]]
