@@ -113,6 +113,31 @@ def test_a_spawned_process_with_classes_and_functions_of_its_script(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "10 12 14 16 18 20\n", "")
 
 
+WITHOUT_STANDARD_DESCRIPTORS = """
+import asyncio, os, sys
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+sys.stdin = sys.stdout = None
+os.close(0)
+os.close(1)
+
+async def main():
+    graph = IterableWrapper(range(4)).sharding_filter()
+    async with DataLoader2(graph, None, MultiProcessingReadingService(2)) as loader:
+        return [number async for number in loader]
+
+numbers = asyncio.run(main())
+with DataLoader2(IterableWrapper(range(4)).prefetch(2)) as loader:
+    assert list(loader) == numbers == [0, 1, 2, 3]
+"""
+
+
+def test_a_program_whose_standard_descriptors_are_closed(tmp_path):
+    done = run_script(tmp_path, WITHOUT_STANDARD_DESCRIPTORS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
     source = """
     import sys
