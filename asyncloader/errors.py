@@ -106,7 +106,7 @@ class ConcurrentIterationError(LoaderError, RuntimeError):
 
 
 class ForkedError(LoaderError, RuntimeError):
-    """A loader's iterator was used in a forked child of the process that owns it.
+    """A loader that had started, or its iterator, was used in a forked child of its process.
 
     A child makes a loader of its own instead.
 

@@ -145,6 +145,7 @@ def begin_task(
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new loop for our own use: uvloop's where it is installed."""
+    fill_standard_descriptors()
     try:
         import uvloop
     except ImportError:
@@ -263,6 +264,23 @@ def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> Non
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, or None."""
     return asyncio._get_running_loop()
+
+
+# Descriptors ----------------------------------------------------------------------------
+
+
+def fill_standard_descriptors() -> None:
+    """Open the null device where standard input, output or errors were closed.
+
+    A channel of ours in such a place would get what any library prints, and uvloop aborts the
+    process when it closes a descriptor there.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+_LAST_STANDARD = 2
 
 
 # Forks ----------------------------------------------------------------------------------

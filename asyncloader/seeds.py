@@ -9,6 +9,7 @@ two integers, and copies, pickles and comparisons are trivial.
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable
@@ -171,6 +172,10 @@ def entropy(otherwise: Callable[[], int] = _from_system) -> int:
 
 def checked_seed(seed: int) -> int:
     """Return ``seed`` if it is a number of 64 bits; raise ValueError otherwise."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _UINT64:
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < _UINT64:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
-    return seed
+    return number

@@ -23,7 +23,7 @@ LAYERS = [
     {"adapters", "workers"},
     {"graph"},
     {"datapipes", "transport", "snapshot"},
-    {"seeds", "runtime", "memory", "ranks"},
+    {"seeds", "runtime", "memory", "ranks", "main_script"},
     {"errors", "deadline"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -4,12 +4,13 @@ import pickle
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.seeds import SeedGenerator, philox
+from asyncloader.seeds import SeedGenerator, checked_seed, philox
 
 uint64 = st.integers(0, 2**64 - 1)
 
@@ -95,6 +96,12 @@ def test_spawned_streams_differ(seed):
 def test_a_seed_that_is_no_number_of_64_bits_is_refused(seed):
     with pytest.raises(ValueError, match=r"from 0 to 2\*\*64 - 1"):
         SeedGenerator(seed)
+
+
+def test_numbers_of_numpy_are_seeds():
+    largest = numpy.uint64(2**64 - 1)
+    assert SeedGenerator(largest) == SeedGenerator(2**64 - 1)
+    assert type(checked_seed(largest)) is int
 
 
 def test_a_negative_worker_is_refused():

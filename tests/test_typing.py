@@ -4,10 +4,12 @@ import subprocess
 import sys
 
 SCRIPT = """
-from typing import assert_type
+from pathlib import Path
+from typing import Any, assert_type
 
 from asyncloader import DataLoader2
-from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.iter import FileLister, IterableWrapper, IterDataPipe
+from asyncloader.datapipes.map import SequenceWrapper
 
 
 def decode(number: int) -> str:
@@ -20,6 +22,25 @@ loader = DataLoader2(pipe)
 assert_type(loader, DataLoader2[list[str]])
 for batch in loader:
     assert_type(batch, list[str])
+
+
+class Squares:
+    # A dataset, as torch wants one to be.
+
+    def __getitem__(self, number: int) -> int:
+        return number * number
+
+    def __len__(self) -> int:
+        return 10
+
+
+assert_type(SequenceWrapper(Squares()), SequenceWrapper[int])
+assert_type(SequenceWrapper(range(2)), SequenceWrapper[int])
+assert_type(SequenceWrapper({"a": 1}), SequenceWrapper[int])
+assert_type(SequenceWrapper(Squares(), deepcopy=False).batch(2)[0], list[int])
+files = FileLister(Path("data"), "*.txt").open_files("rb")
+assert_type(files, IterDataPipe[tuple[str, Any]])
+files = IterableWrapper([Path("a.txt")]).open_files("rb")
 
 
 async def main() -> None:

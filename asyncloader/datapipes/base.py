@@ -31,7 +31,7 @@ from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
-from asyncloader.datapipes.registering import register
+from asyncloader.datapipes.registering import bring, register
 from asyncloader.datapipes.share import Share
 from asyncloader.datapipes.unknown_name import MissingName, UnknownName
 
@@ -127,6 +127,8 @@ class DataPipe:
             if hasattr(type(self), name):
                 # A property of the pipe's own failed: let its own error come out.
                 return object.__getattribute__(self, name)
+            if bring(name):
+                return getattr(self, name)
             others = MapDataPipe if isinstance(self, IterDataPipe) else IterDataPipe
             raise UnknownName(MissingName(type(self), name, others))
 

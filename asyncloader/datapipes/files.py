@@ -27,6 +27,7 @@ from asyncloader.datapipes.streams import (
     PIECE_BYTES,
     OpenedBytes,
     OpenedText,
+    PathName,
     close_stream,
     is_seekable,
     opened,
@@ -53,7 +54,7 @@ class FileLister(Expander[str]):
 
     def __init__(
         self,
-        root: str | Sequence[str] | IterDataPipe[str] = ".",
+        root: PathName | Sequence[PathName] | IterDataPipe[PathName] = ".",
         masks: str | list[str] = "",
         *,
         recursive: bool = False,
@@ -156,7 +157,7 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
 
     def __init__(
         self,
-        datapipe: Iterable[str],
+        datapipe: Iterable[PathName],
         mode: str = "r",
         encoding: str | None = None,
         length: int = -1,

@@ -29,7 +29,7 @@ from asyncloader.datapipes.saving import (
     temporary_beside,
     write,
 )
-from asyncloader.datapipes.streams import OpenedText, pair_in, path_in
+from asyncloader.datapipes.streams import OpenedText, PathName, pair_in, path_in
 from asyncloader.datapipes.text import after
 
 
@@ -49,7 +49,7 @@ class FSSpecFileLister(Expander[str]):
 
     def __init__(
         self,
-        root: str | Sequence[str] | IterDataPipe[str],
+        root: PathName | Sequence[PathName] | IterDataPipe[PathName],
         masks: str | list[str] = "",
         **kwargs: Any,
     ) -> None:
@@ -99,7 +99,7 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
 
     def __init__(
         self,
-        source_datapipe: Iterable[str],
+        source_datapipe: Iterable[PathName],
         mode: str = "r",
         *,
         kwargs_for_open: dict[str, Any] | None = None,

@@ -12,6 +12,8 @@ import pickle
 import types
 from typing import Any
 
+from asyncloader.main_script import MAIN, home_of, may_name_main
+
 #: The first byte of a packed row: a pickle, one that names code, or a dict's values.
 _PLAIN, _WITH_CODE, _FIRST_SHAPE = 0, 1, 2
 _SHAPES = 256 - _FIRST_SHAPE
@@ -81,7 +83,7 @@ def _pickle(value: Any) -> bytes | None:
         data = pickle.dumps(value, protocol=5)
     except Exception:  # noqa: BLE001 - pickle refuses in many ways; it is tried again with code
         return None
-    return None if b"__main__" in data else _without_header(data)
+    return None if may_name_main(data) else _without_header(data)
 
 
 def _without_header(data: bytes) -> bytes:
@@ -118,4 +120,4 @@ class _CodeUnpickler(pickle.Unpickler):
 
 
 def _is_out_of_reach(code: Any) -> bool:
-    return code.__module__ == "__main__" or "<" in code.__qualname__
+    return home_of(code) == MAIN or "<" in code.__qualname__

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.crossing import from_loop, from_thread
@@ -17,6 +17,7 @@ from asyncloader.datapipes.cursors import Cursors, picked
 from asyncloader.datapipes.share import Share
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: What no one can change in place, so that a copy would be the same thing.
 _UNCHANGING = frozenset({int, float, complex, bool, str, bytes, type(None)})
@@ -129,8 +130,14 @@ class OneShot(Generic[T]):
         self.used = True
 
 
+class Lookup(Protocol[T_co]):
+    """What items are looked up in by ``[...]``: a list, a dict, a dataset of torch's."""
+
+    def __getitem__(self, key: Any, /) -> T_co: ...
+
+
 class SequenceWrapper(MapDataPipe[T]):
-    """Look items up in a sequence or mapping.
+    """Look items up in a sequence, a mapping, or a dataset of torch's.
 
     With ``deepcopy`` the data is copied once, when the pipe is made.
 
@@ -140,7 +147,7 @@ class SequenceWrapper(MapDataPipe[T]):
 
     edges = ()
 
-    def __init__(self, sequence: Sequence[T], deepcopy: bool = True) -> None:
+    def __init__(self, sequence: Sequence[T] | Lookup[T], deepcopy: bool = True) -> None:
         if is_pipe(sequence):
             raise TypeError(
                 f"{sequence!r} is a datapipe already; use it as it is, or, to look up the"
@@ -151,7 +158,7 @@ class SequenceWrapper(MapDataPipe[T]):
                 f"sequence must be looked up in by [...], got {type(sequence).__name__}; for what"
                 " is only iterated use IterableWrapper"
             )
-        self.sequence: Sequence[T] = changeable_copy(sequence) if deepcopy else sequence
+        self.sequence: Any = changeable_copy(sequence) if deepcopy else sequence
         self.deepcopy = deepcopy
 
     def __getitem__(self, key: Any) -> T:

@@ -61,6 +61,10 @@ def pair_in(item: Any, form: str, pipe: object) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
+#: What names a file: text, or a path object.
+PathName = str | os.PathLike[str]
+
+
 def path_in(value: Any, pipe: object) -> str:
     """Return a path as text; TypeError for what is none."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None

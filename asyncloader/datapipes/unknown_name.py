@@ -10,11 +10,18 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.registering import is_of_script
+
 #: How pipes of one kind become those of the other, by the name of the kind that is wanted.
 _WAYS = {
     "IterDataPipe": "pipes that are iterated have it: call .to_iter_datapipe() first",
     "MapDataPipe": "pipes that are looked up by key have it: call .to_map_datapipe() first",
 }
+
+_OF_SCRIPT = (
+    "the main script registers it, which a worker does not import: call the class itself, or"
+    " define it in a module"
+)
 
 
 class UnknownName(AttributeError):
@@ -41,6 +48,8 @@ class MissingName:
         return f"{self.cls.__qualname__} has no attribute {self.name!r}{self._hint()}"
 
     def _hint(self) -> str:
+        if is_of_script(self.name):
+            return f"; {_OF_SCRIPT}"
         if hasattr(self.others, self.name):
             return f"; {_WAYS[self.others.__name__]}"
         names = [name for name in dir(self.cls) if not name.startswith("_")]

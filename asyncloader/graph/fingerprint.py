@@ -20,6 +20,7 @@ from asyncloader.datapipes.base import is_iter_pipe, is_pipe
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.graph.kinds import is_shuffler, is_splitter
 from asyncloader.graph.walk import Wiring, every_edge_of, vars_of
+from asyncloader.main_script import home_of
 
 #: One entry for each pipe, breadth-first from the last:
 #: ``{"class": name, "reads": [places of other entries], "settings": {name: value}}``.
@@ -177,7 +178,7 @@ def _function(value: Any, settings: _Settings) -> Any:
 
 
 def _qualified(named: Any) -> str:
-    module = getattr(named, "__module__", None)
+    module = home_of(named)
     return f"{module}.{named.__qualname__}" if module else str(named.__qualname__)
 
 

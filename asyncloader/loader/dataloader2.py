@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterable
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
@@ -19,7 +19,7 @@ from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import as_run
 from asyncloader.graph.walk import breadth_first
-from asyncloader.loader.engine import Engine
+from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
@@ -34,7 +34,6 @@ T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 
 _GRAPH = "serialized_datapipe"
-_CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 
 
 class DataLoader2(Generic[T_co]):
@@ -214,12 +213,12 @@ class DataLoader2(Generic[T_co]):
 
     async def aclose(self) -> None:
         """Shut down within three seconds; afterwards iterating raises LoaderClosed."""
-        self._invalidate(LoaderClosed(_CLOSED))
+        self._invalidate(LoaderClosed(CLOSED))
         await self._engine.aclose()
 
     def shutdown(self) -> None:
         """Shut down within three seconds, from a thread; the async form is ``aclose``."""
-        self._invalidate(LoaderClosed(_CLOSED))
+        self._invalidate(LoaderClosed(CLOSED))
         self._engine.shutdown()
 
     async def __aenter__(self) -> Self:
@@ -237,6 +236,12 @@ class DataLoader2(Generic[T_co]):
 
     def __exit__(self, *exc_info: object) -> None:
         self.shutdown()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a DataLoader2 holds threads and processes and cannot be copied or pickled; make"
+            " another of the same graph, or with DataLoader2.from_state(loader.state_dict())"
+        )
 
     def __repr__(self) -> str:
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
@@ -267,8 +272,8 @@ class DataLoader2(Generic[T_co]):
             )
         )
         self._iterator = weakref.ref(iterator)
-        if self._engine.is_closed:
-            iterator.invalidate(LoaderClosed(_CLOSED))
+        if self._engine.refusal is not None:
+            iterator.invalidate(self._engine.refusal)
         return iterator
 
     def _invalidate(self, reason: BaseException) -> None:

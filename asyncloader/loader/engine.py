@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -20,7 +21,7 @@ from dataclasses import replace
 from asyncloader.datapipes.base import waits
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.deadline import ends_within, leaving_time, time_left
-from asyncloader.errors import LoaderClosed, LoopMismatchError
+from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.gate import Gate
 from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
@@ -28,6 +29,9 @@ from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.loader.timing import Timing
 from asyncloader.runtime import LoopThread, running_loop, uncancellable
+
+#: What is said of a loader that was shut down.
+CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 
 
 class Engine:
@@ -46,6 +50,8 @@ class Engine:
         self._left: Cursors = {}
         self._thread: LoopThread | None = None
         self._closed: concurrent.futures.Future[None] | None = None
+        #: Why no epoch can begin any more, if that is so.
+        self.refusal: LoaderError | None = None
         self._warned_of_blocking = False
         #: Held by the thread that begins an epoch: another's iterator waits, and then ends it.
         self.beginning = threading.RLock()
@@ -66,10 +72,16 @@ class Engine:
         if self._warn_if_dropped():
             self.shutdown()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the loader was shut down, or is being so."""
-        return self._closed is not None
+    def forget_parent(self) -> None:
+        """In a forked child: refuse to go on with what the parent began, and leave it alone."""
+        if self._thread is None and not self.lifecycle.is_begun:
+            return
+        self.refusal = ForkedError(
+            "this loader was started in the process that made it, and its workers and threads"
+            " are not those of a forked child; make a new DataLoader2 in the child"
+        )
+        self._closed = uncancellable()
+        self._closed.set_result(None)
 
     def seed(self, seed: int) -> None:
         """Begin a seed's sequence of epochs with the next epoch.
@@ -112,8 +124,8 @@ class Engine:
 
     def start_sync(self) -> None:
         """Start the service, from a thread."""
-        if self.is_closed:
-            raise LoaderClosed("the loader was shut down; make a new one to iterate again")
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
         self._warn_if_blocking("this `with`", "`async with`", stacklevel=4)
         self._private_loop().call(self.lifecycle.start())
 
@@ -146,7 +158,7 @@ class Engine:
         if self._closed is not None:
             await asyncio.wrap_future(self._closed)
             return
-        self._closed = uncancellable()
+        self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
         try:
             with ends_within(CLOSE_SECONDS):
                 await bounded(self._close())
@@ -159,7 +171,7 @@ class Engine:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
         self._refuse_own_loop("shutdown()", "use `await loader.aclose()`")
-        self._closed = uncancellable()
+        self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
         with ends_within(CLOSE_SECONDS):
             try:
                 self._private_loop().call(self._close())
@@ -255,6 +267,15 @@ async def _close_all(
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for engine in list(_engines):
+        engine.forget_parent()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_parents)
 
 
 @atexit.register

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from asyncloader.errors import (
     ConcurrentIterationError,
@@ -102,6 +102,12 @@ class DataLoader2Iterator(Generic[T_co]):
         """Make every later next raise ``reason``."""
         if self._hand.refusal is None:
             self._hand.refusal = reason
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a loader's iterator cannot be copied or pickled; loader.state_dict() says where it"
+            " stands"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

@@ -70,6 +70,11 @@ class Lifecycle:
         """Whether the service has adapted the graph."""
         return self.adapted is not None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the service adapts the graph, or has done so."""
+        return self.is_started or self._starting.locked()
+
     def needs_finalize(self) -> bool:
         """Whether the service holds something that nobody has given back."""
         return self.is_started and not self.is_closed and self._service.needs_finalize()

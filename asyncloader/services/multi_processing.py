@@ -13,7 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import checked_graph, iterable_source
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    checked_graph,
+    iterable_source,
+)
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
@@ -27,6 +32,7 @@ from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unch
 from asyncloader.services.calls import result_of
 from asyncloader.services.division import Division, divide, warn_of_repeats
 from asyncloader.services.elastic import check_division
+from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.account import WorkerStats
@@ -91,11 +97,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_worker_death: Literal["raise", "restart"] = "raise",
         max_restarts: int = 3,
     ) -> None:
-        _check_count("num_workers", num_workers)
-        _check_count("worker_prefetch_cnt", worker_prefetch_cnt)
-        _check_count("main_prefetch_cnt", main_prefetch_cnt)
-        _check_count("prefetch_bytes", prefetch_bytes)
-        _check_count("max_restarts", max_restarts)
         check_method(multiprocessing_context)
         if on_worker_death not in ("raise", "restart"):
             raise ValueError(
@@ -103,17 +104,25 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout must be above 0 seconds, or None, got {timeout}")
-        self.num_workers = num_workers
+        self.num_workers = checked_count("num_workers", num_workers, at_least=0)
         self.multiprocessing_context = multiprocessing_context
-        self.worker_prefetch_cnt = worker_prefetch_cnt
-        self.main_prefetch_cnt = main_prefetch_cnt
-        self.worker_init_fn = worker_init_fn
-        self.worker_reset_fn = worker_reset_fn
+        self.worker_prefetch_cnt = checked_count(
+            "worker_prefetch_cnt", worker_prefetch_cnt, at_least=0
+        )
+        self.main_prefetch_cnt = checked_count("main_prefetch_cnt", main_prefetch_cnt, at_least=0)
+        self.worker_init_fn = (
+            None if worker_init_fn is None else checked_function("worker_init_fn", worker_init_fn)
+        )
+        self.worker_reset_fn = (
+            None
+            if worker_reset_fn is None
+            else checked_function("worker_reset_fn", worker_reset_fn)
+        )
         self.in_order = in_order
         self.timeout = timeout
-        self.prefetch_bytes = prefetch_bytes
+        self.prefetch_bytes = checked_count("prefetch_bytes", prefetch_bytes, at_least=0)
         self.on_worker_death = on_worker_death
-        self.max_restarts = max_restarts
+        self.max_restarts = checked_count("max_restarts", max_restarts, at_least=0)
         self._division: Division | None = None
         self._pool: WorkerPool | None = None
         #: Raises SnapshotError where what runs cannot go on from so many workers.
@@ -125,6 +134,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._check_refit = _nothing_to_check
         if self.num_workers == 0:
             return await self._initialized_here(datapipe)
+        _check_is_here(datapipe)
         division = await in_thread(divide, datapipe, self.num_workers)
         if not division.outlets:
             return datapipe
@@ -283,6 +293,14 @@ def _nothing_to_check(taken_with: int) -> None:
 HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
+def _check_is_here(datapipe: Any) -> None:
+    if any(isinstance(pipe, FromWorkers | FedFromWorkers) for pipe in breadth_first(datapipe)):
+        raise ValueError(
+            "the graph is in worker processes already; give SequentialReadingService one"
+            " MultiProcessingReadingService only"
+        )
+
+
 def _pickled_plan(plan: WorkerPlan) -> Parcel:
     try:
         return pack_code(plan)
@@ -298,10 +316,3 @@ def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None)
             f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"
             " let it capture plain values only"
         ) from error
-
-
-def _check_count(name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{name} must be an integer, got {count!r}")
-    if count < 0:
-        raise ValueError(f"{name} must be at least 0, got {count}")

@@ -47,6 +47,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def __init__(self, *reading_services: Any) -> None:
         if not reading_services:
             raise ValueError("SequentialReadingService needs at least one reading service")
+        for service in reading_services:
+            if not isinstance(service, ReadingServiceInterface):
+                raise TypeError(
+                    "SequentialReadingService takes reading services, one after the other, that"
+                    f" derive from ReadingServiceInterface, got {service!r}"
+                )
         self.reading_services = list(reading_services)
         self._calls = [ServiceCalls(service) for service in reading_services]
         self._initialized: list[ServiceCalls] = []

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from asyncloader.main_script import SPAWNED_MAIN
 from asyncloader.memory import SharedBytes
 from asyncloader.transport.pickling import LARGE, Dump, load
 from asyncloader.transport.wire import close_all
@@ -20,10 +22,8 @@ from asyncloader.transport.wire import close_all
 
 def dumps_code(code: Any) -> bytes:
     """Pickle a graph or a function, with the code that the other process may not have."""
-    import cloudpickle  # type: ignore[import-untyped]
-
     dump = Dump()
-    cloudpickle.Pickler(dump, protocol=5).dump(code)
+    _cloudpickle().Pickler(dump, protocol=5).dump(code)
     return dump.data
 
 
@@ -71,9 +71,7 @@ def _mapped(fd: int) -> memoryview:
 
 @functools.cache
 def _parcel_pickler() -> Any:
-    import cloudpickle
-
-    class ParcelPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class ParcelPickler(_cloudpickle().Pickler):  # type: ignore[misc]
         """Leaves shared memory out of the pickle: on arrival its descriptor takes its place."""
 
         def __init__(self, dump: Dump) -> None:
@@ -97,9 +95,8 @@ def _parcel_pickler() -> Any:
 @functools.cache
 def pickler_by_value() -> Any:
     """A pickler that takes code along; imported late, as few items ever need it."""
-    import cloudpickle
 
-    class PicklerByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    class PicklerByValue(_cloudpickle().Pickler):  # type: ignore[misc]
         def __init__(self, dump: Dump) -> None:
             super().__init__(dump, protocol=5, buffer_callback=dump.on_buffer)
             self._reduce = dump.reduce
@@ -109,3 +106,13 @@ def pickler_by_value() -> Any:
             return super().reducer_override(item) if reduced is NotImplemented else reduced
 
     return PicklerByValue
+
+
+def _cloudpickle() -> Any:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    script = sys.modules.get(SPAWNED_MAIN)
+    if script is not None and script.__name__ == SPAWNED_MAIN:
+        # It takes along the code of __main__ by itself, but not under this name.
+        cloudpickle.register_pickle_by_value(script)
+    return cloudpickle

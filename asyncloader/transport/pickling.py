@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from asyncloader.main_script import may_name_main
 from asyncloader.transport.tensors import (
     dtype_names,
     inverse,
@@ -52,7 +53,7 @@ class Pickler:
     """Pickles items, one after another.
 
     ``fallback`` makes a pickler that takes code along, for what pickle refuses; with
-    ``main_by_value`` also for whatever is defined in ``__main__``.
+    ``main_by_value`` also for whatever is defined in the main script.
     """
 
     def __init__(self, fallback: Callable[[Dump], Any], *, main_by_value: bool = False) -> None:
@@ -67,7 +68,7 @@ class Pickler:
             pickled = self._dump(self._plain, _with_bytes_beside(item))
         except Exception:  # noqa: BLE001 - pickle refuses in many ways; cloudpickle has the last word
             return self._dump_by_value(item)
-        if self._main_by_value and b"__main__" in pickled.data:
+        if self._main_by_value and may_name_main(pickled.data):
             return self._dump_by_value(item)
         return pickled
 
@@ -79,7 +80,7 @@ class Pickler:
         if not _HOLDERS.isdisjoint(map(type, items)):
             items = [_with_bytes_beside(item) for item in items]
         pickled = self._dump(self._plain, list(items))
-        if self._main_by_value and b"__main__" in pickled.data:
+        if self._main_by_value and may_name_main(pickled.data):
             return pickled._replace(foreign=True)
         return pickled
 

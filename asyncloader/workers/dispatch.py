@@ -15,6 +15,7 @@ from typing import Any
 
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.registering import expect_methods
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.runtime import LoopThread
@@ -145,6 +146,7 @@ class Dispatcher:
                 pass  # the loader takes no items from here
 
     def _set_up(self, command: Setup) -> None:
+        expect_methods(command.homes)
         plan_fds, fds = self._talk.take_fds(command.plan_fds)
         self._outlets = [
             Outlet(Channel(socket.socket(fileno=fd)), command.arena_bytes, self._punctual, _packed)

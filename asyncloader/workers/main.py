@@ -8,7 +8,6 @@ far as its credits go.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.registering import expect_methods
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import SeedPlaces
@@ -153,6 +153,7 @@ class Worker:
         self._talk.arena.budget = command.arena_bytes
         self._info = command.info
         become_worker(command.info)
+        expect_methods(command.homes)
         plan_fds, channels = self._talk.take_fds(command.plan_fds)
         sockets = [socket.socket(fileno=fd) for fd in channels]
         try:
@@ -309,7 +310,6 @@ class Worker:
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
-        _learn_fluent_methods(function)
         # A plain function runs in the thread that will run the pipes.
         return self._thread.finished(function(*args))
 
@@ -332,14 +332,3 @@ def shard_for_worker(end: Any, info: WorkerInfo) -> None:
     for pipe in pipes:
         if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
             apply_sharding(pipe, info.num_workers, info.worker_id, group)
-
-
-def _learn_fluent_methods(function: Callable[..., Any]) -> None:
-    """Give pipes the methods of all families, which a user's function may call.
-
-    A worker imports the families of its own pipes only.
-    """
-    ours = ("asyncloader.services.", "asyncloader.workers.")
-    if not getattr(function, "__module__", "").startswith(ours):
-        importlib.import_module("asyncloader.datapipes.iter")
-        importlib.import_module("asyncloader.datapipes.map")

@@ -46,13 +46,15 @@ class Setup:
     """Which worker this is and what it runs: a pickled ``WorkerPlan``.
 
     Of the descriptors that come with it the first ``plan_fds`` belong to the plan; the
-    others are channels, between the dispatching process and the workers.
+    others are channels, between the dispatching process and the workers. ``homes`` says what
+    modules the loader's process has its fluent methods from.
     """
 
     info: WorkerInfo
     plan: bytes
     arena_bytes: int
     plan_fds: int = 0
+    homes: dict[str, set[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ import anyio
 
 from asyncloader.deadline import time_left
 from asyncloader.errors import WorkerStartupError
+from asyncloader.runtime import fill_standard_descriptors
 from asyncloader.workers.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
 from asyncloader.workers.deathwatch import DeathWatch
 from asyncloader.workers.pidfd import is_readable, kill_pidfd, require_pidfds
@@ -257,6 +258,7 @@ def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
         raise WorkerStartupError(f"{plan.name} was not started: others before it took too long")
     with contextlib.ExitStack() as undo:
         try:
+            fill_standard_descriptors()
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             with theirs:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from asyncloader.datapipes.registering import homes_of_methods
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.runtime import LoopWaiter, WorkerInfo
 from asyncloader.transport.code import Parcel
@@ -176,7 +177,8 @@ class Starter:
 
     def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self._settings.num_workers, worker_id=worker)
-        return Setup(info, plan.data, self._share(), plan_fds=len(plan.shared))
+        homes = homes_of_methods()
+        return Setup(info, plan.data, self._share(), plan_fds=len(plan.shared), homes=homes)
 
     def _share(self) -> int:
         return self._settings.prefetch_bytes // self._settings.num_workers

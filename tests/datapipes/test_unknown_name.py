@@ -9,6 +9,7 @@ import pytest
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import MapDataPipe, SequenceWrapper, functional_datapipe
+from asyncloader.datapipes.registering import expect_methods
 
 
 @functional_datapipe("looked_up_backwards")
@@ -57,3 +58,9 @@ def test_an_error_within_a_property_is_its_own():
 def test_a_pipe_that_is_being_made_can_be_asked():
     assert not hasattr(IterDataPipe.__new__(IterableWrapper), "iterable")
     assert list(copy.deepcopy(IterableWrapper([1]))) == [1]
+
+
+def test_a_method_that_only_the_main_script_of_another_process_has():
+    expect_methods({"pairwise_of_a_script": {"__main__"}})
+    with pytest.raises(AttributeError, match="the main script registers it"):
+        IterableWrapper("ab").pairwise_of_a_script()

@@ -354,6 +354,43 @@ def dropped_in_a_forked_child() -> None:
         assert [first, *holder[1]] == list(range(1000))
 
 
-@pytest.mark.parametrize("scene", [used_in_a_forked_child, dropped_in_a_forked_child])
+def begun_anew_and_left_in_a_forked_child() -> None:
+    for workers in (0, 2):
+        with loader_of(numbers(100), workers) as loader:
+            items = iter(loader)
+            first = next(items)
+
+            def begin_anew(loader: DataLoader2 = loader) -> None:
+                with pytest.raises(ForkedError, match="make a new DataLoader2"), loader:
+                    list(loader)
+                with pytest.raises(ForkedError):
+                    next(iter(loader))
+                loader.shutdown()
+                asyncio.run(loader.aclose())
+
+            assert in_a_forked_child(begin_anew) == 0
+            assert [first, *items] == list(range(100))
+
+
+def first_begun_in_a_forked_child() -> None:
+    loader = loader_of(numbers(100), 2)
+
+    def begin() -> None:
+        with loader:
+            assert list(loader) == list(range(100))
+
+    assert in_a_forked_child(begin) == 0
+    begin()
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        used_in_a_forked_child,
+        dropped_in_a_forked_child,
+        begun_anew_and_left_in_a_forked_child,
+        first_begun_in_a_forked_child,
+    ],
+)
 def test_e6_a_forked_child_is_refused_and_harms_nobody(scene, tmp_path):
     play(tmp_path, scene)

@@ -1,7 +1,9 @@
 """What comes out of a loader, in both forms."""
 
 import asyncio
+import copy
 import gc
+import pickle
 import threading
 import weakref
 
@@ -12,6 +14,7 @@ from asyncloader import DataLoader2, InProcessReadingService, LoopMismatchError
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.errors import ConcurrentIterationError, ForkedError, LoaderClosed
+from asyncloader.transport.code import dumps_code
 from tests.collecting import drain, drain_async
 
 
@@ -193,6 +196,17 @@ def test_the_graph_is_copied_and_its_data_is_not():
         items = list(loader)
     assert items[0] in rows
     assert {id(item) for item in items} == {id(row) for row in rows}
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, dumps_code])
+def test_a_loader_is_not_copied_and_says_what_to_do_instead(copied):
+    loader = DataLoader2(IterableWrapper(range(3)))
+    with pytest.raises(TypeError, match="from_state"):
+        copied(loader)
+    items = iter(loader)
+    with pytest.raises(TypeError, match="state_dict"):
+        copied(items)
+    assert list(items) == [0, 1, 2]
 
 
 def test_adapters_are_applied_once_and_in_order():

@@ -135,6 +135,12 @@ async def test_services_in_sequence_go_forwards_and_are_finalized_backwards():
     ]
 
 
+@pytest.mark.parametrize("wrong", [3, [InProcessReadingService()], InProcessReadingService])
+def test_what_is_no_service_is_refused_where_it_is_given(wrong):
+    with pytest.raises(TypeError, match="derive from ReadingServiceInterface, got"):
+        SequentialReadingService(InProcessReadingService(), wrong)
+
+
 class FailsToFinalize(Recorder):
     async def finalize(self):
         await super().finalize()

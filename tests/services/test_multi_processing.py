@@ -23,7 +23,7 @@ from asyncloader import (
     SequentialReadingService,
     get_worker_info,
 )
-from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, WorkerStartupError
 from asyncloader.runtime import WorkerInfo
 from tests.collecting import drain, drain_async
@@ -717,7 +717,9 @@ async def test_an_item_held_back_for_a_credit_does_not_wait_for_the_next():
     ("kwargs", "error", "says"),
     [
         ({"num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
-        ({"num_workers": 1.5}, TypeError, "num_workers must be an integer, got 1.5"),
+        ({"num_workers": 1.5}, TypeError, "num_workers must be an integer, got float"),
+        ({"worker_init_fn": 3}, TypeError, "worker_init_fn must be callable, got int"),
+        ({"worker_reset_fn": "no"}, TypeError, "worker_reset_fn must be callable, got str"),
         ({"worker_prefetch_cnt": -1}, ValueError, "worker_prefetch_cnt"),
         ({"main_prefetch_cnt": True}, TypeError, "main_prefetch_cnt"),
         ({"prefetch_bytes": -1}, ValueError, "prefetch_bytes"),
@@ -728,6 +730,17 @@ async def test_an_item_held_back_for_a_credit_does_not_wait_for_the_next():
 def test_wrong_arguments_are_refused(kwargs, error, says):
     with pytest.raises(error, match=says):
         MultiProcessingReadingService(**kwargs)
+
+
+def test_a_graph_that_is_in_workers_already_is_refused():
+    service = SequentialReadingService(
+        MultiProcessingReadingService(1), MultiProcessingReadingService(numpy.int64(1))
+    )
+    with (
+        pytest.raises(ValueError, match="in worker processes already"),
+        DataLoader2(numbers(3), None, service),
+    ):
+        pass
 
 
 def test_arguments_can_be_read_again():
@@ -769,3 +782,12 @@ async def test_an_idle_loader_uses_no_cpu():
         assert await asyncio.to_thread(share_of_a_core, enough=0.01) < 0.01, "paused"
         loader.resume()
         assert await anext(items) is not None
+
+
+def test_functions_in_other_processes_find_the_methods_of_pipes():
+    # These functions travel themselves, so that no module of theirs is imported there.
+    dealt = IterableWrapper(range(2)).map(lambda number: list(IterableWrapper([number]).cycle(2)))
+    graph = dealt.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    graph = graph.flatmap(lambda numbers: IterableWrapper(numbers).groupby(str))
+    with DataLoader2(graph, None, MultiProcessingReadingService(1)) as loader:
+        assert list(loader) == [[0, 0], [1, 1]]

@@ -57,6 +57,87 @@ def test_a_guarded_script_with_its_own_classes_and_lambdas(method, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8 9 10 11 12 13 14\n", "")
 
 
+SPAWNED = """
+import multiprocessing
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterDataPipe
+from asyncloader.datapipes.map import SharedSequence
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+class Shifted(IterDataPipe):
+    def __init__(self, source, by):
+        self.source, self.by = source, by
+
+    def __iter__(self):
+        for point in self.source:
+            yield Point(point.x + self.by)
+
+def doubled(point):
+    return Point(2 * point.x)
+
+def new_loader(workers):
+    points = SharedSequence([Point(x) for x in range(6)]).to_iter_datapipe()
+    graph = Shifted(points, by=5).sharding_filter().map(doubled)
+    return DataLoader2(graph, None, MultiProcessingReadingService(workers))
+
+def train(results):
+    with new_loader(workers=2) as loader:
+        points = iter(loader)
+        first = [next(points).x for _ in range(2)]
+        state = loader.state_dict()
+        rest = list(points)
+    assert all(type(point) is Point for point in rest), rest
+    results.put((first, [point.x for point in rest], state))
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.SimpleQueue()
+    rank = spawn.Process(target=train, args=(results,))
+    rank.start()
+    first, rest, state = results.get()
+    rank.join()
+    with new_loader(workers=0) as loader:
+        loader.load_state_dict(state)
+        assert [point.x for point in loader] == rest
+    with DataLoader2.from_state(state) as loader:
+        assert [point.x for point in loader] == rest
+    print(*first, *rest)
+"""
+
+
+def test_a_spawned_process_with_classes_and_functions_of_its_script(tmp_path):
+    done = run_script(tmp_path, SPAWNED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "10 12 14 16 18 20\n", "")
+
+
+WITHOUT_STANDARD_DESCRIPTORS = """
+import asyncio, os, sys
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+sys.stdin = sys.stdout = None
+os.close(0)
+os.close(1)
+
+async def main():
+    graph = IterableWrapper(range(4)).sharding_filter()
+    async with DataLoader2(graph, None, MultiProcessingReadingService(2)) as loader:
+        return [number async for number in loader]
+
+numbers = asyncio.run(main())
+with DataLoader2(IterableWrapper(range(4)).prefetch(2)) as loader:
+    assert list(loader) == numbers == [0, 1, 2, 3]
+"""
+
+
+def test_a_program_whose_standard_descriptors_are_closed(tmp_path):
+    done = run_script(tmp_path, WITHOUT_STANDARD_DESCRIPTORS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
     source = """
     import sys

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MAX_MEMBERS,
         MAX_RATIO,
     )
+    from asyncloader.datapipes.streams import PathName
     from asyncloader.datapipes.text import joined_lines
     from asyncloader.datapipes.tolerance import OnError
 
@@ -34,7 +35,7 @@ class FileMethods(Generic[T_co]):
     if TYPE_CHECKING:
 
         def list_files(
-            self: FileMethods[str],
+            self: FileMethods[PathName],
             masks: str | list[str] = "",
             *,
             recursive: bool = False,
@@ -44,7 +45,7 @@ class FileMethods(Generic[T_co]):
         ) -> IterDataPipe[str]: ...
 
         def open_files(
-            self: FileMethods[str],
+            self: FileMethods[PathName],
             mode: str = "r",
             encoding: str | None = None,
             length: int = -1,
@@ -59,11 +60,11 @@ class FileMethods(Generic[T_co]):
         ) -> IterDataPipe[tuple[str, Any]]: ...
 
         def list_files_by_fsspec(
-            self: FileMethods[str], masks: str | list[str] = "", **kwargs: Any
+            self: FileMethods[PathName], masks: str | list[str] = "", **kwargs: Any
         ) -> IterDataPipe[str]: ...
 
         def open_files_by_fsspec(
-            self: FileMethods[str],
+            self: FileMethods[PathName],
             mode: str = "r",
             *,
             kwargs_for_open: dict[str, Any] | None = None,
