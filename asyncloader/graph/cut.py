@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.graph.kinds import (
     is_dispatch,
     is_filter_of_shards,
@@ -26,7 +27,7 @@ from asyncloader.graph.kinds import (
 )
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
-from asyncloader.graph.walk import Wiring
+from asyncloader.graph.walk import Wiring, pipes_of
 
 #: The sharding group of worker processes: ``SHARDING_PRIORITIES.MULTIPROCESSING``.
 WORKER_GROUP = 3
@@ -233,3 +234,15 @@ def _places(
     if dispatch is not None:
         where.update((key, "dispatcher") for key in wiring.upstream([dispatch]))
     return tuple((pipe, where[id(pipe)]) for pipe in wiring.pipes)
+
+
+def no_order_in_dealing(dispatch: Any | None) -> str | None:
+    """Say what keeps another process from dealing what one has dealt, if anything does."""
+    for pipe in pipes_of(dispatch):
+        if is_without_order(pipe):
+            return (
+                f"{stage_name(pipe)} hands out as results come, in the dispatching process, which"
+                " cannot deal them in that order again; pass ordered=True, or let it follow"
+                " sharding_round_robin_dispatch"
+            )
+    return None

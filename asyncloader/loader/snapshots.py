@@ -15,6 +15,7 @@ from asyncloader.datapipes.journal import settled
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.errors import SnapshotError
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
 from asyncloader.graph.kinds import goes_by_clock, lives_with_loader
 from asyncloader.graph.walk import breadth_first
@@ -41,7 +42,7 @@ class Snapshots:
         include_datapipe: bool,
     ) -> dict[str, Any]:
         """Return the state of a loader that goes on with ``start`` and then with ``seeds``."""
-        self._check_possible()
+        self._check_possible(share)
         snapshot = Snapshot(
             seed=seeds.seed,
             epoch=seeds.epoch,
@@ -65,7 +66,7 @@ class Snapshots:
         share of the items cannot go on from.
         """
         moment = moment_of(state)
-        self._check_possible()
+        self._check_possible(share)
         for snapshot in moment:
             self._check_graph(snapshot)
         own = own_of(moment, share)
@@ -83,9 +84,16 @@ class Snapshots:
                     f" {len(self._fingerprint)} pipes"
                 )
 
-    def _check_possible(self) -> None:
-        if self._refusal is not None:
-            raise SnapshotError(self._refusal)
+    def _check_possible(self, share: Share) -> None:
+        refusal = self._refusal
+        if refusal is None and share.workers:
+            refusal = self._dealing_refusal
+        if refusal is not None:
+            raise SnapshotError(refusal)
+
+    @functools.cached_property
+    def _dealing_refusal(self) -> str | None:
+        return no_order_in_dealing(cut_graph(self._datapipe).dispatch)
 
     @functools.cached_property
     def _refusal(self) -> str | None:

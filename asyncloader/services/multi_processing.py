@@ -23,7 +23,7 @@ from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import cut_graph
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing
 from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
@@ -138,6 +138,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         division = await in_thread(divide, datapipe, self.num_workers)
         if not division.outlets:
             return datapipe
+        self._check_may_restart(division)
         if self.num_workers > 1:
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
@@ -157,6 +158,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if isinstance(division.root, FromWorkers):
             return division.root
         return self._prefetched(division.root)
+
+    def _check_may_restart(self, division: Division) -> None:
+        refusal = no_order_in_dealing(division.dispatch)
+        if self.on_worker_death == "restart" and refusal is not None:
+            raise ValueError(f'on_worker_death="restart" is not possible: {refusal}')
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged

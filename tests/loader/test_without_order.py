@@ -24,6 +24,8 @@ from asyncloader import (
 )
 from asyncloader.datapipes import cursors
 from asyncloader.datapipes.course import course_of
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.errors import SnapshotError
 from tests.samples import is_odd
 
 COUNT = 60
@@ -191,3 +193,24 @@ def workers(**settings: Any) -> MultiProcessingReadingService:
 def test_with_workers_nothing_is_lost_either(make, new_service):
     for seed in range(2):
         assert_nothing_is_lost(make, random.Random(seed), new_service)
+
+
+def dealt() -> Any:
+    return mixed().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(as_it_is)
+
+
+def test_no_state_is_taken_where_no_order_is_known_of_what_was_dealt():
+    assert_nothing_is_lost(dealt, random.Random(0))
+    with (
+        loader_of(dealt, None, workers()) as loader,
+        pytest.raises(SnapshotError, match="ordered=True, or let it follow sharding_round_robin"),
+    ):
+        loader.state_dict()
+
+
+def test_nobody_is_replaced_where_no_order_is_known_of_what_was_dealt():
+    with (
+        pytest.raises(ValueError, match=r'"restart" is not possible: async_map\('),
+        loader_of(dealt, None, workers(on_worker_death="restart")),
+    ):
+        pass
