@@ -24,13 +24,14 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport", "snapshot"},
     {"seeds", "runtime", "memory", "ranks", "main_script"},
-    {"errors", "deadline"},
+    {"errors", "deadline", "shield"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 #: Heavy or risky modules, and the one file by which each may enter.
 DOORS = {
     "uvloop": "runtime.py",
+    "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
     "multiprocessing": "workers/contexts.py",
     "mmap": "memory.py",

@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 
-import anyio
-
 from asyncloader.deadline import time_left
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import fill_standard_descriptors
+from asyncloader.shield import shielded
 from asyncloader.workers.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
 from asyncloader.workers.deathwatch import DeathWatch
 from asyncloader.workers.pidfd import is_readable, kill_pidfd, require_pidfds
@@ -208,8 +207,8 @@ async def close_processes(
     grace = min(grace, max(0.0, total - _KILL_SECONDS))
     closing = asyncio.ensure_future(_close(list(processes), grace, total))
     cancelled: asyncio.CancelledError | None = None
-    # The shield keeps anyio from cancelling over and over; the loop stands a task's own cancel.
-    with anyio.CancelScope(shield=True):
+    # The loop stands a task's own cancellation.
+    with shielded():
         while not closing.done():
             try:
                 await asyncio.wait([closing])
@@ -280,7 +279,7 @@ async def _undo(started: Future[Process], waiting: asyncio.Future[Process]) -> N
     undone = asyncio.Event()
     # In the spawner's thread this comes after the start, whether or not it is waited for.
     spawner().submit(partial(_end_started, started, asyncio.get_running_loop(), undone))
-    with anyio.CancelScope(shield=True), contextlib.suppress(TimeoutError):
+    with shielded(), contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_UNDO_SECONDS):
             await undone.wait()
 

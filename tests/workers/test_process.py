@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import uvloop
 
@@ -454,6 +455,20 @@ async def test_a_cancelled_close_closes_first() -> None:
             await closing
         assert process.exitcode == -9
         assert process.sock.fileno() == -1
+
+
+async def test_a_scope_that_cancels_again_and_again_leaves_a_close_waiting() -> None:
+    async with running("echo"):
+        pass
+    with leaves_nothing():
+        process = await start_process(plan("be_busy", "sleeping"), timeout=60)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            before = time.thread_time()
+            await close_processes([process], grace=0.5)
+        assert process.exitcode == -9
+        # Cancelled at every turn of the loop, it would have been busy all the time.
+        assert time.thread_time() - before < 0.25
 
 
 @every_method
