@@ -38,14 +38,18 @@ class Packing:
         """How many items were added."""
         return len(self.pickles) + len(self.plain)
 
-    def add(self, item: Any) -> None:
-        """Add an item; one that cannot be pickled raises, and the others stay."""
+    def add(self, item: Any) -> bool:
+        """Add an item; whether it waits to be pickled together with others.
+
+        One that cannot be pickled raises, and the others stay.
+        """
         if not self.pickles and (nbytes := _plain_size(item)):
             self.plain.append(item.copy() if type(item) in _CHANGING else item)
             self.nbytes += nbytes
-        else:
-            self._pickle_plain()
-            self._pickle(item)
+            return True
+        self._pickle_plain()
+        self._pickle(item)
+        return False
 
     def finish(self) -> tuple[int, Encoded]:
         """Return how many items the payload has, and it, and begin the next."""

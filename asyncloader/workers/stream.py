@@ -138,15 +138,15 @@ class Stream:
         try:
             self._mark = self._marker.mark(self._made)
             packing = self._packing
-            tiny = packing.plain
+            plain = packing.plain
             for item in self._begun():
                 if item.__class__ in NUMBERS and not packing.pickles:
-                    # Tiny items take no lock, and look at the clock after 1, 2, 4, 8 … of them.
-                    tiny.append(item)
-                    count = len(tiny)
+                    # Numbers take no lock.
+                    plain.append(item)
+                    count = len(plain)
                     is_full = not count & (count - 1) and self._is_due()
                 else:
-                    is_full = self.add(item)
+                    is_full = self._add_one_of_many(item)
                 # Memory just sent is wanted for the next item.
                 del item
                 if is_full:
@@ -188,9 +188,23 @@ class Stream:
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""
+        self._add(item)
+        return self._is_due()
+
+    def _add_one_of_many(self, item: Any) -> bool:
+        """Add an item that others will follow; whether the open frame is to be sent now.
+
+        Small ones look at the clock and at the size after 1, 2, 4, 8 … of them.
+        """
+        is_small = self._add(item)
+        count = self._packing.count
+        return not (is_small and count & (count - 1)) and self._is_due()
+
+    def _add(self, item: Any) -> bool:
+        """Add an item to the open frame; whether that was cheap."""
         with self._lock:
             try:
-                self._packing.add(item)
+                return self._packing.add(item)
             except LoaderError:
                 raise
             except Exception as error:
@@ -199,8 +213,7 @@ class Stream:
                 if not isinstance(item, Envelope):
                     raise refusal from error
                 # A request fails by itself; the stream goes on.
-                self._packing.add(item.failed(self._pack_error(refusal, "")))
-        return self._is_due()
+                return self._packing.add(item.failed(self._pack_error(refusal, "")))
 
     def _count_made(self) -> int:
         return self._made + self._packing.count
