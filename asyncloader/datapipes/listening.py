@@ -13,6 +13,9 @@ from types import TracebackType
 #: A loop that was held has not yet read what came meanwhile: this long it has for that.
 GRACE_SECONDS = 0.1
 
+#: A timer may call a little early; it is set again for at least so long.
+_TICK = 0.01
+
 
 class Listeners:
     """The requests under way, of which none is to hear nothing for so many seconds."""
@@ -42,7 +45,7 @@ class Listeners:
             return
         left = oldest + self.seconds - monotonic()
         if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(max(left, _TICK), self._look)
             return
         self._timer = self._loop.call_later(GRACE_SECONDS, self._end_silent)
 

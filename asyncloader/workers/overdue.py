@@ -9,6 +9,9 @@ import asyncio
 import math
 from collections.abc import Callable
 
+#: Timers go off up to a tick of their loop's clock early; uvloop's ticks are milliseconds.
+_TICK = 0.001
+
 
 class Overdue:
     """Rings once in a wait that has lasted ``seconds``; short waits cost next to nothing.
@@ -42,7 +45,7 @@ class Overdue:
 
     def _look(self) -> None:
         self._is_set = False
-        if self._loop.time() >= self._at:
+        if self._loop.time() >= self._at - _TICK:
             self._at = math.inf
             self._ring()
         elif self._at < math.inf:

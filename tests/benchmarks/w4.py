@@ -1,7 +1,8 @@
 """W4: JPEG images of 256 x 256 pixels decoded to tensors, in batches of 32.
 
-The limits are a process and a thread for each core that decode and stack, and do nothing
-else.
+They are collated as torch's ``default_collate`` does, by every loader, which is what most of
+them do by default: some can make the batch where it is sent from. The limits are a process and
+a thread for each core that decode and collate, and do nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from threading import Thread
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, Target
 from tests.benchmarks.job import Job
-from tests.benchmarks.measuring import WORKERS, our_rate, ours, peer_rate
+from tests.benchmarks.measuring import WORKERS, graph_of, ours, peer_rate
 from tests.benchmarks.peers.catalogue import PROCESSES, THREADS, TORCH
 from tests.benchmarks.peers.peer import cases
 from tests.benchmarks.sizes import sized
@@ -54,18 +56,19 @@ def decode(number: int) -> Any:
     return torch.from_numpy(numpy.array(image))
 
 
-def stack(images: list[Any]) -> Any:
-    import torch
+def collated(images: list[Any]) -> Any:
+    from torch.utils.data import default_collate
 
-    return torch.stack(images)
+    return default_collate(images)
 
 
-JOB = Job(IMAGES, decode, BATCH_SIZE, stack, nbytes=BATCH_SIZE * SIZE * SIZE * 3)
+JOB = Job(IMAGES, decode, BATCH_SIZE, collated, nbytes=BATCH_SIZE * SIZE * SIZE * 3)
 
 
 def workers(mode: str, count: int = WORKERS) -> float:
     prepare()
-    return our_rate(JOB, mode, len, EPOCHS, count)
+    graph = graph_of(replace(JOB, collate=list), count).collate()
+    return ours(graph, len, mode, EPOCHS, count)
 
 
 def threads(mode: str) -> float:
@@ -73,7 +76,7 @@ def threads(mode: str) -> float:
 
     prepare()
     pipe = IterableWrapper(range(IMAGES)).thread_map(decode, concurrency=os.cpu_count())
-    return ours(pipe.batch(BATCH_SIZE).collate(stack), len, mode, EPOCHS, workers=0)
+    return ours(pipe.batch(BATCH_SIZE).collate(), len, mode, EPOCHS, workers=0)
 
 
 def threads_by_batches(mode: str) -> float:
