@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frames
-from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import (
     BUFFERS_PER_CALL,
     FRAME_DEADLINE,
@@ -31,14 +30,6 @@ from asyncloader.transport.wire import (
     truncated,
     without,
 )
-
-__all__ = ["Channel", "LoopChannel", "channel_pair"]
-
-
-def channel_pair() -> tuple[LoopChannel, Channel]:
-    """Return the two ends of a new channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return LoopChannel(ours), Channel(theirs)
 
 
 class Channel:

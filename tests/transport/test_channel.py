@@ -8,8 +8,9 @@ import time
 import pytest
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.channel import Channel, channel_pair
+from asyncloader.transport.channel import Channel
 from asyncloader.transport.frame import encode_frame
+from tests.transport.channels import channel_pair
 from tests.transport.test_frame import header
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
