@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import Cursors, dropped, put_cursor
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.function import itself
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.split_pass import SplitPass
-from asyncloader.datapipes.upstream import sources_of
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def branches_read_by(source: Any) -> Cursors:
         if isinstance(pipe, Branch):
             pipe.put_cursors(into)
         else:
-            waiting += sources_of(pipe)
+            waiting += edges_of(pipe)
     return into
 
 

@@ -74,6 +74,14 @@ def put_cursor(pipe: Any, cursor: Cursor, into: Cursors) -> None:
         into[place] = cursor
 
 
+def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+    """Return those of the cursors that are these pipes' own."""
+    own: Cursors = {}
+    for pipe in pipes:
+        put_cursor(pipe, cursor_of(pipe, cursors) or {}, own)
+    return own
+
+
 def resume(pipe: Any, position: int, cursors: Cursors) -> None:
     """Let the next pass of a pipe begin after its first ``position`` items."""
     object.__setattr__(pipe, _START, (position, cursors))

@@ -16,6 +16,7 @@ from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     cursor_of,
+    cursors_of,
     place_of,
     put_cursor,
     resume,
@@ -57,7 +58,7 @@ def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
         put_cursor(pipe, _to_begin_with(pipe, cursor_of(pipe, noting)), noting)
     for pipe in pipes:
         # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
-        own = _of_those_without_order(pipe, noting)
+        own = cursors_of(filter(is_without_order, pipes_from(pipe)), noting)
         if is_replayed(pipe):
             set_beginnings(pipe, own)
         # A splitter is not read itself, but through its branches.
@@ -88,10 +89,3 @@ def _to_begin_with(pipe: Any, cursor: Cursor | None) -> Cursor:
         course_of(pipe).expect(cursor)
     first: Cursor = pipe.first_cursor()
     return first
-
-
-def _of_those_without_order(pipe: Any, cursors: Cursors) -> Cursors:
-    found: Cursors = {}
-    for each in filter(is_without_order, pipes_from(pipe)):
-        put_cursor(each, cursor_of(each, cursors) or {}, found)
-    return found
