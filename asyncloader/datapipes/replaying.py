@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, IterDataPipe
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.cursors import (
     Cursor,
@@ -22,6 +22,7 @@ from asyncloader.datapipes.cursors import (
     resume,
     set_beginnings,
 )
+from asyncloader.datapipes.kinds import is_splitter, is_without_order
 from asyncloader.datapipes.upstream import pipes_from
 
 _SAYING = ("new_pass", "put_cursors", "iter_from", "aiter_from")
@@ -31,14 +32,9 @@ def is_replayed(pipe: Any) -> bool:
     """Whether a pipe knows no place, so that going on runs it, and all above it, once more."""
     if not isinstance(pipe, IterDataPipe):
         return True
-    if pipe.is_splitter():
+    if is_splitter(pipe):
         return False
     return all(getattr(type(pipe), name) is getattr(IterDataPipe, name) for name in _SAYING)
-
-
-def is_without_order(pipe: Any) -> bool:
-    """Whether a pipe hands its items out as they come, another time in another order."""
-    return hasattr(pipe, "has_no_order") and pipe.has_no_order()
 
 
 def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
@@ -62,7 +58,7 @@ def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
         if is_replayed(pipe):
             set_beginnings(pipe, own)
         # A splitter is not read itself, but through its branches.
-        if not (isinstance(pipe, DataPipe) and pipe.is_splitter()):
+        if not is_splitter(pipe):
             resume(pipe, 0, others | own)
     return noting
 

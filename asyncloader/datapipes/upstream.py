@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.cursors import Cursors, cursors_of, first_cursors
 from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.kinds import is_splitter
 
 
 def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
@@ -22,7 +22,7 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
     waiting, seen = [pipe], {id(pipe)}
     while waiting:
         current = waiting.pop(0)
-        if to_splitters and isinstance(current, DataPipe) and current.is_splitter():
+        if to_splitters and is_splitter(current):
             continue
         yield current
         for source in edges_of(current):

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import is_without_order
-from asyncloader.graph.kinds import (
+from asyncloader.datapipes.kinds import (
     is_dispatch,
     is_filter_of_shards,
+    is_without_order,
     lives_with_loader,
     shards_itself,
 )
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, pipes_of

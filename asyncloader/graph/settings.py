@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.kinds import (
+from asyncloader.datapipes.kinds import (
     is_filter_of_shards,
     is_random,
     is_sharding,
     is_shuffler,
 )
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.seeds import SeedGenerator
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
+from asyncloader.datapipes.kinds import functional_name, is_dispatch
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WORKER_GROUP, Branch, cut_graph
-from asyncloader.graph.kinds import functional_name, is_dispatch
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.workers.alike import keeps_positions

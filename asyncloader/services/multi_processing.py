@@ -19,12 +19,12 @@ from asyncloader.datapipes.arguments import (
     checked_graph,
     iterable_source,
 )
+from asyncloader.datapipes.kinds import lives_with_loader
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing
-from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors, place_of
+from asyncloader.datapipes.kinds import is_filter_of_shards
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph
-from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.services.base import ReadingServiceInterface

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.walk import pipes_of
 

@@ -19,10 +19,10 @@ from asyncloader.datapipes.arguments import checked_graph
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.home import Home, run_at
+from asyncloader.datapipes.kinds import is_filter_of_shards
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.registering import expect_methods
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
