@@ -18,8 +18,9 @@ from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.branching import branches_read_by
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.replaying import put_to_come

@@ -23,13 +23,13 @@ from asyncloader.datapipes.branching import branches_read_by
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
-    Marks,
     first_cursors,
     forget_starts,
     place_of,
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.reading import begin

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from time import thread_time
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursors, dropped, put_cursors, resume
 from asyncloader.datapipes.kinds import is_without_order
+from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.replaying import with_orders
 from asyncloader.workers.messages import FIRST, Mark

@@ -23,7 +23,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursors
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.errors import SnapshotError
 from asyncloader.snapshot.snapshot import checksum
@@ -708,7 +708,7 @@ def joined(branches: Any) -> Any:
 )
 def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
     # How often marks are due depends on time; what they hold does not.
-    monkeypatch.setattr(cursors, "_SHARE", 0)
+    monkeypatch.setattr(marks, "_SHARE", 0)
     calls = Calls()
 
     def make() -> Any:

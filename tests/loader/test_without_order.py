@@ -22,7 +22,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursors
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
@@ -132,7 +132,7 @@ def assert_nothing_is_lost(make: Any, luck: random.Random, new_service: Any = No
 @pytest.mark.parametrize("share", [0, NEVER], ids=["places noted always", "places noted once"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
-    monkeypatch.setattr(cursors, "_SHARE", share)
+    monkeypatch.setattr(marks, "_SHARE", share)
     for seed in range(2):
         assert_nothing_is_lost(GRAPHS[name], random.Random(seed))
 
@@ -154,7 +154,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
     ids=["nothing", "filter", "shuffle", "fork", "concat", "mux_longest", "mix"],
 )
 def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
-    monkeypatch.setattr(cursors, "_SHARE", 0)
+    monkeypatch.setattr(marks, "_SHARE", 0)
     pipe = it.IterableWrapper(range(8000)).async_map(now_and_then_later, ordered=False)
     with DataLoader2(shape(pipe)) as loader:
         iterator = iter(loader)

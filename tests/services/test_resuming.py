@@ -21,7 +21,7 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes import cursors
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
 from tests.faults.deaths import signalled
@@ -454,7 +454,7 @@ class Called:
 
 def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     """How often marks are due depends on time; what they hold does not."""
-    cursors._SHARE = 0
+    marks._SHARE = 0
     return pipe
 
 
