@@ -24,8 +24,6 @@ from asyncloader.transport.wire import (
     without,
 )
 
-__all__ = ["LoopChannel", "OnClosed", "OnFrames"]
-
 OnFrames = Callable[[list[Frame]], None]
 OnClosed = Callable[[Exception], None]
 

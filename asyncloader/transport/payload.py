@@ -20,8 +20,6 @@ from asyncloader.transport.frame import Buffer
 from asyncloader.transport.pickling import Pickled, Source
 from asyncloader.transport.slots import News, SlotRef
 
-__all__ = ["IN_BAND", "Layout", "Placement", "read_layout", "write_payload"]
-
 IN_BAND = 0xFFFFFFFF
 
 _PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most

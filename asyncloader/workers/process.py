@@ -35,8 +35,6 @@ from asyncloader.workers.plan import Born, ProcessPlan
 from asyncloader.workers.spawner import retire_spawner, spawner
 from asyncloader.workers.template_client import end_templates, fork_from_template
 
-__all__ = ["Process", "ProcessPlan", "close_processes", "kill_processes_now", "start_process"]
-
 StartMethod = Callable[[ProcessPlan, socket.socket, float], Born]
 
 START_METHODS = (None, "fork", "spawn", "forkserver")

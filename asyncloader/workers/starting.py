@@ -20,12 +20,8 @@ from asyncloader.transport.code import Parcel
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import Setup
 from asyncloader.workers.patience import Patience
-from asyncloader.workers.process import (
-    Process,
-    ProcessPlan,
-    close_processes,
-    start_process,
-)
+from asyncloader.workers.plan import ProcessPlan
+from asyncloader.workers.process import Process, close_processes, start_process
 from asyncloader.workers.worker_stream import PoolSettings
 
 logger = logging.getLogger("asyncloader")
