@@ -37,10 +37,10 @@ from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.alike import check_alike
+from asyncloader.workers.birth import check_method
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool
-from asyncloader.workers.process import check_method
 from asyncloader.workers.resets import NO_RESETS, dump_resets, resets_name
 from asyncloader.workers.worker_stream import PoolSettings
 
