@@ -135,9 +135,6 @@ class Wiring:
             raise ValueError(f"pipes must not read from one another in a circle: {names}")
         return order[::-1]
 
-    def __contains__(self, pipe: object) -> bool:
-        return id(pipe) in self._sources
-
     @cached_property
     def _readers(self) -> dict[int, list[Any]]:
         readers: dict[int, list[Any]] = {}
