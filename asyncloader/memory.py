@@ -24,8 +24,6 @@ from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
 
-__all__ = ["Segment", "SharedBytes", "memory_file"]
-
 _HUGE_PAGE = 2 << 20
 _POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
 _MAP_FIXED = 0x10  # the same number on Linux, macOS and the BSDs

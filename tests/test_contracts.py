@@ -22,8 +22,8 @@ import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import is_map_pipe
+from asyncloader.datapipes.kinds import is_sharding
 from asyncloader.graph import breadth_first, copy_graph
-from asyncloader.graph.kinds import is_sharding
 from tests.leaks import leaves_nothing
 from tests.samples import (
     ADAPTERS,

@@ -10,9 +10,9 @@ from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
 from asyncloader.datapipes.base import is_map_pipe
+from asyncloader.datapipes.kinds import functional_name, is_splitter
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.kinds import functional_name, is_splitter
 from asyncloader.graph.walk import Wiring, breadth_first, traverse_dps
 
 

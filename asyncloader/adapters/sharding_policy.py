@@ -9,9 +9,7 @@ from typing import Any, Literal, get_args
 
 from asyncloader.adapters.base import Adapter, appended
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
-from asyncloader.graph.kinds import (
+from asyncloader.datapipes.kinds import (
     functional_name,
     is_dispatch,
     is_replicable,
@@ -19,6 +17,8 @@ from asyncloader.graph.kinds import (
     is_shuffler,
     is_splitter,
 )
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
 from asyncloader.graph.walk import DataPipeGraph, Wiring, traverse_dps
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]

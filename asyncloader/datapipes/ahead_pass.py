@@ -10,8 +10,9 @@ import functools
 from collections.abc import Sized
 from typing import Any, Protocol, TypeVar
 
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
 from asyncloader.datapipes.handing_out import positions_for
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 

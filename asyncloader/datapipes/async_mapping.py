@@ -128,7 +128,6 @@ class AsyncMapper(IterDataPipe[T]):
         return adropped(self._results(running), behind)
 
     def first_cursor(self) -> Cursor:
-        """Return the cursor of the beginning of a pass that hands out as results come."""
         return first_cursor(self)
 
     def has_no_order(self) -> bool:

@@ -20,6 +20,7 @@ from asyncloader.datapipes.collating import Allocate
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
     PASSING,
+    Cursor,
     Cursors,
     adropped,
     cursor_of,
@@ -110,6 +111,13 @@ class DataPipe:
     def has_no_order(self) -> bool:
         """Whether the pipe hands its items out as they come, another time in another order."""
         return False
+
+    def first_cursor(self) -> Cursor:
+        """Return the cursor of a pass to come, to which all that is handed out in it belongs.
+
+        To be asked of a pipe that has no order.
+        """
+        raise NotImplementedError
 
     def __getstate__(self) -> Any:
         # A copy is a pipe that nobody has iterated yet.

@@ -18,15 +18,17 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import Cursors, dropped, put_cursor
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.function import itself
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.split_pass import SplitPass
-from asyncloader.datapipes.upstream import sources_of
 
 T = TypeVar("T")
 
@@ -62,11 +64,23 @@ class Branch(IterDataPipe[T]):
         return f"{stage_name(self.source)}[{self.index}]"
 
 
-def branches_read_by(source: Any) -> Cursors:
-    """Return the cursors of the branches through which a source is read, as they stand.
+@dataclass
+class OutlastingPass(Pass[T]):
+    """A pass that goes on where a source of it has ended, and needs no more of its branches."""
 
-    Of a source that has ended, they say that it needs no more of them.
-    """
+    _ended_branches: Cursors = field(default_factory=dict, init=False, repr=False)
+
+    def note_end(self, source: Any) -> None:
+        """Say that a source has ended, right after its last item."""
+        self._ended_branches |= _branches_read_by(source)
+
+    def put_above(self, into: Cursors) -> None:
+        """Add where the branches stand through which the sources were read that have ended."""
+        into.update(self._ended_branches)
+
+
+def _branches_read_by(source: Any) -> Cursors:
+    """Return the cursors of the branches through which a source is read, as they stand."""
     into: Cursors = {}
     waiting = [source]
     while waiting:
@@ -74,7 +88,7 @@ def branches_read_by(source: Any) -> Cursors:
         if isinstance(pipe, Branch):
             pipe.put_cursors(into)
         else:
-            waiting += sources_of(pipe)
+            waiting += edges_of(pipe)
     return into
 
 

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.branching import branches_read_by
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors, resume
+from asyncloader.datapipes.branching import OutlastingPass
+from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.replaying import put_to_come
@@ -214,7 +215,7 @@ class MultiplexerLongest(IterDataPipe[T]):
 
 
 @dataclass
-class MuxLongestPass(Pass[T]):
+class MuxLongestPass(OutlastingPass[T]):
     """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
 
     marks = ("yielded", "turn", "rounds")
@@ -228,15 +229,12 @@ class MuxLongestPass(Pass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "ended": sorted(self.ended)}
 
-    def __post_init__(self) -> None:
-        self._done: Cursors = {}
-
     def put_above(self, into: Cursors) -> None:
         begun = len(self.sources) if self.rounds else self.turn + 1
         put_all(self.sources[:begun], into)
         for source in self.sources[begun:]:
             put_to_come(source, into)
-        into.update(self._done)
+        super().put_above(into)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
@@ -258,7 +256,7 @@ class MuxLongestPass(Pass[T]):
                     item = next(iterators[turn], _END)
                     if item is _END:
                         self.ended.add(turn)
-                        self._done |= branches_read_by(self.sources[turn])
+                        self.note_end(self.sources[turn])
                         continue
                     self.turn = turn
                     self.yielded += 1

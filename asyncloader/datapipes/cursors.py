@@ -14,12 +14,9 @@ lies between is skipped, or made and dropped.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from itertools import islice
-from operator import itemgetter
-from time import perf_counter, thread_time
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.iterating import aclose_items, close_items
@@ -63,15 +60,23 @@ def take_place_of(pipe: Any, other: Any) -> None:
 
 def cursor_of(pipe: Any, cursors: Cursors) -> Cursor | None:
     """Return a pipe's own cursor, or None where it has none."""
-    place = getattr(pipe, _PLACE, None)
+    place = place_of(pipe)
     return None if place is None else cursors.get(place)
 
 
 def put_cursor(pipe: Any, cursor: Cursor, into: Cursors) -> None:
     """Add a pipe's own cursor; one that is in no loader's graph has nowhere to go on."""
-    place = getattr(pipe, _PLACE, None)
+    place = place_of(pipe)
     if place is not None and cursor:
         into[place] = cursor
+
+
+def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+    """Return those of the cursors that are these pipes' own."""
+    own: Cursors = {}
+    for pipe in pipes:
+        put_cursor(pipe, cursor_of(pipe, cursors) or {}, own)
+    return own
 
 
 def resume(pipe: Any, position: int, cursors: Cursors) -> None:
@@ -266,81 +271,3 @@ async def _acounted(pipe: Any, items: AsyncIterator[T], count: int) -> AsyncIter
             yield item
     finally:
         await aclose_items(items)
-
-
-# Gathering cursors may cost one part in so many of the time.
-_SHARE = 50
-# Of more marks than this every other one is forgotten.
-_MOST_MARKS = 512
-
-
-class Pace:
-    """Says when cursors are to be gathered: as often as a small part of the time allows."""
-
-    def __init__(self) -> None:
-        #: They are due from then on; what is begun for every item looks at it by itself.
-        self.not_before = 0.0
-
-    def is_due(self) -> bool:
-        """Whether cursors are to be gathered now."""
-        return perf_counter() >= self.not_before
-
-    def made(self, begun: float) -> None:
-        """Note that they were gathered, since the thread's own time ``begun``."""
-        # The time that others had the processor meanwhile costs nothing.
-        self.not_before = perf_counter() + _SHARE * (thread_time() - begun)
-
-
-class Marks:
-    """Where a source stood at some of its items, newest last.
-
-    A reader that is ahead of what its own reader has seen, or still holds an item, looks
-    back for the newest mark that is not too new. ``oldest`` says how far back it may still
-    have to look; what lies before that is forgotten. One thread makes marks, any looks.
-
-    >>> marks = Marks(lambda into: into.update({0: {"taken": 7}}), oldest=lambda: 6)
-    >>> marks.note(7)
-    >>> marks.at(6), marks.at(8)
-    ({}, {0: {'taken': 7}})
-    """
-
-    def __init__(
-        self,
-        put: Callable[[Cursors], None],
-        oldest: Callable[[], int],
-        first: Cursors | None = None,
-    ) -> None:
-        self._put = put
-        self._oldest = oldest
-        self._pace = Pace()
-        self.restart(0, {} if first is None else first)
-
-    def restart(self, count: int, first: Cursors) -> None:
-        """Begin after ``count`` items, where the source went on from ``first``."""
-        self._marks: list[tuple[int, Cursors]] = [(count, first)]
-
-    def passed(self, count: int) -> None:
-        """Say that ``count`` items were taken from the source; a mark is made if one is due."""
-        if perf_counter() >= self._pace.not_before:
-            self.note(count)
-
-    def note(self, count: int) -> None:
-        """Make a mark after ``count`` items."""
-        begun = thread_time()
-        cursors: Cursors = {}
-        self._put(cursors)
-        kept = self._marks[_newest(self._marks, self._oldest()) :]
-        if len(kept) > _MOST_MARKS:
-            kept = kept[::2]
-        # Another thread may be looking: it sees either list whole.
-        self._marks = [*kept, (count, cursors)]
-        self._pace.made(begun)
-
-    def at(self, count: int) -> Cursors:
-        """Return the cursors of the newest mark after at most ``count`` items."""
-        marks = self._marks
-        return marks[_newest(marks, count)][1]
-
-
-def _newest(marks: list[tuple[int, Cursors]], count: int) -> int:
-    return max(0, bisect_right(marks, count, key=itemgetter(0)) - 1)

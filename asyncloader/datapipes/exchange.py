@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from asyncloader.datapipes.cursors import Cursors, Marks
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.marks import Marks
 from asyncloader.runtime import Stopped
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, TypeVar
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
-    Marks,
     dropped,
     first_cursors,
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 

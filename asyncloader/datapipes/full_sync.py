@@ -24,9 +24,10 @@ from asyncloader.datapipes.base import (
     is_async_pipe,
 )
 from asyncloader.datapipes.crossing import from_loop
-from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
+from asyncloader.datapipes.cursors import Cursors, first_cursors, put_cursors
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items, groups_of
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.meeting import Meeting
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass

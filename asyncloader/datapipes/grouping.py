@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.answers import key_of
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, first_cursors, put_cursors
+from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors
 from asyncloader.datapipes.function import calling, is_async
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin_with
 

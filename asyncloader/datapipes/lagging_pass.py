@@ -10,7 +10,8 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors
+from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 
 T = TypeVar("T")

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, iterable_source, keyed_source
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, Marks, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.rereading import add_cursors, closing_items

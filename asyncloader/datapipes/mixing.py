@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.branching import branches_read_by
+from asyncloader.datapipes.branching import OutlastingPass
 from asyncloader.datapipes.combining import readers
 from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
-from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.replaying import put_to_come
 from asyncloader.datapipes.upstream import beginning
@@ -60,7 +59,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
 
 
 @dataclass
-class MixPass(Pass[T]):
+class MixPass(OutlastingPass[T]):
     """One pass over a SampleMultiplexer: the draws made, and what each source has given."""
 
     marks = ("seed", "drawn", "yielded")
@@ -78,7 +77,6 @@ class MixPass(Pass[T]):
         #: Where the sources stood when this pass began, or went on.
         self.began_at = [0] * len(self.sources)
         self.began_with: list[Cursors] = []
-        self._done: Cursors = {}
 
     def __iter__(self) -> Iterator[T]:
         draw = Random(self.seed).random
@@ -91,7 +89,7 @@ class MixPass(Pass[T]):
                 item = next(iterators[turn], _END)
                 if item is _END:
                     self.ended.append(turn)
-                    self._done |= branches_read_by(self.sources[turn])
+                    self.note_end(self.sources[turn])
                     continue
                 self.taken[turn] += 1
                 self.began_with[turn] = {}
@@ -119,7 +117,7 @@ class MixPass(Pass[T]):
                 into.update(self.began_with[turn])
                 if not self.taken[turn]:
                     put_to_come(source, into)
-        into.update(self._done)
+        super().put_above(into)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:

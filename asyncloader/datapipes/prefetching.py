@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.answers import answer_of
 from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursors import Cursors, Marks, first_cursors, put_cursors
+from asyncloader.datapipes.cursors import Cursors, first_cursors, put_cursors
 from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, IterDataPipe, is_pipe, waits
+from asyncloader.datapipes.base import DataPipe, IterDataPipe, waits
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 
 #: The items for which recipes are run here, by the ids of the pipes that begin those.
@@ -105,19 +106,8 @@ def _pipes_up_to_beginnings(end: Any) -> tuple[list[Any], list[Beginning]]:
             continue
         pipes.append(pipe)
         # A recipe within this one has a beginning of its own.
-        above = [Recipe(pipe).beginning.source] if isinstance(pipe, Ending) else _sources(pipe)
+        above = [Recipe(pipe).beginning.source] if isinstance(pipe, Ending) else edges_of(pipe)
         fresh = [source for source in above if id(source) not in seen]
         seen.update(map(id, fresh))
         waiting.extend(fresh)
     return pipes, beginnings
-
-
-def _sources(pipe: Any) -> list[Any]:
-    """Return the pipes that a pipe reads, as far as it has them in its attributes."""
-    declared = pipe.edges if isinstance(pipe, DataPipe) else None
-    if declared is not None:
-        return list(declared)
-    found: list[Any] = []
-    for value in vars(pipe).values():
-        found += value if isinstance(value, list | tuple) else [value]
-    return [value for value in found if is_pipe(value)]

@@ -19,17 +19,17 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.branching import branches_read_by
+from asyncloader.datapipes.branching import OutlastingPass
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
-    Marks,
     first_cursors,
     forget_starts,
     place_of,
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.reading import begin
@@ -65,7 +65,7 @@ class Concater(IterDataPipe[T]):
 
 
 @dataclass
-class ConcatPass(Pass[T]):
+class ConcatPass(OutlastingPass[T]):
     """One pass over a Concater: which source is being read, and how much of it was."""
 
     marks = ("current", "taken", "yielded")
@@ -75,19 +75,16 @@ class ConcatPass(Pass[T]):
     taken: int = 0
     yielded: int = 0
 
-    def __post_init__(self) -> None:
-        self._done: Cursors = {}
-
     @property
     def source(self) -> Any:
         return self.sources[self.current]
 
     def put_above(self, into: Cursors) -> None:
-        super().put_above(into)
+        put_cursors(self.source, into)
         for turn, source in enumerate(self.sources):
             if turn != self.current:
                 put_to_come(source, into)
-        into.update(self._done)
+        super().put_above(into)
 
     def __iter__(self) -> Iterator[T]:
         while self.current < len(self.sources):
@@ -97,7 +94,7 @@ class ConcatPass(Pass[T]):
                 yield item
             if self.current == len(self.sources) - 1:
                 return
-            self._done |= branches_read_by(self.source)
+            self.note_end(self.source)
             self.current, self.taken = self.current + 1, 0
 
 

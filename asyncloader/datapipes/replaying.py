@@ -10,17 +10,19 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, IterDataPipe
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     cursor_of,
+    cursors_of,
     place_of,
     put_cursor,
     resume,
     set_beginnings,
 )
+from asyncloader.datapipes.kinds import is_splitter, is_without_order
 from asyncloader.datapipes.upstream import pipes_from
 
 _SAYING = ("new_pass", "put_cursors", "iter_from", "aiter_from")
@@ -30,14 +32,9 @@ def is_replayed(pipe: Any) -> bool:
     """Whether a pipe knows no place, so that going on runs it, and all above it, once more."""
     if not isinstance(pipe, IterDataPipe):
         return True
-    if pipe.is_splitter():
+    if is_splitter(pipe):
         return False
     return all(getattr(type(pipe), name) is getattr(IterDataPipe, name) for name in _SAYING)
-
-
-def is_without_order(pipe: Any) -> bool:
-    """Whether a pipe hands its items out as they come, another time in another order."""
-    return hasattr(pipe, "has_no_order") and pipe.has_no_order()
 
 
 def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
@@ -57,11 +54,11 @@ def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
         put_cursor(pipe, _to_begin_with(pipe, cursor_of(pipe, noting)), noting)
     for pipe in pipes:
         # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
-        own = _of_those_without_order(pipe, noting)
+        own = cursors_of(filter(is_without_order, pipes_from(pipe)), noting)
         if is_replayed(pipe):
             set_beginnings(pipe, own)
         # A splitter is not read itself, but through its branches.
-        if not (isinstance(pipe, DataPipe) and pipe.is_splitter()):
+        if not is_splitter(pipe):
             resume(pipe, 0, others | own)
     return noting
 
@@ -88,10 +85,3 @@ def _to_begin_with(pipe: Any, cursor: Cursor | None) -> Cursor:
         course_of(pipe).expect(cursor)
     first: Cursor = pipe.first_cursor()
     return first
-
-
-def _of_those_without_order(pipe: Any, cursors: Cursors) -> Cursors:
-    found: Cursors = {}
-    for each in filter(is_without_order, pipes_from(pipe)):
-        put_cursor(each, cursor_of(each, cursors) or {}, found)
-    return found

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.cursors import Cursors, Marks, put_cursors
+from asyncloader.datapipes.cursors import Cursors, put_cursors
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.reading import begin_with
 
 T = TypeVar("T")

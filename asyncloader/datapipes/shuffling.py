@@ -24,7 +24,6 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
-    Marks,
     cursor_of,
     first_cursors,
     picks,
@@ -33,6 +32,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.iterating import close_items
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.permutation import permutation
 from asyncloader.datapipes.randomness import Shuffling

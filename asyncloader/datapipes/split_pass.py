@@ -14,17 +14,11 @@ from time import thread_time
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.crossing import draw_for_all
-from asyncloader.datapipes.cursors import (
-    Cursor,
-    Cursors,
-    Pace,
-    place_of,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.cursors import Cursor, Cursors, place_of, put_cursors, resume
 from asyncloader.datapipes.function import calling
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.upstream import beginning

@@ -86,7 +86,6 @@ class ThreadMapper(IterDataPipe[T]):
         return self.tolerance.length(self, self.source)
 
     def first_cursor(self) -> Cursor:
-        """Return the cursor of the beginning of a pass that hands out as results come."""
         return first_cursor(self)
 
     def has_no_order(self) -> bool:

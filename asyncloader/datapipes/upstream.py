@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.cursors import Cursors, cursor_of, first_cursors, place_of
+from asyncloader.datapipes.cursors import Cursors, cursors_of, first_cursors
+from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.kinds import is_splitter
 
 
 def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
@@ -21,10 +22,10 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
     waiting, seen = [pipe], {id(pipe)}
     while waiting:
         current = waiting.pop(0)
-        if to_splitters and isinstance(current, DataPipe) and current.is_splitter():
+        if to_splitters and is_splitter(current):
             continue
         yield current
-        for source in sources_of(current):
+        for source in edges_of(current):
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
@@ -36,22 +37,4 @@ def beginning(source: Any) -> Cursors:
     A splitter, which others read too, knows itself where it is to begin.
     """
     first = first_cursors(source)
-    own = (pipe for pipe in pipes_from(source, to_splitters=True) if first)
-    found = ((place_of(pipe), cursor_of(pipe, first)) for pipe in own)
-    return {place: cursor for place, cursor in found if place is not None and cursor}
-
-
-def sources_of(pipe: Any) -> list[Any]:
-    """Return the pipes that a pipe reads, as far as it has them in its attributes."""
-    if getattr(pipe, "edges", None) is not None:
-        return list(pipe.edges)
-    found: list[Any] = []
-    for value in vars(pipe).values():
-        found += _held_in(value)
-    return [value for value in found if is_pipe(value)]
-
-
-def _held_in(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return cursors_of(pipes_from(source, to_splitters=True), first) if first else {}

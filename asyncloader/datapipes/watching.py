@@ -11,7 +11,6 @@ import weakref
 from types import CodeType
 from typing import Any
 
-from asyncloader.datapipes.frames import HANDING
 from asyncloader.datapipes.watched import FindPipes, Watched
 
 #: A thread is looked at when it has run for so long: most epochs of few items are shorter.
@@ -52,10 +51,6 @@ class Watching:
         watched = Watched(lambda: [end, *(x for x in self.pipes if x is not end)], inside)
         self.add(watched, loop)
         return watched
-
-    def handing(self) -> float:
-        """Return how many seconds the threads spent between the pipes and whoever takes."""
-        return sum(thread.seconds().get(HANDING, 0.0) for thread in list(self.threads))
 
     def seconds(self) -> dict[int, float]:
         """Return how many seconds the threads spent in the pipes, by the pipes' ids."""

@@ -1,5 +1,6 @@
 """Graphs as data: walk them, change them, copy them, cut them, draw them."""
 
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import (
     Branch,
@@ -23,7 +24,6 @@ from asyncloader.graph.settings import (
 from asyncloader.graph.walk import (
     DataPipeGraph,
     breadth_first,
-    edges_of,
     find_dps,
     list_dps,
     traverse_dps,

@@ -14,17 +14,12 @@ from types import MethodType
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe
+from asyncloader.datapipes.containers import MAX_ELEMENTS, rewritten
+from asyncloader.datapipes.edges import attributes, declared_edges, edges_of, vars_of
+from asyncloader.datapipes.kinds import is_shuffler
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.containers import MAX_ELEMENTS, rewritten
 from asyncloader.graph.edit import assign
-from asyncloader.graph.kinds import is_shuffler
-from asyncloader.graph.walk import (
-    attributes,
-    breadth_first,
-    declared_edges,
-    edges_of,
-    vars_of,
-)
+from asyncloader.graph.walk import breadth_first
 
 #: What torch's pipes remember of being iterated; their classes hold how it begins.
 _TORCH_ITERATION = (

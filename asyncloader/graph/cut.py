@@ -17,20 +17,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import is_without_order
-from asyncloader.graph.kinds import (
+from asyncloader.datapipes.kinds import (
     is_dispatch,
     is_filter_of_shards,
+    is_without_order,
     lives_with_loader,
     shards_itself,
 )
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, pipes_of
-
-#: The sharding group of worker processes: ``SHARDING_PRIORITIES.MULTIPROCESSING``.
-WORKER_GROUP = 3
 
 Place = Literal["dispatcher", "workers", "loader"]
 
@@ -173,7 +171,7 @@ def unsharded_sources(end: Any, inlets: Sequence[Any] = ()) -> list[Any]:
 def _shards(pipe: Any) -> bool:
     if is_dispatch(pipe) or shards_itself(pipe):
         return True
-    return is_filter_of_shards(pipe) and acts_for(pipe, WORKER_GROUP)
+    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:

@@ -10,18 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.containers import rewritten
+from asyncloader.datapipes.edges import attributes, edges_of, vars_of
+from asyncloader.datapipes.kinds import can, is_splitter, lives_with_loader
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.containers import rewritten
-from asyncloader.graph.kinds import can, is_splitter, lives_with_loader
-from asyncloader.graph.walk import (
-    DataPipeGraph,
-    attributes,
-    breadth_first,
-    edges_of,
-    list_dps,
-    traverse_dps,
-    vars_of,
-)
+from asyncloader.graph.walk import DataPipeGraph, breadth_first, list_dps, traverse_dps
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> DataPipeGraph:

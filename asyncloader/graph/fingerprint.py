@@ -17,9 +17,10 @@ from types import MethodType
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_pipe
+from asyncloader.datapipes.edges import every_edge_of, vars_of
+from asyncloader.datapipes.kinds import is_shuffler, is_splitter
 from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.graph.kinds import is_shuffler, is_splitter
-from asyncloader.graph.walk import Wiring, every_edge_of, vars_of
+from asyncloader.graph.walk import Wiring
 from asyncloader.main_script import home_of
 
 #: One entry for each pipe, breadth-first from the last:

@@ -14,7 +14,7 @@ from operator import or_
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.graph.kinds import is_replicable, is_splitter
+from asyncloader.datapipes.kinds import is_replicable, is_splitter
 from asyncloader.graph.walk import Wiring
 
 

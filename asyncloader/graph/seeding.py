@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.graph.kinds import is_random
+from asyncloader.datapipes.kinds import is_random
 from asyncloader.graph.settings import set_datapipes_seed, shared_and_own
 from asyncloader.graph.walk import breadth_first
 from asyncloader.seeds import SeedGenerator
@@ -58,20 +58,16 @@ class SeedPlaces:
 
 @dataclass(frozen=True)
 class PartSeeds:
-    """Gives the seeds of each epoch to a part of a graph, in the process that runs it."""
+    """Knows who takes which seed in a part of a graph, in the process that runs it."""
 
     bound: tuple[tuple[Any, int], ...]
 
-    def give(self, datapipe: Any, shared: Sequence[int], seed_generator: SeedGenerator) -> None:
-        """Seed the part as the whole graph would have been seeded.
-
-        ``shared`` are the epoch's shared seeds. Pipes that came into the part later draw
-        from the generator, as ``set_graph_random_seed`` would have them.
-        """
-        self.takers(datapipe).give(shared, seed_generator)
-
     def takers(self, datapipe: Any) -> Takers:
-        """Find who takes a seed in the part as it is now."""
+        """Find who takes a seed in the part as it is now.
+
+        Pipes that came into it later draw from the generator, as ``set_graph_random_seed``
+        would have them.
+        """
         known = {id(pipe) for pipe, _ in self.bound}
         agreed, own = shared_and_own(datapipe)
         late = [pipe for pipe in agreed if id(pipe) not in known]
@@ -90,7 +86,7 @@ class Takers:
     rest: list[Any]
 
     def give(self, shared: Sequence[int], seed_generator: SeedGenerator) -> None:
-        """Give them an epoch's seeds, as ``PartSeeds`` says."""
+        """Give them an epoch's seeds, of which ``shared`` were drawn for all processes together."""
         for pipe, place in self.bound:
             pipe.set_seed(shared[place])
         set_datapipes_seed(self.late, seed_generator, distributed_shared=True)

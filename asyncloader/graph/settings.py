@@ -12,19 +12,16 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.graph.kinds import (
+from asyncloader.datapipes.kinds import (
     is_filter_of_shards,
     is_random,
     is_sharding,
     is_shuffler,
 )
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.seeds import SeedGenerator
-
-#: The sharding group of whoever names none: ``SHARDING_PRIORITIES.DEFAULT``.
-DEFAULT_GROUP = 1
-
 
 # Shards ---------------------------------------------------------------------------------
 
@@ -33,7 +30,7 @@ def apply_sharding(
     datapipe: Any,
     num_of_instances: int,
     instance_id: int,
-    sharding_group: int = DEFAULT_GROUP,
+    sharding_group: SHARDING_PRIORITIES | int = SHARDING_PRIORITIES.DEFAULT,
 ) -> Any:
     """Tell every sharding pipe which shard of how many is its own; return the graph.
 

@@ -13,15 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.cursors import (
-    Cursors,
-    Marks,
-    first_cursors,
-    put_own_cursors,
-    started,
-)
+from asyncloader.datapipes.cursors import Cursors, first_cursors, put_own_cursors, started
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.watched import WatchedCalls
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.epoch import Epoch

@@ -12,12 +12,11 @@ from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.journal import settled
+from asyncloader.datapipes.kinds import goes_by_clock, is_without_order, lives_with_loader
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
-from asyncloader.graph.kinds import goes_by_clock, lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.tallies import UNCOUNTED, Tally, tallies_of
-from asyncloader.graph.walk import breadth_first, edges_of
+from asyncloader.graph.walk import breadth_first
 from asyncloader.loader import metrics, table, verdict
 from asyncloader.loader.timing import Timing
 from asyncloader.workers.account import WorkerStats

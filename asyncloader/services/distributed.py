@@ -17,12 +17,12 @@ from typing import Any
 from asyncloader.adapters.full_sync import FullSync
 from asyncloader.datapipes import full_sync
 from asyncloader.datapipes.arguments import checked_seconds
+from asyncloader.datapipes.kinds import is_filter_of_shards
 from asyncloader.datapipes.meeting import Meeting
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.fingerprint import Fingerprint
-from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
 from asyncloader.ranks import (

@@ -18,11 +18,11 @@ from asyncloader.datapipes.cursors import (
     place_of,
     take_place_of,
 )
+from asyncloader.datapipes.kinds import functional_name
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.kinds import functional_name
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
 from asyncloader.runtime import WorkerInfo

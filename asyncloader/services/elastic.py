@@ -15,10 +15,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
+from asyncloader.datapipes.kinds import functional_name, is_dispatch
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import WORKER_GROUP, Branch, cut_graph
-from asyncloader.graph.kinds import functional_name, is_dispatch
+from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.workers.alike import keeps_positions
@@ -119,7 +120,9 @@ def _named(pipe: Any) -> str:
 
 def divides(pipe: Any) -> bool:
     """Whether a pipe divides items among workers."""
-    return is_dispatch(pipe) or (takes_turns(pipe) and acts_for(pipe, WORKER_GROUP))
+    return is_dispatch(pipe) or (
+        takes_turns(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
+    )
 
 
 def takes_turns(pipe: Any) -> bool:

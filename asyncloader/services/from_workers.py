@@ -13,8 +13,8 @@ from typing import Any
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of, put_cursor, take_place_of
 from asyncloader.datapipes.journal import Journal
+from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place

@@ -19,12 +19,12 @@ from asyncloader.datapipes.arguments import (
     checked_graph,
     iterable_source,
 )
+from asyncloader.datapipes.kinds import lives_with_loader
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing
-from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
@@ -37,10 +37,10 @@ from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.alike import check_alike
+from asyncloader.workers.birth import check_method
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import WorkerPool
-from asyncloader.workers.process import check_method
 from asyncloader.workers.resets import NO_RESETS, dump_resets, resets_name
 from asyncloader.workers.worker_stream import PoolSettings
 

@@ -16,18 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors, place_of
+from asyncloader.datapipes.kinds import is_filter_of_shards
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph
-from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.elastic import divides, refit, takes_turns
 from asyncloader.workers.alike import keeps_positions
-
-#: The sharding group of ranks: ``SHARDING_PRIORITIES.DISTRIBUTED``.
-RANK_GROUP = 2
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ def _way_up(datapipe: Any) -> Iterator[Any]:
 
 
 def _divides_among_ranks(pipe: Any) -> bool:
-    return is_filter_of_shards(pipe) and acts_for(pipe, RANK_GROUP)
+    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.DISTRIBUTED)
 
 
 def _ranks(count: int) -> str:

@@ -17,8 +17,8 @@ from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.exchange import Nobody, Waiter
+from asyncloader.datapipes.kinds import lives_with_loader
 from asyncloader.errors import LoaderClosed, LoaderError, Overloaded
-from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopWaiter
 from asyncloader.serving.ledger import Ledger, Request

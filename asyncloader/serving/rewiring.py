@@ -17,13 +17,14 @@ from typing import Any
 from asyncloader.datapipes.base import IterDataPipe, is_async_pipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.cursors import take_place_of
+from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.kinds import can, is_splitter
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.thread_mapping import ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.kinds import can, is_splitter
-from asyncloader.graph.walk import breadth_first, edges_of, traverse_dps
+from asyncloader.graph.walk import breadth_first, traverse_dps
 from asyncloader.serving.carrying import Wants, carried
 from asyncloader.serving.ledger import Ledger
 from asyncloader.serving.stages import Lockstep, RequestBatcher, sifted

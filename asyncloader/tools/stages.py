@@ -23,12 +23,12 @@ from asyncloader.datapipes.base import (
     is_iter_pipe,
 )
 from asyncloader.datapipes.iterating import aclose_items, close_items
+from asyncloader.datapipes.kinds import is_splitter
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import abegin, begin
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import replace_edge
-from asyncloader.graph.kinds import is_splitter
 from asyncloader.graph.walk import Wiring
 
 _END = object()

@@ -23,8 +23,6 @@ from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment
 from asyncloader.transport.slots import NO_NEWS, News, Owners, SlotRef, slot_size
 
-__all__ = ["Arena", "Block", "Slot"]
-
 _SEGMENT_BYTES = 16 << 20
 _FIRST_SEGMENT_BYTES = 64 << 10
 _MOST_NEWS = 16  # each new segment takes a descriptor until its frame is sent

@@ -16,8 +16,6 @@ from asyncloader.errors import TransportError
 from asyncloader.memory import Segment
 from asyncloader.transport.slots import News, Owners, SlotRef, slot_size, wake_nobody
 
-__all__ = ["ArenaView"]
-
 
 class ArenaView:
     """The receiver's side: leases memory to the consumer, and tells what came back.

@@ -14,12 +14,10 @@ import contextlib
 import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 
 from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frames
-from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import (
     BUFFERS_PER_CALL,
     FRAME_DEADLINE,
@@ -31,14 +29,6 @@ from asyncloader.transport.wire import (
     truncated,
     without,
 )
-
-__all__ = ["Channel", "LoopChannel", "channel_pair"]
-
-
-def channel_pair() -> tuple[LoopChannel, Channel]:
-    """Return the two ends of a new channel."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return LoopChannel(ours), Channel(theirs)
 
 
 class Channel:
@@ -118,17 +108,15 @@ class Channel:
         """Whether a posted frame waits for the socket to be writable."""
         return bool(self._outgoing)
 
-    def receive(self, timeout: float | None = None) -> Frame:
-        """Return the next frame, or raise ``TimeoutError`` after ``timeout`` seconds."""
-        until = None if timeout is None else time.monotonic() + timeout
+    def receive(self) -> Frame:
+        """Wait for the next frame and return it."""
         with self._receiving:
             while not self._frames:
                 self._incoming.check()
-                if until is None and not self._incoming.partial:
-                    self._read(waits=True)
-                else:
-                    self._wait(until)
-                    self._read()
+                has_begun = self._incoming.partial
+                if has_begun:
+                    self._wait_for_rest()
+                self._read(waits=not has_begun)
             return self._frames.popleft()
 
     def receive_ready(self) -> list[Frame]:
@@ -198,16 +186,9 @@ class Channel:
         with contextlib.suppress(BlockingIOError):
             self._frames.extend(self._incoming.read(waits=waits))
 
-    def _wait(self, until: float | None) -> None:
-        """Wait for something to read; a frame that has begun must go on."""
-        waits = [] if until is None else [max(until - time.monotonic(), 0)]
-        if self._incoming.partial:
-            waits.append(self._frame_deadline)
+    def _wait_for_rest(self) -> None:
+        """Wait for more of a frame that has begun, which must go on."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        if poll.poll(min(waits) * 1000 if waits else None):
-            return
-        if until is not None and time.monotonic() >= until:
-            raise TimeoutError("no frame came in time")
-        if self._incoming.partial:
+        if not poll.poll(self._frame_deadline * 1000):
             raise truncated(self._frame_deadline)

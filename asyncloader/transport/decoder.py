@@ -35,7 +35,7 @@ class Admitted(NamedTuple):
 class Decoder:
     """Turns payloads back into items, in the order in which they were encoded.
 
-    Every payload that arrived must be decoded or discarded: the slots in it are
+    Every payload that arrived must be decoded or given back: the slots in it are
     lent until then.
     """
 
@@ -53,7 +53,7 @@ class Decoder:
         return self.items(self.admit(payload, fds))
 
     def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
-        """Take note of a payload that arrived; it is decoded or discarded later.
+        """Take note of a payload that arrived; it is decoded or given back later.
 
         Payloads are admitted in the order in which they arrive, and then decoded in
         any. Raises ``TransportError`` if the payload is not well-formed.
@@ -83,10 +83,6 @@ class Decoder:
             found.append(self._load(memory[start : start + nbytes], []))
             start += nbytes
         return found if layout.each else _spread(found[0], layout.items)
-
-    def discard(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> None:
-        """Return the payload's slots without looking at its items."""
-        self.give_back(self.admit(payload, fds))
 
     def give_back(self, admitted: Admitted) -> None:
         """Return the slots of an admitted payload without looking at its items."""

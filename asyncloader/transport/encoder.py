@@ -14,9 +14,6 @@ from asyncloader.transport.code import pickler_by_value
 from asyncloader.transport.frame import Buffer
 from asyncloader.transport.payload import Placement, write_payload
 from asyncloader.transport.pickling import Pickled, Pickler
-from asyncloader.transport.slots import NO_NEWS
-
-Substitute = Callable[[Any, Exception], Any]
 
 
 class Encoded(NamedTuple):
@@ -24,14 +21,6 @@ class Encoded(NamedTuple):
 
     parts: list[Buffer]
     fds: tuple[int, ...] = ()
-
-
-def refuse(item: Any, error: Exception) -> Any:
-    """Give up on a list with an item that cannot be pickled."""
-    try:
-        raise error
-    finally:
-        del item, error  # the error's traceback has this frame, which must not keep them
 
 
 def in_band(nbytes: int) -> bool:
@@ -44,12 +33,13 @@ class Encoder:
 
     ``on_full`` is called when the arena has no slot left although the receiver has
     some: it returns True to look again, having waited for a release, or False to
-    have the buffer travel in the frame itself. Without an arena everything does.
+    have the buffer travel in the frame itself. With ``main_by_value`` the receiver need not
+    have the main script, of which items may be.
     """
 
     def __init__(
         self,
-        arena: Arena | None = None,
+        arena: Arena,
         *,
         on_full: Callable[[int], bool] = in_band,
         main_by_value: bool = False,
@@ -59,13 +49,9 @@ class Encoder:
         self.pickler = Pickler(lambda dump: pickler_by_value()(dump), main_by_value=main_by_value)
         self._together = True
 
-    def encode(self, items: Sequence[Any], *, substitute: Substitute = refuse) -> Encoded:
-        """Return the payload for these items.
-
-        What ``substitute(item, error)`` returns is sent in the place of an item that
-        cannot be pickled; by default the error is raised and nothing is sent.
-        """
-        pickles = self._pickle(items, substitute)
+    def encode(self, items: Sequence[Any]) -> Encoded:
+        """Return the payload for these items, or raise what pickling one of them raised."""
+        pickles = self._pickle(items)
         placement = self.placement()
         try:
             for pickled in pickles:
@@ -82,10 +68,10 @@ class Encoder:
 
     def payload(self, placement: Placement, pickles: Sequence[Pickled], count: int) -> Encoded:
         """Put a payload together; it must be sent next."""
-        news = self._arena.take_news() if self._arena is not None else NO_NEWS
+        news = self._arena.take_news()
         return Encoded(write_payload(news, placement, pickles, count), news.fds)
 
-    def _pickle(self, items: Sequence[Any], substitute: Substitute) -> list[Pickled]:
+    def _pickle(self, items: Sequence[Any]) -> list[Pickled]:
         """Pickle all at once where that is safe, else each for itself."""
         if self._together and len(items) > 1:
             try:
@@ -95,12 +81,6 @@ class Encoder:
             else:
                 if not pickled.foreign:
                     return [pickled]
-        pickles = [self._pickle_one(item, substitute) for item in items]
+        pickles = [self.pickler.dump(item) for item in items]
         self._together = not any(pickled.foreign for pickled in pickles)
         return pickles
-
-    def _pickle_one(self, item: Any, substitute: Substitute) -> Pickled:
-        try:
-            return self.pickler.dump(item)
-        except Exception as error:  # noqa: BLE001 - user code ran: __reduce__, __getstate__
-            return self.pickler.dump(substitute(item, error))

@@ -16,17 +16,6 @@ from typing import NamedTuple
 
 from asyncloader.errors import TransportError
 
-__all__ = [
-    "MAX_FDS",
-    "MAX_PAYLOAD",
-    "Buffer",
-    "CutOff",
-    "Frame",
-    "FrameDecoder",
-    "encode_frame",
-    "encode_frames",
-]
-
 Buffer = bytes | bytearray | memoryview
 
 MAX_PAYLOAD = 1 << 36  # no item that fits memory is refused, but a damaged length is

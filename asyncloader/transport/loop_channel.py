@@ -24,8 +24,6 @@ from asyncloader.transport.wire import (
     without,
 )
 
-__all__ = ["LoopChannel", "OnClosed", "OnFrames"]
-
 OnFrames = Callable[[list[Frame]], None]
 OnClosed = Callable[[Exception], None]
 
@@ -76,7 +74,8 @@ class LoopChannel:
         if self._ended is not None:
             loop.call_soon(self._report_end)
             return
-        self.resume()
+        loop.add_reader(self._subscription.fd, self._on_readable)
+        self._watch_deadline(self._subscription)
         self._flush()
 
     def detach(self) -> None:
@@ -87,20 +86,6 @@ class LoopChannel:
             subscription.loop.remove_reader(subscription.fd)
             subscription.cancel_deadline()
             subscription.stop_writing()
-
-    def pause(self) -> None:
-        """Read nothing until ``resume``: the peer's sends will fill the socket and wait."""
-        if self._subscription is not None:
-            self._subscription.reading = False
-            self._subscription.loop.remove_reader(self._subscription.fd)
-            self._subscription.cancel_deadline()
-
-    def resume(self) -> None:
-        """Read again after ``pause``."""
-        if self._subscription is not None and self._ended is None:
-            self._subscription.reading = True
-            self._subscription.loop.add_reader(self.fileno(), self._on_readable)
-            self._watch_deadline(self._subscription)
 
     def send(
         self,
@@ -130,15 +115,6 @@ class LoopChannel:
         if rest:
             self._outgoing.append((memoryview(b"".join(rest)), tuple(fds)))
             self._watch_writable()
-
-    async def drain(self) -> None:
-        """Wait until the kernel has all that was sent, or raise what ended the channel."""
-        while self._outgoing and self._ended is None:
-            if self._subscription is None:
-                raise LoopMismatchError("a channel drains only while it is attached to a loop")
-            await self._subscription.flushed()
-        if self._ended is not None or self._peer_gone:
-            raise self._ended or EOFError("the other end of the channel is gone")
 
     def close(self) -> None:
         """Detach, and close the socket and the descriptors nobody received or was sent."""
@@ -178,7 +154,7 @@ class LoopChannel:
 
     def _watch_deadline(self, subscription: _Subscription) -> None:
         subscription.cancel_deadline()
-        if self._incoming.partial and subscription.reading:
+        if self._incoming.partial:
             subscription.deadline = subscription.loop.call_later(
                 self._frame_deadline, self._on_deadline, self._incoming.total
             )
@@ -256,23 +232,13 @@ class _Subscription:
         self.fd = fd
         self.on_frames = on_frames
         self.on_closed = on_closed
-        self.reading = self.writing = False
+        self.writing = False
         self.deadline: asyncio.TimerHandle | None = None
-        self._flushed: list[asyncio.Future[None]] = []
-
-    def flushed(self) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self.loop.create_future()
-        self._flushed.append(future)
-        return future
 
     def stop_writing(self) -> None:
         if self.writing:
             self.writing = False
             self.loop.remove_writer(self.fd)
-        waiters, self._flushed = self._flushed, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def cancel_deadline(self) -> None:
         if self.deadline is not None:

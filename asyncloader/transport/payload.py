@@ -20,8 +20,6 @@ from asyncloader.transport.frame import Buffer
 from asyncloader.transport.pickling import Pickled, Source
 from asyncloader.transport.slots import News, SlotRef
 
-__all__ = ["IN_BAND", "Layout", "Placement", "read_layout", "write_payload"]
-
 IN_BAND = 0xFFFFFFFF
 
 _PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most
@@ -33,7 +31,7 @@ class Placement:
     """Where the buffers of one payload go: slots that are filled here, slots that
     were filled by whoever made the tensor, or the payload itself."""
 
-    def __init__(self, arena: Arena | None, on_full: Callable[[int], bool]) -> None:
+    def __init__(self, arena: Arena, on_full: Callable[[int], bool]) -> None:
         self._arena = arena
         self._on_full = on_full
         self._own_bytes = 0
@@ -73,11 +71,10 @@ class Placement:
 
     def undo(self) -> None:
         """Take the slots back; nothing was sent."""
-        if self._arena is not None:
-            self._arena.release([ref.slot for ref in self.slots])
+        self._arena.release([ref.slot for ref in self.slots])
 
     def _refer(self, index: int, source: Source) -> bool:
-        if self._arena is None or not source.address:
+        if not source.address:
             return False
         block = self._arena.born_shared(source.address, source.nbytes)
         if block is None or (block.sent and block not in self._born_shared):
@@ -118,8 +115,6 @@ class Placement:
 
     def _take(self, nbytes: int) -> Block | None:
         """Take and lend a block, waiting for the receiver only if it has something to return."""
-        if self._arena is None:
-            return None
         while (block := self._arena.take(nbytes)) is None:
             if self._arena.lent_bytes <= self._own_bytes or not self._on_full(nbytes):
                 return None
@@ -127,7 +122,6 @@ class Placement:
         return block
 
     def _lend(self, block: Block) -> None:
-        assert self._arena is not None
         self._arena.lend(block)
         self._own_bytes += block.segment.slot_bytes
 

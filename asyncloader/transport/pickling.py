@@ -23,8 +23,6 @@ from asyncloader.transport.tensors import (
     tensor_over,
 )
 
-__all__ = ["LARGE", "Dump", "Pickled", "Pickler", "Source", "load"]
-
 _IN_BAND_BELOW = 4096
 LARGE = 1 << 20
 

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["NO_NEWS", "News", "Owners", "SlotRef", "slot_size", "wake_nobody"]
-
 _SMALLEST = 4096
 
 

@@ -15,18 +15,6 @@ from collections.abc import Iterable, Sequence
 from asyncloader.errors import TransportError
 from asyncloader.transport.frame import MAX_FDS, Frame, FrameDecoder
 
-__all__ = [
-    "BUFFERS_PER_CALL",
-    "FRAME_DEADLINE",
-    "GONE",
-    "Incoming",
-    "close_all",
-    "gone",
-    "rights",
-    "truncated",
-    "without",
-]
-
 BUFFERS_PER_CALL = 512  # the kernel takes at most 1024
 FRAME_DEADLINE = 10.0
 

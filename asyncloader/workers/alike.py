@@ -1,8 +1,8 @@
-"""Whether a graph that was changed still has an item for each, in the same order.
+"""Whether a graph that a user's function changed still has an item for each, in the same order.
 
-This file is about ``check_alike``. Where a place was divided anew, among another number of
-workers or ranks, it was so for the loader's graph; what a user's function made of that graph
-may only add what is one to one.
+This file is about ``is_as_long`` and ``check_alike``. Where a place was divided anew, among
+another number of workers or ranks, it was so for the loader's graph; what a function made of
+that graph may only add what is one to one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from asyncloader.datapipes.applying import Applier
+from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.replaying import is_without_order
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.walk import pipes_of
+
+
+def is_as_long(end: Any, pipes: Sequence[Any]) -> bool:
+    """Whether a graph has as many items as these pipes, of which the first was the last one.
+
+    That is sure where it is them, with nothing behind but functions of each item.
+    """
+    while end is not pipes[0] and isinstance(end, Applier) and not end.tolerance.leaves_out:
+        end = end.source
+    return list(map(id, pipes_of(end))) == list(map(id, pipes))
 
 
 def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:

@@ -48,7 +48,8 @@ class FeedLine:
         self.last_heard = time.monotonic()
         self._channel = LoopChannel(sock)
         self._arena = Arena(arena_bytes)
-        self._encoder = Encoder(self._arena)
+        # Whoever is fed cannot import the script that an item may be of.
+        self._encoder = Encoder(self._arena, main_by_value=True)
         self._epoch = NO_EPOCH
         #: Whether a thread has the arena; what comes back meanwhile waits.
         self._is_encoding = False

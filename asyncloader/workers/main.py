@@ -19,10 +19,10 @@ from asyncloader.datapipes.arguments import checked_graph
 from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.collating import own_memory
 from asyncloader.datapipes.home import Home, run_at
+from asyncloader.datapipes.kinds import is_filter_of_shards
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.registering import expect_methods
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.graph.kinds import is_filter_of_shards
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
@@ -31,7 +31,7 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.account import Account
-from asyncloader.workers.alike import check_alike
+from asyncloader.workers.alike import check_alike, is_as_long
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.marker import Marker
@@ -49,7 +49,7 @@ from asyncloader.workers.messages import (
     StartEpoch,
     StartFailed,
 )
-from asyncloader.workers.part import Part, Prepared, is_as_long
+from asyncloader.workers.part import Part, Prepared
 from asyncloader.workers.punctual import Punctual
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
 from asyncloader.workers.resets import NO_RESETS, load_resets, resets_name

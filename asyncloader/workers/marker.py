@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from time import thread_time
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, Pace, dropped, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursors, dropped, put_cursors, resume
+from asyncloader.datapipes.kinds import is_without_order
+from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.replaying import is_without_order, with_orders
+from asyncloader.datapipes.replaying import with_orders
 from asyncloader.workers.messages import FIRST, Mark
 from asyncloader.workers.part import Prepared
 from asyncloader.workers.random_states import RandomStates, set_states

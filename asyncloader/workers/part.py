@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.applying import Applier
 from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.graph.seeding import PartSeeds, Takers
 from asyncloader.graph.walk import pipes_of
@@ -59,13 +58,3 @@ class Part:
 def _begun_anew(end: Any, pipes: list[Any]) -> Prepared:
     forget_passes(pipes)
     return Prepared(end, pipes)
-
-
-def is_as_long(end: Any, pipes: Sequence[Any]) -> bool:
-    """Whether a graph has as many items as these pipes, of which the first was the last one.
-
-    That is sure where it is them, with nothing behind but functions of each item.
-    """
-    while end is not pipes[0] and isinstance(end, Applier) and not end.tolerance.leaves_out:
-        end = end.source
-    return list(map(id, pipes_of(end))) == list(map(id, pipes))

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, call_soon
@@ -29,9 +30,9 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Pause,
     Resume,
+    StartEpoch,
     dump_message,
 )
-from asyncloader.workers.orders import EpochOrders
 from asyncloader.workers.patience import Patience
 from asyncloader.workers.place import StreamPlace, WorkerStart, start_after_arrived
 from asyncloader.workers.process import Process, kill_processes_now
@@ -78,7 +79,10 @@ class WorkerPool:
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._start: EpochOrders | None = None
+        #: What every process is told of the epoch, also one that takes the place of another.
+        self._start: StartEpoch | None = None
+        #: Whether the workers were told.
+        self._is_told = False
         self._recovering = asyncio.Lock()
         self._patience = Patience(settings.max_restarts)
         self._watch_over_processes()
@@ -105,7 +109,8 @@ class WorkerPool:
         # A lock belongs to the loop on which somebody first waited for it.
         self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
-        self._start = EpochOrders(self._epoch, tuple(shared_seeds), generator, resets)
+        self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
+        self._is_told = False
         for link in self.all_links():
             link.begin_epoch(self._epoch)
             link.attach(loop, self._wake)
@@ -113,14 +118,13 @@ class WorkerPool:
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
-        orders = self._start
-        assert orders is not None
-        is_first, orders.is_given = not orders.is_given, True
+        assert self._start is not None
+        is_first, self._is_told = not self._is_told, True
         if self._dispatcher is not None and self._is_dealt(number):
             # Where dealing goes on is known with its own stream, which may not be the first.
-            self._direct(self._dispatcher, orders, place.deal)
+            self._direct(self._dispatcher, self._start, place.deal)
         inboxes = []
-        first = [dump_message(orders.start())] if is_first else []
+        first = [dump_message(self._start)] if is_first else []
         for link, start in zip(self.links, place.starts, strict=True):
             inboxes.append(link.begin_stream(number, start.mark, start.unwanted))
             link.say(*first, dump_message(self._order(number, start)))
@@ -218,7 +222,7 @@ class WorkerPool:
             dispatcher.dealing = self._dispatcher.dealing
             self._dispatcher = dispatcher
             if deal is not None:
-                dispatcher.send(self._start.start(deal))
+                dispatcher.send(replace(self._start, deal=deal))
         for number, link in zip(numbers, links, strict=True):
             self._hand_over(self.links[number], link)
             self.links[number] = link
@@ -229,7 +233,7 @@ class WorkerPool:
         starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
         link.go_on_for(lost)
         orders = [self._order(number, start) for number, start in starts.items()]
-        link.send(self._start.start(), *orders)
+        link.send(self._start, *orders)
 
     def _deal_after_arrived(self) -> DealStart | None:
         """Return how dealing goes on after all that has arrived, if it has begun."""
@@ -249,10 +253,10 @@ class WorkerPool:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await waiter.until(lambda: all(link.is_cut for link in lost))
 
-    def _direct(self, dispatcher: Link, orders: EpochOrders, deal: DealStart | None) -> None:
+    def _direct(self, dispatcher: Link, start: StartEpoch, deal: DealStart | None) -> None:
         if deal is not None:
             dispatcher.dealing = Dealing(deal.mark)
-        dispatcher.send(orders.start(deal))
+        dispatcher.send(replace(start, deal=deal))
 
     def _is_dealt(self, number: int) -> bool:
         """Whether a stream is made of what the dispatching process deals."""

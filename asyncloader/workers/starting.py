@@ -17,15 +17,12 @@ from asyncloader.datapipes.registering import homes_of_methods
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.runtime import LoopWaiter, WorkerInfo
 from asyncloader.transport.code import Parcel
+from asyncloader.workers.birth import start_process
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import Setup
 from asyncloader.workers.patience import Patience
-from asyncloader.workers.process import (
-    Process,
-    ProcessPlan,
-    close_processes,
-    start_process,
-)
+from asyncloader.workers.plan import ProcessPlan
+from asyncloader.workers.process import Process, close_processes
 from asyncloader.workers.worker_stream import PoolSettings
 
 logger = logging.getLogger("asyncloader")

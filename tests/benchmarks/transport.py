@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from asyncloader.memory import Segment
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.channel import Channel, channel_pair
+from asyncloader.transport.channel import Channel
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.encoder import Encoder
 from asyncloader.transport.frame import Frame
+from tests.transport.channels import channel_pair
 
 ITEMS, RELEASE, GRANT, STOP = range(4)
 WORKERS, CREDITS, GROUP = 2, 4, 64

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.kinds import is_splitter
 from asyncloader.graph import (
     breadth_first,
     copy_graph,
@@ -25,7 +26,6 @@ from asyncloader.graph import (
     to_text,
     traverse_dps,
 )
-from asyncloader.graph.kinds import is_splitter
 
 #: The same graphs in every run; a busy machine is no failure.
 every_time = settings(max_examples=100, deadline=None, derandomize=True)

@@ -58,7 +58,7 @@ def test_the_parts_of_a_cut_graph_are_seeded_as_the_whole_would_be() -> None:
     found: dict[str, list[int]] = {}
     for part in (end, dispatch):
         there, places = sent(part, shared.places_in(part))
-        places.bind(there).give(there, seeds, SeedGenerator(5).spawn(0))
+        places.bind(there).takers(there).give(seeds, SeedGenerator(5).spawn(0))
         found |= seeds_of(there)
     assert found == seeds_of(whole)
 
@@ -70,7 +70,7 @@ def test_every_epoch_gives_new_seeds_to_the_same_pipes() -> None:
     seeds = places.bind(there)
     epochs = [shared.draw(generator), shared.draw(generator)]
     for epoch in epochs:
-        seeds.give(there, epoch, generator.spawn(0))
+        seeds.takers(there).give(epoch, generator.spawn(0))
     given = seeds_of(there)
     assert [tuple(given[name][epoch] for name in "cde") for epoch in (0, 1)] == epochs
 
@@ -85,7 +85,7 @@ def test_a_pipe_that_was_added_later_above_the_sharding_agrees_among_workers() -
         there = Random("new", Random("late", there).sharding_filter())
         generator = SeedGenerator(5)
         seeds = shared.draw(generator)
-        bound.give(there, seeds, generator.spawn(worker))
+        bound.takers(there).give(seeds, generator.spawn(worker))
         given.append(seeds_of(there))
     assert given[0]["late"] == given[1]["late"]
     assert given[0]["new"] != given[1]["new"]

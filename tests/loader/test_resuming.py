@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,9 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
+from tests.steps import check_rest, loader_from, states_at_every_async_step, states_at_every_step
 from tests.test_contracts import on_a_thread
 
-SEED = 7
 PIPES = ITER_PIPES | MAP_PIPES
 
 
@@ -95,69 +94,32 @@ def torch_pipe() -> Any:
     return IterableWrapper(range(20)).map(str)
 
 
-def loader_of(graph: Any, service: Any = None) -> DataLoader2[Any]:
-    loader = DataLoader2(graph, reading_service=service)
-    loader.seed(SEED)
-    return loader
-
-
 def two_epochs(loader: DataLoader2[Any]) -> list[list[Any]]:
     with loader:
         return [list(loader), list(loader)]
 
 
-def states_at_every_step(loader: DataLoader2[Any]) -> list[Any]:
-    """Return a state after 0, 1, 2 … items, and one after the end was seen."""
-    with loader:
-        states = [loader.state_dict(include_datapipe=False)]
-        for _ in loader:
-            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
-        states.append(loader.state_dict(include_datapipe=False))
-    return states
-
-
-async def states_at_every_async_step(loader: DataLoader2[Any]) -> list[Any]:
-    async with loader:
-        states = [loader.state_dict(include_datapipe=False)]
-        async for _ in loader:
-            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
-        states.append(loader.state_dict(include_datapipe=False))
-    return states
-
-
 def resumed(graph: Any, state: Any) -> list[list[Any]]:
-    loader = DataLoader2(graph)
-    loader.load_state_dict(json.loads(json.dumps(state)))
-    return two_epochs(loader)
+    return two_epochs(loader_from(graph, state=state))
 
 
 async def resumed_async(graph: Any, state: Any) -> list[list[Any]]:
-    loader = DataLoader2(graph)
-    loader.load_state_dict(state)
-    async with loader:
+    async with loader_from(graph, state=state) as loader:
         return [[item async for item in loader] for _ in range(2)]
 
 
-def check_rest(epochs: list[list[Any]], step: int, rest: list[list[Any]]) -> None:
-    first, second, third = epochs
-    if step <= len(first):
-        assert rest == [first[step:], second], f"at step {step}"
-    else:
-        assert rest == [second, third], "after the end"
-
-
 def three_epochs(make: Any) -> list[list[Any]]:
-    with loader_of(make()) as loader:
+    with loader_from(make()) as loader:
         return [list(loader) for _ in range(3)]
 
 
 async def check_every_step(make: Any) -> None:
     epochs = await on_a_thread(lambda: three_epochs(make))
-    states = await on_a_thread(lambda: states_at_every_step(loader_of(make())))
+    states = await on_a_thread(lambda: states_at_every_step(loader_from(make())))
     assert len(states) == len(epochs[0]) + 2
     for step, state in enumerate(states):
         check_rest(epochs, step, await on_a_thread(lambda state=state: resumed(make(), state)))
-    states = await states_at_every_async_step(loader_of(make()))
+    states = await states_at_every_async_step(loader_from(make()))
     for step, state in enumerate(states):
         check_rest(epochs, step, await resumed_async(make(), state))
 

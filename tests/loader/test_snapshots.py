@@ -23,8 +23,9 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursors
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
 from asyncloader.snapshot.snapshot import checksum
 from tests.samples import is_odd
@@ -708,7 +709,7 @@ def joined(branches: Any) -> Any:
 )
 def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
     # How often marks are due depends on time; what they hold does not.
-    monkeypatch.setattr(cursors, "_SHARE", 0)
+    monkeypatch.setattr(marks, "_SHARE", 0)
     calls = Calls()
 
     def make() -> Any:
@@ -725,7 +726,8 @@ def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
     with DataLoader2(make()) as loader:
         loader.load_state_dict(state)
         assert list(loader) == rest
-    assert calls.count <= whole // 10 + 100
+    # Two calls make one of the odd items, of which two whole groups may be on their way.
+    assert calls.count <= whole // 10 + 4 * GROUP_ITEMS + 50
 
 
 async def test_states_may_be_taken_while_another_thread_iterates():

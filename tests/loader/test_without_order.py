@@ -7,7 +7,6 @@ place, or a later round had seen of it has to come first, in the order it had.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -22,11 +21,12 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import cursors
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from tests.samples import is_odd
+from tests.steps import loader_from
 
 COUNT = 60
 NEVER = 10**9
@@ -102,28 +102,19 @@ def flat(items: Any) -> list[int]:
     return [items]
 
 
-def loader_of(make: Any, state: Any, service: Any = None) -> DataLoader2[Any]:
-    loader = DataLoader2(make(), reading_service=service)
-    if state is None:
-        loader.seed(3)
-    else:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-    return loader
-
-
 def assert_nothing_is_lost(make: Any, luck: random.Random, new_service: Any = None) -> None:
     """Go on three times; what came in all has to be what an undisturbed loader hands out."""
     new_service = new_service or (lambda: None)
-    with loader_of(make, None, new_service()) as loader:
+    with loader_from(make(), new_service()) as loader:
         expected = list(loader)
     items: list[Any] = []
     state = None
     for _ in range(3):
-        with loader_of(make, state, new_service()) as loader:
+        with loader_from(make(), new_service(), state) as loader:
             iterator = iter(loader)
             items += [next(iterator) for _ in range(luck.randrange(len(expected) // 3))]
             state = loader.state_dict(include_datapipe=False)
-    with loader_of(make, state, new_service()) as loader:
+    with loader_from(make(), new_service(), state) as loader:
         items += list(loader)
     assert len(items) == len(expected)
     assert Counter(flat(items)) == Counter(flat(expected))
@@ -132,7 +123,7 @@ def assert_nothing_is_lost(make: Any, luck: random.Random, new_service: Any = No
 @pytest.mark.parametrize("share", [0, NEVER], ids=["places noted always", "places noted once"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
-    monkeypatch.setattr(cursors, "_SHARE", share)
+    monkeypatch.setattr(marks, "_SHARE", share)
     for seed in range(2):
         assert_nothing_is_lost(GRAPHS[name], random.Random(seed))
 
@@ -154,7 +145,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
     ids=["nothing", "filter", "shuffle", "fork", "concat", "mux_longest", "mix"],
 )
 def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
-    monkeypatch.setattr(cursors, "_SHARE", 0)
+    monkeypatch.setattr(marks, "_SHARE", 0)
     pipe = it.IterableWrapper(range(8000)).async_map(now_and_then_later, ordered=False)
     with DataLoader2(shape(pipe)) as loader:
         iterator = iter(loader)
@@ -202,7 +193,7 @@ def dealt() -> Any:
 def test_no_state_is_taken_where_no_order_is_known_of_what_was_dealt():
     assert_nothing_is_lost(dealt, random.Random(0))
     with (
-        loader_of(dealt, None, workers()) as loader,
+        loader_from(dealt(), workers()) as loader,
         pytest.raises(SnapshotError, match="ordered=True, or let it follow sharding_round_robin"),
     ):
         loader.state_dict()
@@ -211,6 +202,6 @@ def test_no_state_is_taken_where_no_order_is_known_of_what_was_dealt():
 def test_nobody_is_replaced_where_no_order_is_known_of_what_was_dealt():
     with (
         pytest.raises(ValueError, match=r'"restart" is not possible: async_map\('),
-        loader_of(dealt, None, workers(on_worker_death="restart")),
+        loader_from(dealt(), workers(on_worker_death="restart")),
     ):
         pass

@@ -19,7 +19,9 @@ BUSY = ["idle", "python", "sleeping", "holding the GIL", "stopped", "writing"]
 
 START = """
     import asyncio, sys, time
-    from asyncloader.workers.process import ProcessPlan, close_processes, start_process
+    from asyncloader.workers.birth import start_process
+    from asyncloader.workers.plan import ProcessPlan
+    from asyncloader.workers.process import close_processes
 
     method = eval(sys.argv[1])
 

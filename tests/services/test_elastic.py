@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from tests.samples import double, double_soon, is_odd, twice
-
-SEED = 4
+from tests.steps import loader_from
 
 
 def numbers() -> Any:
@@ -59,12 +57,7 @@ def is_small(number: int) -> bool:
 
 
 def loader_of(make: Any, workers: int, state: Any = None) -> DataLoader2[Any]:
-    loader = DataLoader2(make(), reading_service=MultiProcessingReadingService(workers))
-    if state is None:
-        loader.seed(SEED)
-    else:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-    return loader
+    return loader_from(make(), MultiProcessingReadingService(workers), state)
 
 
 def state_after(make: Any, workers: int, step: int) -> Any:
@@ -202,18 +195,9 @@ def shared_out() -> Any:
     return numbers().sharding_filter().map(double)
 
 
-def loader_with(service: Any, state: Any = None) -> DataLoader2[Any]:
-    loader = DataLoader2(shared_out(), reading_service=service)
-    if state is None:
-        loader.seed(SEED)
-    else:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-    return loader
-
-
 def begun_with(service: Any) -> tuple[Any, list[Any]]:
     """Return a state in the middle of an epoch, and the items that follow."""
-    with loader_with(service) as loader:
+    with loader_from(shared_out(), service) as loader:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
@@ -227,7 +211,7 @@ def test_what_functions_and_services_put_in_the_way_is_named(name):
         state, _ = begun_with(make(taken_with))
         for workers in run_with:
             with (
-                loader_with(make(workers), state) as loader,
+                loader_from(shared_out(), make(workers), state) as loader,
                 pytest.raises(SnapshotError, match=expected),
             ):
                 next(iter(loader))
@@ -237,7 +221,7 @@ def test_what_functions_and_services_put_in_the_way_is_named(name):
 def test_with_as_many_workers_what_they_put_there_goes_on_exactly(name):
     make, _ = CHANGES_IN_THE_WAY[name]
     state, rest = begun_with(make(2))
-    with loader_with(make(2), state) as loader:
+    with loader_from(shared_out(), make(2), state) as loader:
         assert list(iter(loader)) == rest
 
 
@@ -246,16 +230,16 @@ def test_where_they_keep_one_item_for_one_another_number_goes_on_exactly(name):
     make = CHANGES_THAT_FIT[name]
     for counts in [(2, 0), (0, 2)]:
         state, rest = begun_with(make(counts[0]))
-        with loader_with(make(counts[1]), state) as loader:
+        with loader_from(shared_out(), make(counts[1]), state) as loader:
             assert list(iter(loader)) == rest
 
 
 def test_between_epochs_they_are_in_nobodys_way():
     make = initialized_by(in_pairs)
-    with loader_with(make(2)) as loader:
+    with loader_from(shared_out(), make(2)) as loader:
         list(loader)
         state = loader.state_dict(include_datapipe=False)
-    with loader_with(make(0), state) as loader:
+    with loader_from(shared_out(), make(0), state) as loader:
         assert sorted(number for pair in loader for number in pair) == sorted(
             2 * number for number in range(60)
         )

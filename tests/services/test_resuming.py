@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import random
@@ -21,14 +20,14 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes import cursors
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
 from tests.faults.deaths import signalled
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.standing import standing
+from tests.steps import check_rest, loader_from, states_at_every_async_step, states_at_every_step
 
-SEED = 4
 PIPES = ITER_PIPES | MAP_PIPES
 
 
@@ -130,47 +129,12 @@ def not_a_third(number: int) -> bool:
 
 
 def loader_of(make: Any, workers: int, state: Any = None, **settings: Any) -> DataLoader2[Any]:
-    return loader_with(make, MultiProcessingReadingService(workers, **settings), state)
-
-
-def loader_with(make: Any, service: Any, state: Any = None) -> DataLoader2[Any]:
-    """A fresh loader, of the first of a seed's epochs or from a state."""
-    loader = DataLoader2(make(), reading_service=service)
-    if state is None:
-        loader.seed(SEED)
-    else:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-    return loader
+    return loader_from(make(), MultiProcessingReadingService(workers, **settings), state)
 
 
 def epochs_of(make: Any, workers: int, count: int = 3) -> list[list[Any]]:
     with loader_of(make, workers) as loader:
         return [list(loader) for _ in range(count)]
-
-
-def states_of(loader: DataLoader2[Any]) -> list[Any]:
-    """Return a state after 0, 1, 2 … items, and one after the end was seen."""
-    with loader:
-        states = [loader.state_dict(include_datapipe=False)]
-        for _ in loader:
-            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
-        states.append(loader.state_dict(include_datapipe=False))
-    return states
-
-
-async def async_states_of(loader: DataLoader2[Any]) -> list[Any]:
-    async with loader:
-        states = [loader.state_dict(include_datapipe=False)]
-        async for _ in loader:
-            states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
-        states.append(loader.state_dict(include_datapipe=False))
-    return states
-
-
-def check_rest(epochs: list[list[Any]], step: int, rest: list[list[Any]]) -> None:
-    first, second, third = epochs
-    expected = [first[step:], second] if step <= len(first) else [second, third]
-    assert rest == expected[: len(rest)], f"at step {step}"
 
 
 def some_steps(count: int) -> set[int]:
@@ -186,7 +150,7 @@ def check_every_step(make: Any, workers: int, stride: int = 1) -> None:
     """
     # One item at a time, a worker says often where it stands.
     with standing(workers, worker_prefetch_cnt=0) as service:
-        with loader_with(make, service) as loader:
+        with loader_from(make(), service) as loader:
             epochs = [list(loader) for _ in range(3)]
         every = set(range(0, len(epochs[0]), stride))
         check_sync_steps(make, service, epochs, every if workers == 1 else set())
@@ -194,21 +158,21 @@ def check_every_step(make: Any, workers: int, stride: int = 1) -> None:
 
 
 def check_sync_steps(make: Any, service: Any, epochs: Any, steps: set[int]) -> None:
-    states = states_of(loader_with(make, service))
+    states = states_at_every_step(loader_from(make(), service))
     assert len(states) == len(epochs[0]) + 2
     some = some_steps(len(states))
     for step in steps | some:
-        with loader_with(make, service, states[step]) as loader:
+        with loader_from(make(), service, states[step]) as loader:
             # list(loader) would work out its length each time.
             check_rest(epochs, step, [list(iter(loader)) for _ in range(1 + (step in some))])
 
 
 async def check_async_steps(make: Any, service: Any, epochs: Any, steps: set[int]) -> None:
-    states = await async_states_of(loader_with(make, service))
+    states = await states_at_every_async_step(loader_from(make(), service))
     assert len(states) == len(epochs[0]) + 2
     some = some_steps(len(states))
     for step in steps | some:
-        async with loader_with(make, service, states[step]) as loader:
+        async with loader_from(make(), service, states[step]) as loader:
             count = 1 + (step in some)
             check_rest(epochs, step, [[item async for item in loader] for _ in range(count)])
 
@@ -231,7 +195,7 @@ def test_every_pipe_goes_on_at_every_step(pipe_class, workers):
 def test_workers_that_have_done_nothing_yet_go_on(name):
     make = ZOO[name]
     epochs = epochs_of(make, 2)
-    states = states_of(loader_of(make, 2, worker_prefetch_cnt=0))
+    states = states_at_every_step(loader_of(make, 2, worker_prefetch_cnt=0))
     step = len(states) * 2 // 3
     with loader_of(make, 2, states[step]) as loader:
         check_rest(epochs, step, [list(loader), list(loader)])
@@ -454,7 +418,7 @@ class Called:
 
 def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     """How often marks are due depends on time; what they hold does not."""
-    cursors._SHARE = 0
+    marks._SHARE = 0
     return pipe
 
 

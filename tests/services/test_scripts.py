@@ -113,6 +113,34 @@ def test_a_spawned_process_with_classes_and_functions_of_its_script(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "10 12 14 16 18 20\n", "")
 
 
+FED = """
+import asyncio
+from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def shifted(point):
+    return Point(point.x + 5)
+
+async def main():
+    feed = Feed()
+    loader = DataLoader2(feed.map(shifted), None, MultiProcessingReadingService(1))
+    async with feed.serve(loader):
+        return await asyncio.gather(*(feed.ask(Point(x)) for x in range(3)))
+
+points = asyncio.run(main())
+assert all(type(point) is Point for point in points), points
+print(*[point.x for point in points])
+"""
+
+
+def test_requests_of_a_class_of_the_script(tmp_path):
+    done = run_script(tmp_path, FED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7\n", "")
+
+
 WITHOUT_STANDARD_DESCRIPTORS = """
 import asyncio, os, sys
 from asyncloader import DataLoader2, MultiProcessingReadingService

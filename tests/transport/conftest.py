@@ -8,7 +8,7 @@ import torch
 import uvloop
 from hypothesis import settings
 
-from asyncloader.transport.channel import channel_pair
+from tests.transport.channels import channel_pair
 
 settings.register_profile("busy machines", deadline=None)
 settings.load_profile("busy machines")

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.channel import Channel, channel_pair
+from asyncloader.transport.channel import Channel
 from asyncloader.transport.frame import encode_frame
+from tests.transport.channels import channel_pair
 from tests.transport.test_frame import header
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -44,13 +45,6 @@ def test_receive_ready_takes_what_is_there_and_does_not_wait(pair):
     ours.send(2, b"b")
     assert [f.payload for f in theirs.receive_ready()] == [b"a", b"b"]
     assert theirs.receive_ready() == []
-
-
-def test_receive_gives_up_after_its_timeout(pair):
-    with pytest.raises(TimeoutError):
-        pair[1].receive(timeout=0.01)
-    pair[0].send(1, b"late")
-    assert pair[1].receive(timeout=5).payload == b"late"
 
 
 def test_the_end_is_an_eof_error_for_everyone(pair):
@@ -91,7 +85,7 @@ def test_what_is_no_frame_is_refused_after_the_frames_before_it(ends, bad):
     peer.sendall(bad)
     for _ in range(2):
         with pytest.raises(TransportError):
-            channel.receive(timeout=1)
+            channel.receive()
 
 
 def test_a_fault_behind_a_good_frame_is_not_forgotten(ends):
@@ -156,7 +150,7 @@ def test_lost_descriptors_are_noticed(pair):
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with pytest.raises(TransportError, match="too many files open"):
-            theirs.receive(timeout=1)
+            theirs.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from asyncloader.errors import LoopMismatchError, TransportError
-from asyncloader.transport.channel import LoopChannel
+from asyncloader.transport.loop_channel import LoopChannel
 from tests.transport.test_channel import raw
 from tests.transport.test_frame import header
 
@@ -85,11 +85,7 @@ def test_a_large_payload_is_sent_without_blocking(pair, run, inbox):
         ours.send(1, [b"head", changed])
         changed[:] = bytes(len(changed))
         ours.send(2, b"behind")
-        receiving = asyncio.create_task(
-            asyncio.to_thread(lambda: [theirs.receive(), theirs.receive()])
-        )
-        await ours.drain()
-        large, behind = await receiving
+        large, behind = await asyncio.to_thread(lambda: (theirs.receive(), theirs.receive()))
         assert large.payload == b"head" + payload
         assert behind.payload == b"behind"
 
@@ -102,35 +98,20 @@ def test_what_is_sent_while_detached_follows_when_attached(pair, run, inbox):
 
     async def main():
         inbox(ours)
-        got = asyncio.create_task(asyncio.to_thread(theirs.receive))
-        await ours.drain()
-        assert len((await got).payload) == 4 << 20
+        got = await asyncio.to_thread(theirs.receive)
+        assert len(got.payload) == 4 << 20
 
     run(main())
 
 
-def test_draining_needs_a_loop(pair, run):
-    pair[0].send(1, b"x" * (4 << 20))
-
-    async def main():
-        with pytest.raises(LoopMismatchError):
-            await pair[0].drain()
-
-    run(main())
-
-
-def test_draining_ends_when_the_peer_does(pair, run, inbox):
+def test_a_peer_that_ends_in_the_middle_of_a_large_payload_is_an_end(pair, run, inbox):
     ours, theirs = pair
 
     async def main():
         box = inbox(ours)
         ours.send(1, b"x" * (4 << 20))
-        draining = asyncio.create_task(ours.drain())
-        await asyncio.sleep(0)
         theirs.close()
         assert isinstance(await box.ended, EOFError)
-        with pytest.raises(EOFError):
-            await draining
 
     run(main())
 
@@ -146,46 +127,6 @@ def test_a_large_payload_is_received_while_the_loop_goes_on(pair, run, inbox):
         (frame,) = await box.take(1)
         assert frame.payload == payload
         thread.join()
-
-    run(main())
-
-
-def test_paused_reading_leaves_frames_in_the_kernel(pair, run, inbox):
-    ours, theirs = pair
-
-    async def main():
-        box = inbox(ours)
-        ours.pause()
-        theirs.send(1, b"waits")
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert box.frames == []
-        ours.resume()
-        assert [f.payload for f in await box.take(1)] == [b"waits"]
-
-    run(main())
-
-
-def test_a_callback_may_pause_in_the_middle_of_a_frame(ends, run):
-    channel, peer = ends
-    stream = raw((1, b"whole"), (2, b"rest"))
-
-    async def main():
-        loop, got, all_there = asyncio.get_running_loop(), [], asyncio.Event()
-
-        def on_frames(frames):
-            got.extend(frame.payload for frame in frames)
-            channel.pause()
-            if len(got) == 2:
-                all_there.set()
-
-        channel.attach(loop, on_frames, lambda error: pytest.fail(str(error)))
-        peer.sendall(stream[:-2])
-        # Longer than the frame deadline, which does not run while nothing is read.
-        loop.call_later(0.1, peer.sendall, stream[-2:])
-        loop.call_later(0.15, channel.resume)
-        await all_there.wait()
-        assert got == [b"whole", b"rest"]
 
     run(main())
 

@@ -41,7 +41,7 @@ def same(items: list[Any], others: list[Any]) -> bool:
 
 @given(st.lists(st.lists(ITEMS, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_whatever_is_packed_together_comes_back_in_its_order(payloads):
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     for items in payloads:
         for item in items:
             packing.add(item)
@@ -55,7 +55,7 @@ def test_whatever_is_packed_together_comes_back_in_its_order(payloads):
     "item", [[1, "a"], {"path": "a", "label": 1}, {1, 2}, [[1], [2]], bytearray(b"abc")], ids=repr
 )
 def test_an_item_may_be_changed_once_it_was_added(item):
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     before = copy.deepcopy(item)
     packing.add(item)
     item.clear()
@@ -64,7 +64,7 @@ def test_an_item_may_be_changed_once_it_was_added(item):
 
 
 def test_one_list_that_is_yielded_twice_comes_as_two():
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     batch = [1, 2]
     packing.add(batch)
     packing.add(batch)
@@ -74,7 +74,7 @@ def test_one_list_that_is_yielded_twice_comes_as_two():
 
 
 def test_plain_items_are_pickled_together_and_others_by_themselves():
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     for number in range(10):
         packing.add([number])
     assert packing.pickles == []
@@ -87,14 +87,14 @@ def test_plain_items_are_pickled_together_and_others_by_themselves():
     "item", [list(range(2_000)), ["a" * 20_000], {"a": "b" * 20_000}, "c" * 20_000]
 )
 def test_a_large_item_is_pickled_at_once(item):
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     packing.add(item)
     assert len(packing.pickles) == 1
     assert carried(packing) == [item]
 
 
 def test_what_cannot_be_pickled_leaves_the_others():
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     packing.add([1])
     with pytest.raises(TypeError):
         packing.add(generator for generator in ())
@@ -103,7 +103,7 @@ def test_what_cannot_be_pickled_leaves_the_others():
 
 
 def test_the_bytes_of_what_waits_are_known_roughly():
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     packing.add(["a" * 1000, "b" * 1000])
     packing.add({"c": "d" * 1000})
     assert 3000 < packing.nbytes < 4000
@@ -131,7 +131,7 @@ def test_what_was_made_in_shared_memory_stays_as_it_was_until_the_payload_is_sen
 
 
 def test_dropping_forgets_what_was_added():
-    packing = Packing(Encoder())
+    packing = Packing(Encoder(Arena(0)))
     packing.add([1])
     packing.drop()
     packing.add([2])

@@ -12,8 +12,8 @@ import pytest
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.channel import LoopChannel
 from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.loop_channel import LoopChannel
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -118,11 +118,12 @@ def test_a_worker_killed_within_a_frame_is_an_end_that_says_so(run, inbox):
         loader = Loader(inbox, 1, "and a large frame")
         # Nothing is read beyond the first frame until the worker is stuck in the second.
         await loader.next_items()
-        loader.channel.pause()
+        loader.channel.detach()
         os.kill(loader.process.pid, signal.SIGKILL)
         await asyncio.to_thread(loader.process.wait)
-        loader.channel.resume()
-        assert isinstance(await loader.inbox.ended, (TransportError, EOFError))
+        said = loader.inbox
+        loader.channel.attach(asyncio.get_running_loop(), said.on_frames, said.on_closed)
+        assert isinstance(await said.ended, (TransportError, EOFError))
         loader.close()
 
     run(main())

@@ -11,7 +11,7 @@ import asyncloader.datapipes.iter as it
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.walk import breadth_first
-from asyncloader.workers.alike import check_alike
+from asyncloader.workers.alike import check_alike, is_as_long
 from tests.samples import double, double_soon, is_odd, twice
 
 
@@ -63,3 +63,17 @@ def test_what_is_one_to_one_may_be_added(name):
     given = breadth_first(pipe)
     check_alike(given, FITTING[name](pipe), "worker_init_fn=change")
     assert breadth_first(pipe) == given
+
+
+def test_a_graph_is_as_long_as_its_pipes_with_maps_behind_them():
+    end = it.IterableWrapper(range(9)).map(str)
+    pipes = breadth_first(end)
+    assert is_as_long(end, pipes)
+    assert is_as_long(end.map(int).map(str), pipes)
+    assert not is_as_long(end.batch(2), pipes)
+    assert not is_as_long(end.batch(2).map(len), pipes)
+    assert not is_as_long(end.map(int, on_error="skip"), pipes)
+    assert not is_as_long(end.source, pipes)
+    assert not is_as_long([1, 2], pipes)
+    end.source = end.source.header(3)
+    assert not is_as_long(end, pipes)

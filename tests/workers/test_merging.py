@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader.transport.arena import Arena
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.encoder import Encoder
 from asyncloader.workers.inbox import Inbox
@@ -28,7 +29,7 @@ class Worker:
     def arrive(self) -> bool:
         """Let the next frame, or the end, arrive; False after that."""
         if self._frames:
-            payload = b"".join(Encoder().encode(self._frames.pop(0)).parts)
+            payload = b"".join(Encoder(Arena(0)).encode(self._frames.pop(0)).parts)
             self.inbox.put(Decoder().admit(payload))
         elif not self._is_over:
             self._is_over = True

@@ -6,9 +6,8 @@ from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.graph.seeding import PartSeeds
-from asyncloader.graph.walk import breadth_first
 from asyncloader.seeds import SeedGenerator
-from asyncloader.workers.part import Part, is_as_long
+from asyncloader.workers.part import Part
 
 
 def part_of(pipe: Any) -> Part:
@@ -74,17 +73,3 @@ def test_pipes_that_were_made_in_the_first_epoch_are_seeded_in_those_after_it():
     part = part_of(MakesItsSource())
     order_of(part, 1)
     assert order_of(part, 1) == order_of(part, 1) != order_of(part, 2)
-
-
-def test_a_graph_is_as_long_as_its_pipes_with_maps_behind_them():
-    end = IterableWrapper(range(9)).map(str)
-    pipes = breadth_first(end)
-    assert is_as_long(end, pipes)
-    assert is_as_long(end.map(int).map(str), pipes)
-    assert not is_as_long(end.batch(2), pipes)
-    assert not is_as_long(end.batch(2).map(len), pipes)
-    assert not is_as_long(end.map(int, on_error="skip"), pipes)
-    assert not is_as_long(end.source, pipes)
-    assert not is_as_long([1, 2], pipes)
-    end.source = end.source.header(3)
-    assert not is_as_long(end, pipes)

@@ -21,13 +21,9 @@ import uvloop
 
 from asyncloader.deadline import ends_within
 from asyncloader.errors import WorkerStartupError
-from asyncloader.workers.process import (
-    Process,
-    ProcessPlan,
-    close_processes,
-    kill_processes_now,
-    start_process,
-)
+from asyncloader.workers.birth import start_process
+from asyncloader.workers.plan import ProcessPlan
+from asyncloader.workers.process import Process, close_processes, kill_processes_now
 from tests.leaks import Belongings, descendants, leaves_nothing, left_since
 
 METHODS = [None, "fork", "spawn", "forkserver"]

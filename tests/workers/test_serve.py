@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import dumps_code
 from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.frame import Frame
 from asyncloader.transport.payload import read_layout
 from asyncloader.workers import main, messages
 from asyncloader.workers.failure import unpack_error
@@ -57,6 +60,7 @@ class Loader:
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = Channel(sock)
+        self._arrived: deque[Frame] = deque()
         self._view = ArenaView()
         self._decoder = Decoder(self._view)
         self.generator = SeedGenerator(1)
@@ -83,13 +87,20 @@ class Loader:
 
     def hear(self, timeout: float = SOON) -> Any:
         """Return a report, or ``(epoch, stream, items)``; what is told of the work goes by."""
-        frame = self._channel.receive(timeout)
+        frame = self._next_frame(timeout)
         if frame.kind == Kind.MESSAGE:
             report = load_report(frame.payload)
             return self.hear(timeout) if isinstance(report, Tallied) else report
         part = split_items(frame.payload)
         self.slot_sizes.append([slot.nbytes for slot in read_layout(part.items).slots])
         return part.epoch, part.stream, self._decoder.decode(part.items, frame.fds)
+
+    def _next_frame(self, timeout: float) -> Frame:
+        while not self._arrived:
+            if not select.select([self._channel], [], [], timeout)[0]:
+                raise TimeoutError
+            self._arrived += self._channel.receive_ready()
+        return self._arrived.popleft()
 
     def frames(self, until: type[Report] = StreamEnded) -> list[Any]:
         """Return the items of all frames up to a report, which comes last."""

@@ -62,6 +62,11 @@ def goes_by_clock(pipe: Any) -> bool:
     return bool(pipe.goes_by_clock()) if can(pipe, "goes_by_clock") else False
 
 
+def is_without_order(pipe: Any) -> bool:
+    """Whether a pipe hands its items out as they come, another time in another order."""
+    return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False
+
+
 def is_splitter(pipe: Any) -> bool:
     """Whether a pipe is read through branches that share what it holds (fork, demux)."""
     if can(pipe, "is_splitter"):
