@@ -22,6 +22,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, is_pip
 from asyncloader.datapipes.expanding import Expander, TolerantExpander
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.sorting import in_order
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.streams import (
     PIECE_BYTES,
@@ -91,9 +92,9 @@ class FileLister(Expander[str]):
         for folder, folders, names in os.walk(root, onerror=_fail):
             if not self.non_deterministic:
                 # os.walk goes on in the order that it finds here.
-                folders.sort()
-                names.sort()
-            yield from (os.path.join(folder, name) for name in names)
+                folders[:] = in_order(folders)
+            ordered = names if self.non_deterministic else in_order(names)
+            yield from (os.path.join(folder, name) for name in ordered)
             if not self.recursive:
                 return
 
