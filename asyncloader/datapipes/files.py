@@ -45,8 +45,9 @@ class FileLister(Expander[str]):
     """Yield the paths of the files in a folder, or in each of several.
 
     ``masks`` is a pattern of names such as ``"*.txt"``, or a list of them. Paths are in
-    sorted order, unless ``non_deterministic`` leaves it to the file system. A root that is
-    a file is yielded itself, and one that is not there is an OSError.
+    sorted order, unless ``non_deterministic`` leaves it to the file system. Links to folders
+    are not followed. A root that is a file is yielded itself, and one that is not there is
+    an OSError.
 
     >>> from asyncloader.datapipes.iter import FileLister
     >>> list(FileLister(".", "no such name*"))

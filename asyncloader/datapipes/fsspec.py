@@ -69,9 +69,16 @@ class FSSpecFileLister(Expander[str]):
         if not root.endswith("/") and system.call("isfile", path):
             return [root]
         entries = system.call("ls", path, detail=True)
-        names = [entry["name"] for entry in entries if entry["type"] != "directory"]
+        names = [entry["name"] for entry in entries if not _is_folder(system, entry)]
         fitting = [n for n in names if any_match(self.masks, n, posixpath.basename(n))]
         return in_order([_like(root, path, name) for name in fitting])
+
+
+def _is_folder(system: FileSystem, entry: dict[str, Any]) -> bool:
+    if entry["type"] in ("file", "directory"):
+        return bool(entry["type"] == "directory")
+    # A link says nothing of what it leads to.
+    return bool(system.call("isdir", entry["name"]))
 
 
 def _like(root: str, path: str, name: str) -> str:
