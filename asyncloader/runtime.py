@@ -207,7 +207,11 @@ def _run_loop(loop: asyncio.AbstractEventLoop, ended: Future[None]) -> None:
     try:
         loop.run_forever()
     finally:
-        loop.run_until_complete(_wind_up())
+        winding_up = loop.create_task(_wind_up())
+        winding_up.add_done_callback(lambda _: loop.stop())
+        # It may be told once more to stop, which is no reason to leave this undone.
+        while not winding_up.done():
+            loop.run_forever()
         loop.close()
         ended.set_result(None)
 

@@ -8,6 +8,8 @@ counts what is asked and which connections are open.
     /cut/2/x             half a body the first two times, then a whole one
     /reset/2/x           no answer but a closed connection the first two times
     /redirect/3          three redirects, then a body
+    /moved               a redirect to nowhere, with a page that says so
+    /garbage             what is no answer, after a redirect
     /silent              no answer at all
     /late/2/x            no answer the first two times that x is asked for, then a body
     /stall               the head and half a body, then nothing
@@ -45,6 +47,8 @@ class HttpServer:
     tags: dict[str, str] = field(default_factory=dict)
     #: Whether ``/file`` gives parts of files.
     gives_parts: bool = True
+    #: Whether ``/file`` sends whole files in chunks, and so does not say how large they are.
+    in_chunks: bool = False
     #: How much of it an answer has that is cut short.
     share: float = 0.5
     #: Where each answer of ``/file`` began.
@@ -110,6 +114,13 @@ class HttpServer:
                 writer.write(whole(302, b"", "Location: /redirect/forever\r\n"))
             case ["redirect", count]:
                 writer.write(whole(302, b"", f"Location: /redirect/{int(count) - 1}\r\n"))
+            case ["moved"]:
+                writer.write(whole(302, b"a page"))
+            case ["garbage"] if not urlsplit(target).query:
+                writer.write(whole(302, b"", "Location: /garbage?signature=abc\r\n"))
+            case ["garbage"]:
+                writer.write(b"HTTP/1.1 n0ne\r\n\r\n")
+                return False
             case ["silent"]:
                 await reader.read()
                 return False
@@ -144,7 +155,11 @@ class HttpServer:
         if begin:
             more += f"Content-Range: bytes {begin}-{len(content) - 1}/{len(content)}\r\n"
         self.begun_at.append(begin)
-        answer = whole(206 if begin else 200, content[begin:], more)
+        if self.in_chunks and not begin:
+            answer = b"HTTP/1.1 200 Said So\r\nTransfer-Encoding: chunked\r\n" + more.encode()
+            answer += b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(content), content)
+        else:
+            answer = whole(206 if begin else 200, content[begin:], more)
         rest = len(content) - begin
         return answer[: len(answer) - rest + int(rest * self.share)] if is_cut else answer
 

@@ -1,11 +1,11 @@
-"""Tests of asyncloader.runtime: waiting for threads."""
+"""Tests of asyncloader.runtime: waiting for threads, and loops in threads."""
 
 import asyncio
 import threading
 
 import pytest
 
-from asyncloader.runtime import in_thread
+from asyncloader.runtime import LoopThread, in_thread
 
 
 async def test_who_stops_waiting_for_a_thread_does_not_disturb_its_end():
@@ -33,3 +33,23 @@ async def test_what_a_function_in_a_thread_raises_is_raised_here():
 
     with pytest.raises(LookupError, match="nothing there"):
         await in_thread(fail)
+
+
+def test_a_loop_that_is_told_twice_to_stop_ends_what_runs_on_it():
+    thread, begun, ended = LoopThread(), threading.Event(), []
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            thread.loop.stop()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            ended.append(True)
+
+    asyncio.run_coroutine_threadsafe(work(), thread.loop)
+    assert begun.wait(10)
+    thread.close()
+    assert ended == [True]
+    assert thread.loop.is_closed()

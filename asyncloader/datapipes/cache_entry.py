@@ -13,10 +13,13 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from asyncloader.datapipes.omissions import Omissions
 
 LIST_SUFFIX = ".files"
 PARTIAL_SUFFIX = ".partial"
@@ -40,11 +43,13 @@ class CacheRules:
     def are_met_by(self, path: str) -> bool:
         """Whether a file is there, new enough and what it should be."""
         try:
-            made = os.stat(path).st_mtime_ns
+            found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return (
-            made >= self.made_after
+            # A folder of that name is there as soon as the first of the files in it is begun.
+            stat.S_ISREG(found.st_mode)
+            and found.st_mtime_ns >= self.made_after
             and (self.hash_dict is None or self._hash_of(path) == self.hash_dict.get(path))
             and (self.extra_check_fn is None or bool(self.extra_check_fn(path)))
         )
@@ -78,11 +83,13 @@ class CacheEntry:
         files = [self.path] if listed is None else listed
         return files if all(map(self._rules.are_met_by, files)) else None
 
-    def make(self, pairs: Iterable[Any]) -> list[str]:
+    def make(self, pairs: Iterable[Any], omissions: Omissions) -> list[str]:
         """Write the data of (path, data) pairs to their paths; return those, in order.
 
         All files appear together, when the last is complete. After an error there are
         the files that were there before. Whoever calls this holds the entry's promise.
+
+        Where something was left out the files appear as well, but are not the whole entry.
         """
         partials: dict[str, str] = {}
         try:
@@ -92,10 +99,12 @@ class CacheEntry:
                 partials[path] = self._partial(path)
                 self._write(partials[path], data)
                 self._rules.check_made(partials[path], path)
-            self._publish(partials)
+            # Where nothing is left, what was there before is all there is.
+            if partials or not omissions.are_any:
+                self._publish(partials, is_whole=not omissions.are_any)
         finally:
-            for partial in partials.values():
-                with contextlib.suppress(FileNotFoundError):
+            for partial in (*partials.values(), self._partial(self._list)):
+                with contextlib.suppress(OSError):
                     os.unlink(partial)
         return list(partials)
 
@@ -104,7 +113,7 @@ class CacheEntry:
             if os.stat(self._list).st_mtime_ns < self._rules.made_after:
                 return None
             with open(self._list, encoding="utf-8") as file:
-                return [str(path) for path in json.load(file)]
+                return _paths_in(json.load(file))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
 
@@ -115,10 +124,10 @@ class CacheEntry:
             for piece in _pieces(data, self._rules.skip_read):
                 file.write(piece)
 
-    def _publish(self, partials: Mapping[str, str]) -> None:
+    def _publish(self, partials: Mapping[str, str], *, is_whole: bool) -> None:
         # A list is there before its files, and gone before a file that needs none: whoever
         # looks in between finds no entry.
-        if list(partials) == [self.path]:
+        if list(partials) == [self.path] or not is_whole:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._list)
         else:
@@ -141,8 +150,14 @@ class CacheEntry:
     def _partial(self, path: str) -> str:
         # Always the same, so that whoever takes over writes over what a crash has left;
         # and another for every entry, as only the entry's promise keeps others away.
-        entry = hashlib.sha256(os.path.abspath(self.path).encode()).hexdigest()[:8]
+        entry = hashlib.sha256(os.fsencode(os.path.abspath(self.path))).hexdigest()[:8]
         return f"{path}.{entry}{PARTIAL_SUFFIX}"
+
+
+def _paths_in(listed: Any) -> list[str] | None:
+    """Return what a list holds, or None for what is no list of paths."""
+    is_list = isinstance(listed, list) and all(isinstance(path, str) for path in listed)
+    return listed if is_list else None
 
 
 def _pieces(data: Any, skip_read: bool) -> Iterator[Any]:

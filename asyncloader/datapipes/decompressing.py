@@ -84,6 +84,8 @@ class Unpacker(Applier[PathAndStream]):
             failing.callback(close_stream, stream)
             source, meter = packed_stream(path, stream, self._limits)
             kind = self.kind_of(path, source)
+            if kind and not source.peek(1):
+                raise RuntimeError(f"{path} is empty, which no compressed file is; was it cut off?")
             unpacked = unpacked_stream(source, kind, meter) if kind else source
             failing.pop_all()
         return self.path_of(path), unpacked

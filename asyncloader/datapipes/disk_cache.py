@@ -45,6 +45,9 @@ class OnDiskCacheHolder(Beginning):
     of another hash is made again, and a ValueError if that does not help. A file for which
     ``extra_check_fn(path)`` is false is made again as well.
 
+    What a pipe in between fails on and leaves out (``on_error="skip"``) is not remembered: the
+    item is made again, to be whole, whenever it comes.
+
     Any number of processes may use one cache. One of them makes an entry while the others
     wait; if it dies, another makes it, and writes over what was left.
 

@@ -16,6 +16,7 @@ from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.makers import Makers, Making
 from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.omissions import listening_for_omissions
 from asyncloader.datapipes.promise import Promise
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Recipe
@@ -95,10 +96,10 @@ class EntryMaker:
             files = self._files_of(entry)
             if files is not None:
                 return files
-            with self._recipe.run_for(item) as source:
+            with self._recipe.run_for(item) as source, listening_for_omissions() as omissions:
                 pairs = begin(source)
                 try:
-                    return entry.make(map(self._pair, pairs))
+                    return entry.make(map(self._pair, pairs), omissions)
                 except BaseException as error:
                     error.add_note(f"while the cache entry {entry.path} was made")
                     raise

@@ -12,12 +12,16 @@ from types import ModuleType
 
 from asyncloader.runtime import in_thread
 
+#: What was imported to its end. What is being imported is among Python's modules already.
+_imported: set[str] = set()
+
 
 async def imported(name: str, needed_by: str, extra: str = "cloud") -> ModuleType:
     """Return a module; raise ModuleNotFoundError with what to install if it is not there."""
-    if name not in sys.modules:
+    if name not in _imported:
         try:
             await in_thread(importlib.import_module, name)
+            _imported.add(name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{needed_by} needs {name.partition('.')[0]}: pip install 'asyncloader[{extra}]'",

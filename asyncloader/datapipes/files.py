@@ -22,6 +22,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, is_pip
 from asyncloader.datapipes.expanding import Expander, TolerantExpander
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.sorting import in_order
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.streams import (
     PIECE_BYTES,
@@ -44,8 +45,9 @@ class FileLister(Expander[str]):
     """Yield the paths of the files in a folder, or in each of several.
 
     ``masks`` is a pattern of names such as ``"*.txt"``, or a list of them. Paths are in
-    sorted order, unless ``non_deterministic`` leaves it to the file system. A root that is
-    a file is yielded itself, and one that is not there is an OSError.
+    sorted order, unless ``non_deterministic`` leaves it to the file system. Links to folders
+    are not followed. A root that is a file is yielded itself, and one that is not there is
+    an OSError.
 
     >>> from asyncloader.datapipes.iter import FileLister
     >>> list(FileLister(".", "no such name*"))
@@ -91,9 +93,9 @@ class FileLister(Expander[str]):
         for folder, folders, names in os.walk(root, onerror=_fail):
             if not self.non_deterministic:
                 # os.walk goes on in the order that it finds here.
-                folders.sort()
-                names.sort()
-            yield from (os.path.join(folder, name) for name in names)
+                folders[:] = in_order(folders)
+            ordered = names if self.non_deterministic else in_order(names)
+            yield from (os.path.join(folder, name) for name in ordered)
             if not self.recursive:
                 return
 

@@ -29,6 +29,7 @@ from asyncloader.datapipes.saving import (
     temporary_beside,
     write,
 )
+from asyncloader.datapipes.sorting import in_order
 from asyncloader.datapipes.streams import OpenedText, PathName, pair_in, path_in
 from asyncloader.datapipes.text import after
 
@@ -62,15 +63,22 @@ class FSSpecFileLister(Expander[str]):
             found = self._found(systems, path_in(item, self))
         yield from after(found, skip)
 
-    def _found(self, systems: FileSystems, root: str) -> list[str]:
+    def _found(self, systems: FileSystems, root: str) -> Iterable[str]:
         system, path = systems.at(root)
         # What ends in a slash is a folder, also where a file could have that name.
         if not root.endswith("/") and system.call("isfile", path):
             return [root]
         entries = system.call("ls", path, detail=True)
-        names = [entry["name"] for entry in entries if entry["type"] != "directory"]
+        names = [entry["name"] for entry in entries if not _is_folder(system, entry)]
         fitting = [n for n in names if any_match(self.masks, n, posixpath.basename(n))]
-        return sorted(_like(root, path, name) for name in fitting)
+        return in_order([_like(root, path, name) for name in fitting])
+
+
+def _is_folder(system: FileSystem, entry: dict[str, Any]) -> bool:
+    if entry["type"] in ("file", "directory"):
+        return bool(entry["type"] == "directory")
+    # A link says nothing of what it leads to.
+    return bool(system.call("isdir", entry["name"]))
 
 
 def _like(root: str, path: str, name: str) -> str:

@@ -99,7 +99,9 @@ class HttpBody:
     def _goes_on(self, response: Any) -> bool:
         """Whether an answer is the rest of the same body."""
         begin, _, size = response.headers.get("Content-Range", "").partition("/")
-        same = version_of(response.headers) == self._version and size in (self._size, "*")
+        # What comes in chunks does not say its size.
+        is_as_long = size in (self._size or size, "*")
+        same = version_of(response.headers) == self._version and is_as_long
         is_known = bool(self._version) or (size == self._size != "")
         begins = begin.startswith(f"bytes {self.place}-")
         return response.status == PART and begins and same and is_known

@@ -22,8 +22,9 @@ from asyncloader.errors import HttpError, HttpUnavailable
 CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 
-#: The first of the statuses with which a server gives no answer.
-BAD = 400
+#: The first of the statuses with which a server gives no answer: what is moved to nowhere, or not
+#: followed, is none either.
+BAD = 300
 #: Statuses of a server that may do better when it is asked again.
 PASSING = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
 
@@ -66,10 +67,17 @@ def raise_ours(error: Exception, url: str, where: str = "") -> NoReturn:
     message = f"{shown(url)}{where}: {described(error)}"
     if isinstance(error, TimeoutError):
         raise TimeoutError(message) from error
-    passing = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
-    if isinstance(error, passing):
+    if _may_pass(error):
         raise HttpUnavailable(message, url=url) from error
-    raise HttpError(message, url=url) from error
+    # These show the URL whole, as causes too.
+    raise HttpError(message, url=url) from None
+
+
+def _may_pass(error: Exception) -> bool:
+    import aiohttp
+
+    passing = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
+    return isinstance(error, passing)
 
 
 def with_headers(settings: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
@@ -100,13 +108,24 @@ def seconds_of(retry_after: str) -> float | None:
 
 def shown(url: str) -> str:
     """Return a URL for a message, without what may be secret: user, password, query."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "a URL that cannot be taken apart"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def described(error: BaseException) -> str:
-    """Return what an error of aiohttp says, which may be nothing but its type."""
-    redirects = getattr(error, "history", ())
-    if redirects:
-        return f"it was redirected too often ({len(redirects)} times)"
-    return f"{type(error).__name__} {error}".rstrip()
+def described(error: Exception) -> str:
+    """Return what an error of aiohttp's says, which may be nothing but its type, without a URL."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return f"it was redirected too often (more than max_redirects={len(error.history) - 1})"
+    told = str(error) if _may_pass(error) else _without_url(error)
+    return f"{type(error).__name__} {told}".rstrip()
+
+
+def _without_url(error: Exception) -> str:
+    told: str = getattr(error, "message", None) or getattr(error, "description", None) or ""
+    # After a colon it shows some of what came.
+    return told.partition(":")[0]

@@ -26,10 +26,10 @@ class ParquetLoader(TolerantExpander[Any]):
     """Yield a ``pyarrow.Table`` for each row group of each Parquet file.
 
     Files are paths, or pairs of a path and a stream that can seek. ``columns`` are the
-    columns to read (default: all). With ``as_rows`` each row is yielded, as a dict; with
-    ``return_path`` what is yielded comes as ``(path, …)``. A row group that says it has
-    more than ``max_group_bytes`` is an error. ``on_error`` and ``max_errors`` are those of
-    ``flatmap``, for whole files.
+    columns to read (default: all), or fields in them, as ``"position.x"``. With ``as_rows``
+    each row is yielded, as a dict; with ``return_path`` what is yielded comes as
+    ``(path, …)``. A row group that says it has more than ``max_group_bytes`` is an error.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole files.
 
     >>> import io
     >>> import pyarrow, pyarrow.parquet
@@ -123,12 +123,21 @@ class ParquetFile:
 
     def read(self, group: int, columns: list[str] | None) -> Any:
         """Return a row group as a table."""
-        if columns is not None and (missing := set(columns) - set(self._file.schema_arrow.names)):
-            raise KeyError(f"{self.path} has no column {', '.join(sorted(missing))}")
+        unknown = set(columns or ()) - set(self._file.schema_arrow.names)
+        if missing := sorted(name for name in unknown if not self._is_field(name)):
+            raise KeyError(f"{self.path} has no column {', '.join(missing)}")
         # The workers share the cores already.
         alone = get_worker_info() is None
         with self._naming():
             return self._file.read_row_group(group, columns=columns, use_threads=alone)
+
+    def _is_field(self, name: str) -> bool:
+        """Whether a name is that of a field in a column, however deep: ``"position.x"``."""
+        schema, columns = self._file.schema, self._file.schema_arrow.names
+        if not any(name.startswith(f"{column}.") for column in columns):
+            return False
+        paths = (schema.column(number).path for number in range(len(schema)))
+        return any(f"{path}.".startswith(f"{name}.") for path in paths)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:

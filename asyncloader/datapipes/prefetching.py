@@ -6,10 +6,11 @@ consumer is busy with what it has: prefetch and pin_memory.
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.answers import answer_of
@@ -158,9 +159,10 @@ class PinMemory(OneToOne, IterDataPipe[T]):
     """Yield the items with their tensors in pinned memory, made ready in a thread.
 
     Copies from pinned memory to a device run beside computation
-    (``tensor.to(device, non_blocking=True)``). Tuples, lists, dicts and objects
-    with a ``pin_memory`` method are pinned through. Without an accelerator the
-    items pass unchanged, with a warning. The pipe stays in the loader's process.
+    (``tensor.to(device, non_blocking=True)``). Tuples, lists, dicts (and what
+    is used like one) and objects with a ``pin_memory`` method are pinned through.
+    Without an accelerator the items pass unchanged, with a warning. The pipe stays in the
+    loader's process.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper([1]).pin_memory(pin_memory_fn=lambda item, device: item))
@@ -212,9 +214,12 @@ def pinned(item: Any, device: Any = None) -> Any:
         return item
     if hasattr(item, "pin_memory"):
         return item.pin_memory() if device is None else item.pin_memory(device)
-    if isinstance(item, dict):
-        changed = {key: pinned(value, device) for key, value in item.items()}
-        return changed if type(item) is dict else type(item)(changed)
+    if isinstance(item, MutableMapping):
+        changed = copy.copy(item)
+        # Whatever an update means to it: one that counts would count.
+        for key, value in item.items():
+            changed[key] = pinned(value, device)
+        return changed
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item)(*(pinned(value, device) for value in item))
     if isinstance(item, list | tuple):

@@ -82,10 +82,16 @@ def _items(value: Any) -> Iterable[Any]:
     return value.items() if isinstance(value, Mapping) else iter(value)
 
 
+#: What a header must not hold: another would begin after it.
+_ENDS_OF_LINES = {"\r", "\n", "\0"}
+
+
 def _headers(name: str, value: Any) -> None:
     for key, text in _pairs(name, value):
         _check(_is_text(key), name, "named by text", key)
         _check(_is_text(text), f"{name}[{key!r}]", "text", text)
+        if _ENDS_OF_LINES & {*key, *text}:
+            raise ValueError(f"{name}[{key!r}] must be one line, and have no NUL")
 
 
 def _names(name: str, value: Any) -> None:
@@ -113,6 +119,8 @@ def _auth(name: str, value: Any) -> None:
     is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(_is_text, value))
     is_right = is_pair or (hasattr(value, "encode") and not _is_text(value))
     _check(is_right, name, "a tuple of user and password, or aiohttp's BasicAuth", value)
+    if is_pair and ":" in value[0]:
+        raise ValueError(f"{name} must have a user without a colon, where the password begins")
 
 
 def _proxy(name: str, value: Any) -> None:

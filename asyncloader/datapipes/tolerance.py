@@ -15,6 +15,7 @@ from typing import Any, Literal
 from asyncloader.datapipes.arguments import check_takes, checked_count
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.omissions import note_omission
 from asyncloader.errors import TooManyErrors
 
 #: "raise" ends the pass, "skip" leaves the item out, and a function of the error and the
@@ -119,6 +120,8 @@ def answered(failure: Failure, running: Any) -> Any:
     result = running.pipe.tolerance.answer(running.pipe, failure, errors)
     # One error too many ends the pass, and the item is not done with.
     running.errors = errors
+    if result is SKIPPED:
+        note_omission()
     return result
 
 

@@ -111,7 +111,9 @@ class HttpReader(AsyncMapper[Any]):
         self.as_bytes = as_bytes
         self.stream = stream
         # The request's settings may hold secrets, which are no matter for a fingerprint.
-        settings = {"max_redirects": max_redirects, **request_settings_of(request_settings)}
+        settings = request_settings_of(request_settings)
+        # aiohttp means by it the first redirect that is not followed, and by 0 no limit.
+        settings = {"max_redirects": self.max_redirects + 1, **settings}
         if concurrency is None:
             concurrency = STREAMS if stream else BODIES
         self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff)

@@ -22,8 +22,9 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     """Yield a dict for each run of pairs ``(path, data)`` whose paths differ in their endings.
 
     Its keys are the endings, which begin at the first dot of a file's name, and its
-    ``"__key__"`` is the path before it. Names without a dot are left out. A second file
-    with the same key and ending right after the first is a ValueError.
+    ``"__key__"`` is the path before it. Names without a dot are left out, and so are those
+    that begin with one. A second file with the same key and ending right after the first is
+    a ValueError.
 
     >>> files = [("a/1.jpg", b"..."), ("a/1.cls", b"7"), ("a/2.jpg", b"...")]
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -79,7 +80,13 @@ class SamplePass(LaggingPass[dict[str, Any]]):
 
 
 def key_and_ending(path: str) -> tuple[str, str]:
-    """Return a path up to the first dot of the file's name, and the rest of it."""
+    """Return a path up to the first dot of the file's name, and the rest of it.
+
+    A name that begins with a dot has no ending: what some systems hide in archives would
+    part samples.
+    """
     folder, slash, name = path.replace("\\", "/").rpartition("/")
     key, dot, ending = name.partition(".")
+    if not key:
+        return path, ""
     return folder + slash + key, dot + ending

@@ -45,7 +45,8 @@ class _Check:
 def is_tensor(value: object) -> bool:
     """Whether something is a tensor; nobody has one without having imported torch."""
     torch = sys.modules.get("torch")
-    return torch is not None and type(value) is torch.Tensor
+    # Another thread may be in the middle of importing it.
+    return torch is not None and type(value) is getattr(torch, "Tensor", None)
 
 
 def _elements(value: Any) -> Any:

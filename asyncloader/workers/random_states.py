@@ -81,10 +81,11 @@ def _written(states: dict[str, Any]) -> States:
 def _states() -> dict[str, Any]:
     states: dict[str, Any] = {"random": random.getstate()}
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    if numpy_random is not None:
+    # Another thread may be in the middle of importing one: nobody has drawn from that yet.
+    if numpy_random is not None and hasattr(numpy_random, "get_state"):
         kind, keys, *others = numpy_random.get_state()
         states["numpy.random"] = (kind, keys.tobytes(), *others)
-    if torch is not None:
+    if torch is not None and hasattr(torch, "get_rng_state"):
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return states
 

@@ -106,6 +106,14 @@ def test_what_is_not_compressed_is_an_error() -> None:
         alone(b"text", "x.gz")
 
 
+@every_ending
+def test_an_empty_file_is_not_compressed(ending: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"^x\{ending} is empty, which no compressed file is"):
+        alone(b"", f"x{ending}")
+    ((_, stream),) = Decompressor([("x.tar", io.BytesIO())])
+    assert stream.read() == b"", "what is no archive is for the pipe that reads archives"
+
+
 def test_a_kind_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"file_type must be one of gzip, .*, got 'rar'"):
         Decompressor([], "rar")

@@ -116,6 +116,13 @@ def test_local_paths_stay_as_they_were(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(FSSpecFileLister("d")) == ["d/b"]
 
 
+def test_a_link_to_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    (tmp_path / "up").symlink_to(tmp_path)
+    assert list(FSSpecFileLister(str(tmp_path))) == [f"{tmp_path}/a.txt", f"{tmp_path}/link.txt"]
+
+
 def test_masks_choose_names(memory: Any) -> None:
     assert list(FSSpecFileLister("memory://d", "a*")) == ["memory://d/a.txt"]
     assert list(FSSpecFileLister("memory://d", ["*/b.*", "z"])) == ["memory://d/b.txt"]

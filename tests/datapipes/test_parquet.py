@@ -46,6 +46,18 @@ def test_columns_are_chosen(path: str) -> None:
         ParquetLoader([], "number")
 
 
+def test_fields_of_columns_are_chosen(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.parquet")
+    rows = [{"at": {"x": 1, "deep": {"y": 2}}, "b.c": 3}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    found = ParquetLoader([path], ["at.deep", "b.c"], as_rows=True)
+    assert list(found) == [{"at": {"deep": {"y": 2}}, "b.c": 3}]
+    assert list(ParquetLoader([path], ["at"], as_rows=True)) == [{"at": rows[0]["at"]}]
+    for missing in ("at.z", "b", "at.", "at.deep.y.z"):
+        with pytest.raises(KeyError, match=f"x.parquet has no column {missing}"):
+            list(ParquetLoader([path], [missing]))
+
+
 def test_paths_come_along(path: str) -> None:
     ((found, _), *_) = ParquetLoader([path], return_path=True)
     assert found == path

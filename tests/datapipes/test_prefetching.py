@@ -1,10 +1,13 @@
 """Running ahead: prefetch."""
 
 import asyncio
+import functools
+from collections import Counter, OrderedDict, UserDict, defaultdict
 
 import pytest
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.prefetching import pinned
 
 
 class Counting(IterDataPipe[int]):
@@ -63,3 +66,25 @@ def test_a_buffer_size_is_a_count(size, error):
 def test_pin_memory_takes_a_function():
     with pytest.raises(TypeError, match="pin_memory_fn must be callable, got int"):
         IterableWrapper([]).pin_memory(pin_memory_fn=3)
+
+
+class Pinnable:
+    """Stands for a tensor; no accelerator is needed to see what is asked of it."""
+
+    def pin_memory(self, device=None):
+        return "pinned"
+
+
+@pytest.mark.parametrize(
+    "kind", [dict, OrderedDict, UserDict, functools.partial(defaultdict, list)]
+)
+def test_whatever_is_used_like_a_dict_is_pinned_through(kind):
+    item = kind({"a": Pinnable(), "b": [Pinnable(), 1]})
+    found = pinned(item)
+    assert type(found) is type(item)
+    assert found == kind({"a": "pinned", "b": ["pinned", 1]})
+    assert isinstance(item["a"], Pinnable), "the item may be somebody else's too"
+
+
+def test_what_counts_keeps_its_counts():
+    assert pinned(Counter("aab")) == Counter("aab")

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 
 import pytest
@@ -155,6 +156,26 @@ async def test_redirects_are_followed_so_far_and_no_further():
         assert server.asked["/redirect/forever"] <= 5
 
 
+async def test_as_many_redirects_are_followed_as_is_said():
+    async with http_server() as server:
+        assert await bodies(server, "/redirect/3", max_redirects=3) == [body("0", 1000)]
+        assert await bodies(server, "/redirect/0", max_redirects=0) == [body("0", 1000)]
+        for most in (0, 2):
+            with pytest.raises(HttpError, match=f"too often .more than max_redirects={most}."):
+                await bodies(server, "/redirect/3", max_redirects=most)
+
+
+@pytest.mark.parametrize(
+    ("path", "settings"), [("/moved", {}), ("/redirect/3", {"allow_redirects": False})]
+)
+async def test_a_page_that_says_it_has_moved_is_no_body(path, settings):
+    async with http_server() as server:
+        for how in ({}, {"stream": True, "as_bytes": False}):
+            with pytest.raises(HttpError, match=f"{path}: the server answered 302") as caught:
+                await bodies(server, path, **settings, **how)
+            assert caught.value.status == 302
+
+
 @pytest.mark.parametrize("path", ["/body/a?size=1001", "/squeezed"])
 async def test_a_body_that_is_too_large_is_refused(path):
     async with http_server() as server:
@@ -171,6 +192,29 @@ async def test_nothing_secret_of_a_url_is_in_an_error():
         assert server.url("/nowhere") in text
         assert "word" not in text
         assert "abc" not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:pa55@{}/redirect/forever?signature=abc",
+        "http://user:pa55@{}/garbage?signature=abc",
+        "http://user:pa55@{}/garbage",
+        "http://user:pa55@{}9999999/?signature=abc",
+        "http://user:pa55@[::1/?signature=abc",
+        "gopher://user:pa55@{}/?signature=abc",
+    ],
+)
+async def test_nothing_secret_is_in_what_an_error_shows_with_its_causes(url):
+    async with http_server() as server:
+        with pytest.raises(HttpError) as caught:
+            await drained(read(IterableWrapper([url.format(server.address)]), retries=0))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "HttpError" in shown
+    assert "pa55" not in shown
+    assert "abc" not in shown
+    assert "n0ne" not in shown, "nor of what came"
+    assert ("too often" in str(caught.value)) == ("forever" in url)
 
 
 async def test_what_a_server_sets_for_one_url_is_not_sent_with_another():
@@ -219,6 +263,9 @@ async def test_settings_may_be_left_to_aiohttp_or_say_all_it_takes():
         ({"headers": "Accept: secret"}, "headers must be a dict or pairs .*, got str"),
         ({"headers": {"Accept": 1}}, r"headers\['Accept'\] must be text, got int"),
         ({"headers": {1: "secret"}}, "headers must be named by text, got int"),
+        ({"headers": {"Cookie": "secret\nHost: b"}}, r"headers\['Cookie'\] must be one line"),
+        ({"headers": {"A\r": "secret"}}, "must be one line"),
+        ({"auth": ("secret:", "word")}, "auth must have a user without a colon"),
         ({"params": {"a": True}}, r"params\['a'\] must be text or a finite number, got bool"),
         ({"params": [("a", ["secret"])]}, r"params\['a'\] must be text or a .*, got list"),
         ({"params": 5}, "params must be a dict or pairs .*, got int"),

@@ -107,6 +107,13 @@ async def test_a_lost_connection_is_made_again_from_where_it_broke_off(tag):
         assert server.begun_at[-1] > 0
 
 
+async def test_what_began_in_chunks_goes_on_as_well():
+    async with http_server() as server:
+        server.files["big"], server.tags["big"], server.in_chunks = BIG, '"1"', True
+        assert await all_of(await opened(server, "/file/2/big")) == BIG
+        assert server.begun_at[0] < server.begun_at[1] < server.begun_at[2]
+
+
 async def test_a_body_that_changed_meanwhile_is_not_put_together_with_the_old():
     async with http_server() as server:
         server.files["big"], server.tags["big"] = BIG, '"1"'

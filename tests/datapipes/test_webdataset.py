@@ -30,6 +30,14 @@ def test_names_without_a_dot_are_left_out() -> None:
     assert list(WebDataset([])) == []
 
 
+def test_hidden_files_part_no_samples() -> None:
+    names = ["._a.1.jpg", "a.1.jpg", "d/.DS_Store", "d/b.jpg", "d/._b.cls", "d/b.cls"]
+    assert list(WebDataset([(name, number) for number, name in enumerate(names)])) == [
+        {"__key__": "a", ".1.jpg": 1},
+        {"__key__": "d/b", ".jpg": 3, ".cls": 5},
+    ]
+
+
 def test_a_file_that_would_be_lost_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"a/1\.jpg is there twice in a row"):
         list(WebDataset([("a/1.jpg", b""), ("a/1.jpg", b"")]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -12,6 +14,7 @@ import torch
 
 from asyncloader import DataLoader2, MultiProcessingReadingService, SnapshotError
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.snapshot.plain import is_tensor
 from asyncloader.snapshot.snapshot import checksum
 from asyncloader.snapshot.text import to_text
 from asyncloader.workers.random_states import RandomStates, SharedGenerators
@@ -87,3 +90,13 @@ def test_a_state_with_generators_of_another_release_is_refused_by_name():
         with pytest.raises(SnapshotError, match=r"random numbers of numpy, and"):
             list(loader)
         assert len(list(loader)) == 10
+
+
+def test_modules_that_another_thread_is_importing_have_no_states_yet(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setitem(sys.modules, "numpy.random", ModuleType("numpy.random"))
+    states = RandomStates()
+    assert states.changed() is None
+    random.random()
+    assert list(states.changed() or ()) == ["random"]
+    assert not is_tensor(1.0)
