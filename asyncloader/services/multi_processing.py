@@ -23,7 +23,12 @@ from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing
+from asyncloader.graph.cut import (
+    WORKER_GROUP,
+    cut_graph,
+    no_order_in_dealing,
+    no_order_in_dividing,
+)
 from asyncloader.graph.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
@@ -140,6 +145,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return datapipe
         self._check_may_restart(division)
         if self.num_workers > 1:
+            _check_divided_alike(division)
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
@@ -176,7 +182,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             await self._pool.restart()
         shared_seeds = self._division.shared.draw(seed_generator)
         streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
-        self._division.connect(streams)
+        may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
+        self._division.connect(streams, may_be_changed=may_be_changed)
         return iter_reset_fn
 
     async def finalize_iteration(self) -> None:
@@ -305,6 +312,12 @@ def _check_is_here(datapipe: Any) -> None:
             "the graph is in worker processes already; give SequentialReadingService one"
             " MultiProcessingReadingService only"
         )
+
+
+def _check_divided_alike(division: Division) -> None:
+    for end in division.ends:
+        if refusal := no_order_in_dividing(end, WORKER_GROUP, "workers"):
+            raise ValueError(refusal)
 
 
 def _pickled_plan(plan: WorkerPlan) -> Parcel:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 import asyncloader.datapipes.iter as it
 from asyncloader import (
     DataLoader2,
+    InProcessReadingService,
     MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
@@ -25,7 +29,7 @@ from asyncloader import (
 from asyncloader.datapipes import cursors
 from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.errors import SnapshotError
+from asyncloader.errors import SnapshotError, WorkerDied
 from tests.samples import is_odd
 
 COUNT = 60
@@ -195,6 +199,66 @@ def test_with_workers_nothing_is_lost_either(make, new_service):
         assert_nothing_is_lost(make, random.Random(seed), new_service)
 
 
+def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
+    """How often marks are due depends on time; what they hold does not."""
+    cursors._SHARE = 0
+    return pipe
+
+
+def marking_workers(**settings: Any) -> MultiProcessingReadingService:
+    return workers(worker_init_fn=mark_every_frame, worker_prefetch_cnt=1, **settings)
+
+
+# Not the global one: a worker whose functions draw from that makes no marks.
+own_luck = random.Random()
+
+
+async def sooner_or_later(number: int) -> int:
+    for _ in range(own_luck.choice([0, 0, 0, 3, 7])):
+        await asyncio.sleep(0)
+    return number
+
+
+def spread(pipe: Any) -> Any:
+    return pipe.async_map(sooner_or_later, ordered=False, concurrency=8)
+
+
+def kept(item: Any, device: Any) -> Any:
+    return item
+
+
+class InLoader(Opaque):
+    """A user's pipe that stays with the loader."""
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+def in_workers(count: int = 300) -> Any:
+    return spread(it.IterableWrapper(range(count)).sharding_filter())
+
+
+BEHIND_WORKERS: dict[str, Any] = {
+    "shuffle": lambda: in_workers().pin_memory(pin_memory_fn=kept).shuffle(buffer_size=120),
+    "groupby": lambda: in_workers().pin_memory(pin_memory_fn=kept).groupby(is_odd, group_size=70),
+    "opaque": lambda: InLoader(in_workers()),
+    "dealt": lambda: spread(
+        it.IterableWrapper(range(300)).sharding_round_robin_dispatch(
+            SHARDING_PRIORITIES.MULTIPROCESSING
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("name", BEHIND_WORKERS)
+def test_what_the_loader_reads_again_comes_in_the_order_it_had_in_the_workers(name, in_order):
+    def new_service() -> Any:
+        return marking_workers(in_order=in_order)
+
+    assert_nothing_is_lost(BEHIND_WORKERS[name], random.Random(1), new_service)
+
+
 def dealt() -> Any:
     return mixed().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(as_it_is)
 
@@ -212,5 +276,125 @@ def test_nobody_is_replaced_where_no_order_is_known_of_what_was_dealt():
     with (
         pytest.raises(ValueError, match=r'"restart" is not possible: async_map\('),
         loader_of(dealt, None, workers(on_worker_death="restart")),
+    ):
+        pass
+
+
+# What was begun in turn, and what was not ------------------------------------------------------
+
+
+ORDERS = {
+    "begun without workers": [(0, True), (2, False), (2, False), (2, False)],
+    "begun in turn": [(2, True), (3, False), (3, True), (3, False)],
+    "begun as items came": [(2, False), (2, True), (2, False), (2, True)],
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_epoch_is_gone_on_with_in_the_order_in_which_it_was_begun(name):
+    def make() -> Any:
+        source = it.IterableWrapper(range(200)).sharding_filter().map(as_it_is)
+        return InLoader(source.pin_memory(pin_memory_fn=kept).shuffle(buffer_size=60))
+
+    ways = iter([(0, True), *ORDERS[name]])
+
+    def new_service() -> Any:
+        count, in_order = next(ways)
+        return MultiProcessingReadingService(count, worker_prefetch_cnt=1, in_order=in_order)
+
+    assert_nothing_is_lost(make, random.Random(2), new_service)
+
+
+# What services and functions put into the graph -------------------------------------------------
+
+
+def spread_there(pipe: Any, *_: Any) -> Any:
+    return spread(pipe)
+
+
+def in_pairs(pipe: Any, *_: Any) -> Any:
+    return pipe.batch(2)
+
+
+def plain() -> Any:
+    return it.IterableWrapper(range(COUNT)).sharding_filter().map(as_it_is)
+
+
+class Change(ReadingServiceInterface):
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def initialize(self, datapipe: Any) -> Any:
+        return self.change(datapipe)
+
+
+UNPLACED: dict[str, Any] = {
+    "init": lambda: InProcessReadingService(init_fn=spread_there),
+    "reset": lambda: InProcessReadingService(reset_fn=spread_there),
+    "worker's init": lambda: workers(worker_init_fn=spread_there),
+    "worker's reset": lambda: workers(worker_reset_fn=spread_there),
+    "service": lambda: SequentialReadingService(Change(spread_there), workers()),
+}
+
+
+@pytest.mark.parametrize("name", UNPLACED)
+def test_no_state_is_taken_where_what_has_no_order_has_no_place(name):
+    with loader_of(plain, None, UNPLACED[name]()) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        with pytest.raises(SnapshotError, match=r"async_map\(.*put it there before the loader"):
+            loader.state_dict()
+        assert sorted([first, *iterator]) == list(range(COUNT))
+        # Between epochs there is nothing to be known.
+        assert loader.state_dict()
+
+
+def test_nobody_is_replaced_where_what_has_no_order_has_no_place(caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+    service = workers(worker_init_fn=spread_there, worker_prefetch_cnt=1, on_worker_death="restart")
+    with loader_of(lambda: in_workers(3000), None, service) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        for link in loader.reading_service._pool.all_links():
+            os.kill(link.process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied) as death:
+            list(iterator)
+    assert "is not replaced: async_map(" in "".join(death.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "new_service",
+    [
+        lambda: SequentialReadingService(Change(in_pairs), workers(in_order=False)),
+        lambda: SequentialReadingService(workers(in_order=False), Change(in_pairs)),
+        lambda: SequentialReadingService(workers(), Change(lambda pipe: pipe.shuffle())),
+    ],
+    ids=["before the workers", "behind the workers", "shuffled behind the workers"],
+)
+def test_what_services_add_to_what_has_no_order_loses_nothing(new_service):
+    make = plain if new_service().reading_services[0].worker_count() == 0 else in_workers
+    assert_nothing_is_lost(make, random.Random(3), new_service)
+
+
+# What cannot be divided -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "pipe"),
+    [
+        (lambda: spread(it.IterableWrapper(range(9))).sharding_filter(), "async_map"),
+        (lambda: it.IterableWrapper(range(9)).batch(2, max_wait=1).sharding_filter(), "batch"),
+    ],
+    ids=["results as they come", "batches by the clock"],
+)
+def test_what_comes_in_no_certain_order_is_not_divided(make, pipe):
+    for count in (0, 1):
+        with loader_of(make, None, MultiProcessingReadingService(count)) as loader:
+            assert sorted(flat(list(loader))) == list(range(9))
+    with (
+        pytest.raises(
+            ValueError, match=rf"each of the workers .* what {pipe}\(.* no certain order"
+        ),
+        loader_of(make, None, workers()),
     ):
         pass
