@@ -31,6 +31,7 @@ from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError, WorkerDied
 from tests.samples import is_odd
+from tests.standing import standing
 
 COUNT = 60
 NEVER = 10**9
@@ -183,20 +184,20 @@ def workers(**settings: Any) -> MultiProcessingReadingService:
 
 
 @pytest.mark.parametrize(
-    ("make", "new_service"),
+    ("make", "in_order", "behind"),
     [
-        (
-            lambda: it.IterableWrapper(range(COUNT)).sharding_filter().map(as_it_is),
-            lambda: SequentialReadingService(workers(in_order=False), Append()),
-        ),
-        (lambda: Opaque(mixed()), workers),
-        (lambda: Opaque(mixed(20)).cycle(3), workers),
+        (lambda: plain(), False, [Append()]),
+        (lambda: Opaque(mixed()), True, []),
+        (lambda: Opaque(mixed(20)).cycle(3), True, []),
     ],
     ids=["behind the workers", "in the workers", "again and again in the workers"],
 )
-def test_with_workers_nothing_is_lost_either(make, new_service):
-    for seed in range(2):
-        assert_nothing_is_lost(make, random.Random(seed), new_service)
+def test_with_workers_nothing_is_lost_either(make, in_order, behind):
+    with standing(2, in_order=in_order) as service:
+        for seed in range(2):
+            assert_nothing_is_lost(
+                make, random.Random(seed), lambda: SequentialReadingService(service, *behind)
+            )
 
 
 def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
@@ -205,8 +206,8 @@ def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     return pipe
 
 
-def marking_workers(**settings: Any) -> MultiProcessingReadingService:
-    return workers(worker_init_fn=mark_every_frame, worker_prefetch_cnt=1, **settings)
+def marking(**settings: Any) -> Any:
+    return standing(2, worker_init_fn=mark_every_frame, worker_prefetch_cnt=1, **settings)
 
 
 # Not the global one: a worker whose functions draw from that makes no marks.
@@ -253,10 +254,8 @@ BEHIND_WORKERS: dict[str, Any] = {
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("name", BEHIND_WORKERS)
 def test_what_the_loader_reads_again_comes_in_the_order_it_had_in_the_workers(name, in_order):
-    def new_service() -> Any:
-        return marking_workers(in_order=in_order)
-
-    assert_nothing_is_lost(BEHIND_WORKERS[name], random.Random(1), new_service)
+    with marking(in_order=in_order) as service:
+        assert_nothing_is_lost(BEHIND_WORKERS[name], random.Random(1), lambda: service)
 
 
 def dealt() -> Any:
@@ -355,8 +354,7 @@ def test_nobody_is_replaced_where_what_has_no_order_has_no_place(caplog):
     with loader_of(lambda: in_workers(3000), None, service) as loader:
         iterator = iter(loader)
         next(iterator)
-        for link in loader.reading_service._pool.all_links():
-            os.kill(link.process.pid, signal.SIGKILL)
+        os.kill(loader.reading_service._pool.links[0].process.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied) as death:
             list(iterator)
     assert "is not replaced: async_map(" in "".join(death.value.__notes__)
