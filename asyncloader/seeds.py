@@ -95,6 +95,8 @@ class SeedGenerator:
         #: With how many workers that place was taken, where those or the ranks were others;
         #: None where they were the same.
         self.taken_with: int | None = None
+        #: Whether the workers were taken in turn there; None for a new epoch.
+        self.taken_in_order: bool | None = None
         #: The seed that was taken over from another rank, if that was done.
         self.adopted: int | None = None
 
@@ -141,6 +143,7 @@ class SeedGenerator:
         clone._shared, clone._worker = self._shared, self._worker
         clone.is_chosen, clone.adopted = self.is_chosen, self.adopted
         clone.resumed_after, clone.taken_with = self.resumed_after, self.taken_with
+        clone.taken_in_order = self.taken_in_order
         return clone
 
     def __eq__(self, other: object) -> bool:

@@ -19,6 +19,7 @@ from asyncloader.datapipes.kinds import (
 )
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
+from asyncloader.graph.reach import Reach
 from asyncloader.graph.walk import DataPipeGraph, Wiring, traverse_dps
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
@@ -89,7 +90,8 @@ class ShardingPolicy(Adapter):
     # Adding
 
     def _added(self, datapipe: Any) -> Any:
-        place = self._place_among(_trunk(Wiring(datapipe), datapipe))
+        wiring = Wiring(datapipe)
+        place = self._place_among(_trunk(wiring, datapipe), Reach(wiring))
         if self.dispatch:
             return _put(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
         return _put(datapipe, place, _filtering(place, self.group))
@@ -105,7 +107,7 @@ class ShardingPolicy(Adapter):
         trunk = _trunk(wiring, datapipe)
         on_trunk = any(other is pipe for other in trunk)
         places = [other for other in trunk if other is not pipe] if on_trunk else above
-        place = self._place_among(places)
+        place = self._place_among(places, Reach(wiring))
         if place is source:
             return datapipe
         if any(other is place for other in above):
@@ -114,19 +116,21 @@ class ShardingPolicy(Adapter):
         replace_edge(pipe, source, place)
         return _put(end, place, pipe)
 
-    def _place_among(self, pipes: list[Any]) -> Any:
+    def _place_among(self, pipes: list[Any], reach: Reach) -> Any:
         """Return which of some pipes, from the end to the source, sharding is to follow."""
         if not pipes:
             raise ValueError("there is no stream of items here that could be sharded")
+        # What follows a pipe that stays with the loader stays there, too.
+        in_workers = list(filter(reach.can_copy, pipes)) or list(filter(is_replicable, pipes))
         match self.place:
             case "end":
-                return next((pipe for pipe in pipes if is_replicable(pipe)), pipes[-1])
+                return next(iter(in_workers), pipes[-1])
             case "after_batch":
                 return _nearest(pipes, "batch")
             case "after_source":
                 return pipes[-1]
             case _:
-                return next((pipe for pipe in pipes if _shuffles_items(pipe)), pipes[-1])
+                return next(filter(_shuffles_items, in_workers), pipes[-1])
 
     # Changing
 

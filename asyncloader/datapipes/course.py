@@ -29,6 +29,11 @@ class Course:
         # What passes to come are to hand out first, where that was noted.
         self._known: deque[list[Entry]] = deque()
 
+    def count_as(self, cursor: Cursor) -> None:
+        """Count what will be noted as it was where a cursor was taken; before all passes."""
+        # The beginning of a pass that is gone on with is noted once more.
+        self._journal.begin_at(cursor["at"] - int(cursor["begun"]))
+
     def begin(self) -> list[Entry]:
         """Begin a pass; return what is handed out first in it, which need not be added."""
         # Who has noted that this pass is to come finds it begin here.
@@ -47,7 +52,8 @@ class Course:
             self.expect(cursor)
             entries = self._expected()
         self._journal.add(_NEXT_PASS)
-        cursor |= {"begun": True, "later": self._journal.since_now()}
+        later = self._journal.since_now()
+        cursor |= {"begun": True, "later": later, "at": later.first}
         return self._added(entries)
 
     def _expected(self) -> list[Entry]:

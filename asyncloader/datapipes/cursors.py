@@ -155,12 +155,13 @@ def put_cursors(pipe: Any, into: Cursors) -> None:
 
 def put_own_cursors(pipe: Any, into: Cursors) -> None:
     """Add where a pipe and all above it stand, where it is iterated."""
-    into.update(getattr(pipe, _BEGINNINGS, {}))
+    beginnings: Cursors | None = getattr(pipe, "__dict__", {}).get(_BEGINNINGS)
+    into.update(beginnings or {})
     if hasattr(pipe, "load_state_dict"):
         # It may be the very object that the pipe goes on changing.
         state = copy.deepcopy(pipe.state_dict())
         put_cursor(pipe, {"yielded": vars(pipe)[_COUNT], "state": state}, into)
-    elif hasattr(pipe, "put_cursors"):
+    elif beginnings is None and hasattr(pipe, "put_cursors"):
         pipe.put_cursors(into)
 
 
@@ -171,7 +172,7 @@ def first_cursors(pipe: Any) -> Cursors:
 
 
 def set_beginnings(pipe: Any, cursors: Cursors) -> None:
-    """Note where some pipes above one stood when it began, which knows no other place."""
+    """Note where some pipes above one stood when it began, as it will begin there again."""
     object.__setattr__(pipe, _BEGINNINGS, cursors)
 
 

@@ -103,11 +103,13 @@ class AsTheyCome:
 
     def cursor(self) -> Cursor:
         """Return where this stands, and all that is handed out later."""
+        later = self._course.since_now(self._first)
         return {
             "begun": True,
             "taken": max(self.read, self._known),
             "held": sorted(self._again | self.held),
-            "later": self._course.since_now(self._first),
+            "later": later,
+            "at": later.first,
         }
 
     def go_on(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
@@ -137,7 +139,13 @@ class AsTheyCome:
 def first_cursor(pipe: Any) -> Cursor:
     """Return the cursor of a pass to come, with all that is handed out in it and later."""
     later = course_of(pipe).since_now()
-    return {"begun": False, "yielded": 0, "errors": 0, "taken": 0, "held": [], "later": later}
+    return cursor_to_begin_with(later, later.first)
+
+
+def cursor_to_begin_with(later: Iterable[Entry], at: int) -> Cursor:
+    """Return the cursor of a pass to come, given what follows the course's first ``at`` entries."""
+    counts = {"yielded": 0, "errors": 0, "taken": 0}
+    return {"begun": False, **counts, "held": [], "later": later, "at": at}
 
 
 def positions_for(pipe: Any) -> InOrder | AsTheyCome:

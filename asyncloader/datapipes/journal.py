@@ -25,6 +25,10 @@ class Journal:
         self._held: list[weakref.ref[Since]] = []
         self._most = _MANY
 
+    def begin_at(self, count: int) -> None:
+        """Count the entries from here on as those after the first ``count``; before all others."""
+        self._kept = (count, [])
+
     def add(self, entry: Any) -> None:
         """Write an entry, if anybody goes back so far."""
         if self._held:
@@ -63,6 +67,17 @@ class Since:
         self.start = start
         self._before = before
         self._journal = journal
+
+    @property
+    def first(self) -> int:
+        """How many entries there were before all of these."""
+        return self.start - len(self._before)
+
+    def told(self) -> tuple[int, list[Any]]:
+        """Return ``first`` and the entries so far, and be those that follow them."""
+        first, entries = self.first, list(self)
+        self._before, self.start = [], first + len(entries)
+        return first, entries
 
     def __iter__(self) -> Iterator[Any]:
         return chain(self._before, self._journal.entries_from(self.start))

@@ -23,6 +23,8 @@ from asyncloader.datapipes.cursors import (
     set_beginnings,
 )
 from asyncloader.datapipes.kinds import is_splitter, is_without_order
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.upstream import pipes_from
 
 _SAYING = ("new_pass", "put_cursors", "iter_from", "aiter_from")
@@ -35,6 +37,31 @@ def is_replayed(pipe: Any) -> bool:
     if is_splitter(pipe):
         return False
     return all(getattr(type(pipe), name) is getattr(IterDataPipe, name) for name in _SAYING)
+
+
+def needs_replay(pipe: Any) -> bool:
+    """Whether no state says where a pipe stands, be it that it has no place in the graph.
+
+    Without a place are those that reading services and functions put there.
+    """
+    return is_replayed(pipe) or (place_of(pipe) is None and not _is_where_its_source_is(pipe))
+
+
+def _is_where_its_source_is(pipe: Any) -> bool:
+    if is_splitter(pipe) or pipe.is_stand_in:
+        return True
+    # What goes on after errors counts them.
+    return isinstance(pipe, OneToOne) and getattr(pipe, "on_error", "raise") == "raise"
+
+
+def unplaced(unordered: Iterable[Any]) -> str:
+    """Return the name of a pipe, of some without order, of which no state can be taken, or none."""
+    for pipe in unordered:
+        if place_of(pipe) is None:
+            return stage_name(pipe)
+        if pipe.is_stand_in and pipe.unplaced:
+            return str(pipe.unplaced)
+    return ""
 
 
 def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
@@ -55,7 +82,7 @@ def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
     for pipe in pipes:
         # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
         own = cursors_of(filter(is_without_order, pipes_from(pipe)), noting)
-        if is_replayed(pipe):
+        if needs_replay(pipe):
             set_beginnings(pipe, own)
         # A splitter is not read itself, but through its branches.
         if not is_splitter(pipe):
@@ -79,9 +106,14 @@ def _with_those_above(cursors: Cursors) -> Cursors:
 
 
 def _to_begin_with(pipe: Any, cursor: Cursor | None) -> Cursor:
-    if cursor is not None and cursor.get("begun", True):
+    if cursor is None:
+        first: Cursor = pipe.first_cursor()
+        return first
+    if "begun" not in cursor:
         return cursor
-    if cursor is not None:
-        course_of(pipe).expect(cursor)
-    first: Cursor = pipe.first_cursor()
-    return first
+    course_of(pipe).count_as(cursor)
+    if cursor["begun"]:
+        return cursor
+    course_of(pipe).expect(cursor)
+    to_come: Cursor = pipe.first_cursor()
+    return to_come

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from asyncloader.datapipes.kinds import (
+    functional_name,
+    goes_by_clock,
     is_dispatch,
     is_filter_of_shards,
     is_without_order,
@@ -28,7 +30,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
-from asyncloader.graph.walk import Wiring, pipes_of
+from asyncloader.graph.walk import Wiring, breadth_first, pipes_of
 
 Place = Literal["dispatcher", "workers", "loader"]
 
@@ -244,3 +246,27 @@ def no_order_in_dealing(dispatch: Any | None) -> str | None:
                 " sharding_round_robin_dispatch"
             )
     return None
+
+
+def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
+    """Say what keeps several of ``whom`` from dividing the same items, if anything does.
+
+    ``datapipe`` ends what each of them runs; what is dealt to them is divided already.
+    """
+    for division in pipes_of(datapipe):
+        if functional_name(division) != "sharding_filter" or not acts_for(division, group):
+            continue
+        above = breadth_first(division)
+        for pipe in [] if any(map(_stands_in, above)) else above:
+            if is_without_order(pipe) or goes_by_clock(pipe):
+                return (
+                    f"each of the {whom} would have the items in another order where"
+                    f" {stage_name(division)} divides them, and some would be lost: what"
+                    f" {stage_name(pipe)} yields is in no certain order. Put the sharding pipe"
+                    " before it, or give it an order (ordered=True, no max_wait)"
+                )
+    return None
+
+
+def _stands_in(pipe: Any) -> bool:
+    return bool(getattr(pipe, "is_stand_in", False))

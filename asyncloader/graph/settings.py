@@ -174,6 +174,33 @@ def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
     return datapipe
 
 
+def seed_newcomers(datapipe: Any, known: Iterable[Any], seed_generator: SeedGenerator) -> None:
+    """Give seeds to the pipes that came into a graph after ``known``, unless they have one.
+
+    They are drawn as ``set_graph_random_seed`` would draw them.
+
+    >>> from asyncloader import SeedGenerator
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(9))
+    >>> orders = []
+    >>> for _ in range(2):
+    ...     end = source.shuffle()
+    ...     seed_newcomers(end, [source], SeedGenerator(1))
+    ...     orders.append(list(end))
+    >>> orders[0] == orders[1]
+    True
+    """
+    before = set(map(id, known))
+    for pipes, is_shared in zip(shared_and_own(datapipe), (True, False), strict=True):
+        new = [pipe for pipe in pipes if id(pipe) not in before and _has_no_seed(pipe)]
+        set_datapipes_seed(new, seed_generator, distributed_shared=is_shared)
+
+
+def _has_no_seed(pipe: Any) -> bool:
+    """Whether nobody has set the seed of a pipe that tells it, as ours and torch's do."""
+    return getattr(pipe, "_seed", "") is None
+
+
 def apply_random_seed(datapipe: Any, rng: Any) -> Any:
     """Give every pipe that takes a seed one drawn from a ``torch.Generator``, breadth-first.
 

@@ -163,6 +163,8 @@ class DataLoader2(Generic[T_co]):
             *self._engine.place(self._gate),
             self._engine.lifecycle.checkpoint(),
             share=Share.of(self.reading_service),
+            has_order=self._engine.lifecycle.has_order,
+            unplaced=self._engine.lifecycle.unplaced(),
             include_datapipe=include_datapipe,
         )
 

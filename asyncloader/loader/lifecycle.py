@@ -12,17 +12,20 @@ from typing import Any
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
+from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.passes import set_all_paused
-from asyncloader.datapipes.replaying import with_orders
+from asyncloader.datapipes.replaying import unplaced, with_orders
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
-from asyncloader.graph.settings import set_graph_random_seed
-from asyncloader.graph.walk import breadth_first
+from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
+from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.runtime import begin_task
+from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls, graph_changer
+from asyncloader.workers.alike import check_added
 
 CLOSE_SECONDS = 3.0
 
@@ -35,7 +38,11 @@ class Lifecycle:
         self.is_closed = False
         #: The seed of the present epoch, where a service took over another one than it began with.
         self.adopted_seed: int | None = None
+        # What hands out in the present epoch in an order that does not come again.
+        self._unordered: list[Any] = []
         self._datapipe: Any = None
+        # The pipes that were there before any service changed the graph.
+        self._given: list[Any] = []
         self._service_state: bytes | None = None
         self._service = service
         self._calls = ServiceCalls(service)
@@ -64,6 +71,15 @@ class Lifecycle:
         if not self.is_started and self._service_state is not None:
             return self._service_state
         return self._calls.checkpoint()
+
+    @property
+    def has_order(self) -> bool:
+        """Whether all that was handed out in the present epoch comes in the same order again."""
+        return not self._unordered
+
+    def unplaced(self) -> str:
+        """Return the name of a pipe of which no state can be taken, or nothing."""
+        return unplaced(self._unordered)
 
     @property
     def is_started(self) -> bool:
@@ -154,7 +170,7 @@ class Lifecycle:
         return repr(self._service)
 
     async def _initialize(self) -> None:
-        graph = fingerprint(self._datapipe)
+        graph, self._given = fingerprint(self._datapipe), pipes_of(self._datapipe)
         try:
             adapted = await self._adapted()
             await self._calls.verify(Facts(graph, self._service.worker_count()))
@@ -185,19 +201,30 @@ class Lifecycle:
         self.adopted_seed = seed_generator.adopted
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
-        prepared = await self._reset(reset)
+        prepared = await self._prepared(reset, seed_generator)
         if not isinstance(prepared, Iterable | AsyncIterable):
             raise TypeError(
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
                 f" {type(prepared).__name__}"
             )
-        cursors = start.cursors
-        if is_pipe(prepared):
-            pipes = breadth_first(prepared)
-            forget_passes(pipes)
-            cursors = with_orders(pipes, cursors)
+        if start.has_other_ranks:
+            check_added(self._given, prepared)
+        pipes = pipes_of(prepared)
+        forget_passes(pipes)
+        cursors = with_orders(pipes, start.cursors)
+        self._unordered = list(filter(is_without_order, pipes))
         if start.position:
             resume(prepared, start.position, cursors)
+        return prepared
+
+    async def _prepared(self, reset: IterResetFn, seed_generator: SeedGenerator) -> Any:
+        """Return the graph as a reset makes it, and give seeds to what came into it."""
+        if reset is unchanged:
+            return self.adapted
+        known = pipes_of(self.adapted)
+        prepared = await self._reset(reset)
+        if is_pipe(prepared):
+            seed_newcomers(prepared, known, seed_generator)
         return prepared
 
     async def _reset(self, reset: IterResetFn) -> Any:

@@ -58,6 +58,8 @@ def start_for(datapipe: Any, moment: Sequence[Snapshot], share: Share) -> EpochS
         is_resumed=True,
         ahead=place.ahead,
         taken_with=own.workers if has_others else None,
+        taken_in_order=own.in_order if _is_begun(moment, own) else None,
+        has_other_ranks=_is_begun(moment, own) and own.ranks != share.ranks,
     )
 
 
@@ -65,7 +67,8 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, share: Shar
     if not _is_begun(moment, own):
         return Place(0, {})
     if _has_same_items(datapipe, own, share):
-        return Place(own.items, _own_cursors(datapipe, own, share), own.ahead)
+        cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=share.workers)
+        return Place(own.items, cursors, own.ahead)
     if len(moment) < own.ranks:
         raise SnapshotError(
             f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
@@ -98,16 +101,6 @@ def _has_same_items(datapipe: Any, own: Snapshot, share: Share) -> bool:
     # Where ranks divide among their workers, too, other workers are other items.
     is_same = own.ranks == 1 or own.workers == share.workers
     return is_same or divides_alike(datapipe, own.workers, share.workers)
-
-
-def _own_cursors(datapipe: Any, own: Snapshot, share: Share) -> Any:
-    is_other_order = own.in_order and not share.in_order
-    if is_other_order and own.workers == share.workers:
-        raise SnapshotError(
-            "the state was taken with in_order=True, and workers that are not taken in turn"
-            " cannot tell which items that means; go on with in_order=True"
-        )
-    return refit(datapipe, own.cursors, taken_with=own.workers, run_with=share.workers)
 
 
 def _who(one: Snapshot | Share) -> str:

@@ -63,6 +63,14 @@ class EpochStart:
     ahead: int = 0
     #: With how many workers it was begun, where those or the ranks were others.
     taken_with: int | None = None
+    #: Whether its workers are taken in turn, where that was so, or not, when it was begun.
+    taken_in_order: bool | None = None
+    #: Whether it was begun on another number of ranks.
+    has_other_ranks: bool = False
+
+    def is_in_order(self, otherwise: bool) -> bool:
+        """Whether workers are taken in turn, where a new epoch would do ``otherwise``."""
+        return otherwise if self.taken_in_order is None else self.taken_in_order
 
     def generator(self) -> SeedGenerator:
         """Return the generator of the epoch, for its services and pipes."""
@@ -70,4 +78,5 @@ class EpochStart:
         generator.is_chosen = self.is_chosen
         generator.resumed_after = self.position - self.ahead if self.is_resumed else None
         generator.taken_with = self.taken_with
+        generator.taken_in_order = self.taken_in_order
         return generator

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.journal import settled
-from asyncloader.datapipes.kinds import goes_by_clock, is_without_order, lives_with_loader
+from asyncloader.datapipes.kinds import goes_by_clock, lives_with_loader
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing
@@ -38,21 +38,33 @@ class Snapshots:
         service_state: bytes | None,
         *,
         share: Share,
+        has_order: bool,
+        unplaced: str,
         include_datapipe: bool,
     ) -> dict[str, Any]:
-        """Return the state of a loader that goes on with ``start`` and then with ``seeds``."""
+        """Return the state of a loader that goes on with ``start`` and then with ``seeds``.
+
+        ``has_order`` is whether all of the epoch comes in the same order again, and ``unplaced``
+        the name of a pipe of which nobody knows what it has handed out, if there is one.
+        """
         self._check_possible(share)
+        if unplaced and start is not None and start.position:
+            raise SnapshotError(
+                f"{unplaced} hands out as results come, and no state says what it has handed out,"
+                " as it was put into the graph by a reading service, or a function of one; put it"
+                " there before the loader is made, or pass ordered=True"
+            )
         snapshot = Snapshot(
             seed=seeds.seed,
             epoch=seeds.epoch,
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
             workers=share.workers,
-            in_order=share.in_order,
+            in_order=share.in_order if start is None else start.is_in_order(share.in_order),
             rank=share.rank,
             ranks=share.ranks,
             ahead=0 if start is None else start.ahead,
-            cursors={} if start is None else self._settled(start.cursors, share),
+            cursors=_settled(start, has_order),
             service_state=service_state,
             graph=self._pickled if include_datapipe else None,
         )
@@ -126,13 +138,13 @@ class Snapshots:
     def _encoder(self) -> Encoder:
         return Encoder(self._fingerprint)
 
-    def _settled(self, cursors: Cursors, share: Share) -> Cursors:
-        """Return cursors to which nothing is added any more."""
-        return cursors if share.in_order and self._has_order else settled(cursors)
 
-    @functools.cached_property
-    def _has_order(self) -> bool:
-        return not any(map(is_without_order, breadth_first(self._datapipe)))
+def _settled(start: EpochStart | None, has_order: bool) -> Cursors:
+    """Return the cursors of a place, to which nothing is added any more."""
+    if start is None:
+        return {}
+    cursors: Cursors = start.cursors if has_order else settled(start.cursors)
+    return cursors
 
 
 def unpickled_graph(state: Any) -> Any:

@@ -22,6 +22,7 @@ from asyncloader.datapipes.meeting import Meeting
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
 from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.cut import no_order_in_dividing
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
@@ -86,6 +87,8 @@ class DistributedReadingService(ReadingServiceInterface):
         apply_sharding(datapipe, group.size, group.rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if group.size == 1:
             return datapipe
+        if refusal := no_order_in_dividing(datapipe, SHARDING_PRIORITIES.DISTRIBUTED, "ranks"):
+            raise ValueError(refusal)
         _warn_of_repeats(pipes)
         datapipe = FullSync(self.timeout)(datapipe)
         await self._equip(datapipe)

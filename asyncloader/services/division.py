@@ -67,7 +67,8 @@ class Division:
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
         dealt = [self.dispatch in branch.inlets for branch in self.branches]
-        return DealPlan(pack_code(plan), place_of(self.dispatch) or 0, dealt.index(True))
+        place = place_of(self.dispatch)
+        return DealPlan(pack_code(plan), -1 if place is None else place, dealt.index(True))
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""
@@ -79,10 +80,10 @@ class Division:
         fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
         return next(fed, None)
 
-    def connect(self, streams: Sequence[Any]) -> None:
-        """Let the outlets yield an epoch's items."""
+    def connect(self, streams: Sequence[Any], *, may_be_changed: bool) -> None:
+        """Let the outlets yield an epoch's items, of these pipes or what was made of them."""
         for outlet, stream in zip(self.outlets, streams, strict=True):
-            outlet.begin_epoch(stream)
+            outlet.begin_epoch(stream, may_be_changed=may_be_changed)
 
 
 def divide(datapipe: Any, num_workers: int) -> Division:

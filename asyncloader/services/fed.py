@@ -54,7 +54,7 @@ class FedFromWorkers(IterDataPipe[Any]):
                 for item in items:
                     yield item
 
-    def begin_epoch(self, stream: FedStream) -> None:
+    def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
         """Yield the items of this stream when iterated next."""
         self.stream = stream
 

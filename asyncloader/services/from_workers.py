@@ -6,25 +6,27 @@ workers stand.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursor, Cursors, cursor_of, put_cursor, take_place_of
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    cursor_of,
+    place_of,
+    put_cursor,
+    take_place_of,
+)
 from asyncloader.datapipes.journal import Journal
 from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.tidings import unplaced_in
 from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place
-from asyncloader.workers.place import (
-    cursor_of_place,
-    later_place,
-    place_of_cursor,
-    plain_mark,
-    turned_place,
-)
+from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
 from asyncloader.workers.worker_stream import WorkerStream
 
 #: A worker, and how many items of it were taken one after the other.
@@ -35,7 +37,7 @@ class FromWorkers(IterDataPipe[Any]):
     """Yield the items of a branch that runs in workers; stands in the branch's place.
 
     Where workers are taken as they come, or hand out as they come, no order comes again by
-    itself: then what was taken after a cursor belongs to it, and the workers' later marks.
+    itself: then what was taken after a cursor belongs to it, and what the workers told since.
     """
 
     edges = ()
@@ -47,12 +49,16 @@ class FromWorkers(IterDataPipe[Any]):
         self.length: int | None = None
         #: Whether the workers run pipes that may yield another number of items.
         self.is_changed = False
+        #: The name of a pipe in the workers of which no state can be taken, if there is one.
+        self.unplaced = ""
         self.stream: WorkerStream | None = None
         self._running: WorkerStream | None = None
         self._taken = 0
         self._unwanted = 0
         self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
-        take_place_of(self, end)
+        # What a reading service put into the graph has no place there.
+        placed = (pipe for pipe in breadth_first(end) if place_of(pipe) is not None)
+        take_place_of(self, next(placed, end))
 
     def __len__(self) -> int:
         if self.is_changed:
@@ -79,19 +85,23 @@ class FromWorkers(IterDataPipe[Any]):
             # What was yielded is not kept alive here while more is waited for.
             del items
 
-    def begin_epoch(self, stream: WorkerStream) -> None:
-        """Yield the items of this stream when iterated next."""
+    def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
+        """Yield the items of this stream when iterated next.
+
+        ``may_be_changed`` says whether the workers may run other pipes than this stands for.
+        """
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
+        self.unplaced = ""
         self._is_in_order = stream.is_in_order
-        self._has_order = stream.is_in_order and self._workers_have_order
-        if not self._workers_have_order:
-            stream.keep_marks()
-        self._runs, self._marks = Journal(), Journal()
+        self._tells = may_be_changed or not self._workers_have_order
+        if self._tells:
+            stream.keep_told()
+        self._runs, self._told = Journal(), Journal()
 
     def has_no_order(self) -> bool:
-        """Whether the workers' items are taken, or handed out there, as they come."""
-        return self.stream is not None and not self._has_order
+        """Whether the workers' items are taken, or may be handed out there, as they come."""
+        return self.stream is not None and (self._tells or not self._is_in_order)
 
     def first_cursor(self) -> Cursor:
         """Return the cursor of the beginning, which is to know what is taken after it."""
@@ -110,11 +120,12 @@ class FromWorkers(IterDataPipe[Any]):
             **cursor_of_place(stream.place()),
         }
 
-    def _later(self, runs: Iterable[Run] = (), marks: Iterable[Any] = ()) -> Cursor:
+    def _later(self, runs: Iterable[Run] = (), told: Iterable[Any] = ()) -> Cursor:
         """Return these and, where no order says it, all that will follow them."""
-        if self._has_order:
-            return {"runs": [*runs], "marks": [*marks]}
-        return {"runs": self._runs.since_now(runs), "marks": self._marks.since_now(marks)}
+        return {
+            "runs": [*runs] if self._is_in_order else self._runs.since_now(runs),
+            "told": self._told.since_now(told) if self._tells else [*told],
+        }
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
         if self.stream is None:
@@ -131,30 +142,26 @@ class FromWorkers(IterDataPipe[Any]):
 
     def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
         before, following = _parted(cursor["runs"], position - cursor["taken"])
-        marks = list(cursor["marks"])
-        place = later_place(place_of_cursor(cursor), _counts(before), marks)
+        told = list(cursor["told"])
+        place = later_place(place_of_cursor(cursor), _counts(before), told)
         self._taken = cursor["taken"] + sum(count for _, count in before)
         self._unwanted = position - self._taken
-        if self._is_in_order:
-            place = turned_place(place, [worker for worker, _ in before[-1:]])
-            following = []
         # A pipe of which nothing is known reads all of it again, and goes by its order.
         stream.go_on(place, following)
         # The cursor stays good for what follows, as long as that belongs to it.
-        cursor |= self._later(before, marks)
+        cursor |= self._later(before, told)
 
     async def _take(self, stream: WorkerStream) -> list[Any]:
-        if self._has_order:
+        if self._is_in_order and not self._tells:
             return await stream.take()
-        turns, seen = stream.turns(), stream.positions()
+        seen = stream.positions()
         items = await stream.take()
-        counts = [now - before for before, now in zip(seen, stream.positions(), strict=True)]
-        runs = _runs_in_turn(turns, counts) if self._is_in_order else enumerate(counts)
-        for worker, count in runs:
-            if count:
-                self._runs.add([worker, count])
-        for worker, mark in stream.kept_marks():
-            self._marks.add([worker, plain_mark(mark)])
+        if not self._is_in_order:
+            for run in _runs(seen, stream.positions()):
+                self._runs.add(run)
+        for worker, pieces in stream.told():
+            self.unplaced = self.unplaced or unplaced_in(pieces)
+            self._told.add([worker, pieces])
         return items
 
     def _taken_stream(self) -> WorkerStream:
@@ -194,14 +201,7 @@ def _counts(runs: Iterable[Run]) -> Counter[int]:
     return counts
 
 
-def _runs_in_turn(turns: Iterable[int], counts: Sequence[int]) -> list[Run]:
-    """Return whose items follow each other, where so many of each were taken in turn."""
-    left, waiting, runs = Counter(dict(enumerate(counts))), deque(turns), []
-    while left.total():
-        worker = waiting.popleft()
-        # Whoever has none to give when it is its turn has ended.
-        if left[worker]:
-            left[worker] -= 1
-            waiting.append(worker)
-            runs.append([worker, 1])
-    return runs
+def _runs(before: Sequence[int], now: Sequence[int]) -> list[Run]:
+    """Return what was taken of each worker, where so many of each were taken before and now."""
+    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
+    return [[worker, count] for worker, count in enumerate(counts) if count]

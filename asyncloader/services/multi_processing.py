@@ -22,9 +22,10 @@ from asyncloader.datapipes.arguments import (
 from asyncloader.datapipes.kinds import lives_with_loader
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
@@ -140,6 +141,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return datapipe
         self._check_may_restart(division)
         if self.num_workers > 1:
+            _check_divided_alike(division)
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
@@ -176,7 +178,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             await self._pool.restart()
         shared_seeds = self._division.shared.draw(seed_generator)
         streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
-        self._division.connect(streams)
+        may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
+        self._division.connect(streams, may_be_changed=may_be_changed)
         return iter_reset_fn
 
     async def finalize_iteration(self) -> None:
@@ -305,6 +308,12 @@ def _check_is_here(datapipe: Any) -> None:
             "the graph is in worker processes already; give SequentialReadingService one"
             " MultiProcessingReadingService only"
         )
+
+
+def _check_divided_alike(division: Division) -> None:
+    for end in division.ends:
+        if refusal := no_order_in_dividing(end, SHARDING_PRIORITIES.MULTIPROCESSING, "workers"):
+            raise ValueError(refusal)
 
 
 def _pickled_plan(plan: WorkerPlan) -> Parcel:

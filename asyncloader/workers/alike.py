@@ -7,13 +7,14 @@ that graph may only add what is one to one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from asyncloader.datapipes.applying import Applier
 from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.walk import pipes_of
 
@@ -38,6 +39,19 @@ def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:
     for pipe in given:
         if id(pipe) not in now:
             raise _refusal(giver, f"takes {stage_name(pipe)} out of it, so that it")
+    _check_kept(pipes, before, giver)
+
+
+def check_added(given: Sequence[Any], returned: Any) -> None:
+    """Raise SnapshotError if anything was added to the given pipes that is not one to one.
+
+    What stands for pipes that run elsewhere adds nothing.
+    """
+    pipes = [pipe for pipe in pipes_of(returned) if not getattr(pipe, "is_stand_in", False)]
+    _check_kept(pipes, set(map(id, given)), "a reading service")
+
+
+def _check_kept(pipes: Iterable[Any], before: set[int], giver: str) -> None:
     for pipe in pipes:
         if id(pipe) not in before and not keeps_positions(pipe):
             raise _refusal(giver, f"puts {stage_name(pipe)} into it, which")
@@ -47,7 +61,7 @@ def keeps_positions(pipe: Any) -> bool:
     """Whether each item of a pipe is made of one item of its source, in the same order."""
     # One that leaves bad samples out yields fewer items than it takes.
     skips = getattr(pipe, "on_error", "raise") == "skip"
-    return _is_one_to_one(pipe) and not skips and not is_without_order(pipe)
+    return _is_one_to_one(pipe) and not (skips or is_without_order(pipe) or is_replayed(pipe))
 
 
 def _is_one_to_one(pipe: Any) -> bool:
@@ -55,13 +69,15 @@ def _is_one_to_one(pipe: Any) -> bool:
     from asyncloader.datapipes.async_mapping import AsyncMapper
     from asyncloader.datapipes.thread_mapping import ThreadMapper
 
-    return isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
+    # One that yields its results in lists is none.
+    is_flat = getattr(pipe, "flattens", True)
+    return is_flat and isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
 
 
 def _refusal(giver: str, what: str) -> SnapshotError:
     return SnapshotError(
         "the state was taken in the middle of an epoch with another number of workers or ranks:"
-        f" {giver} changes the graph that each worker runs and {what} comes out otherwise for"
+        f" {giver} changes the graph that is run and {what} comes out otherwise for"
         " another number of them. Change the graph itself, before the loader is made, or use as"
         " many workers and ranks as before, or take the state between epochs"
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncloader.workers.messages import FIRST, DealStart, Mark, load_mark
+from asyncloader.workers.item_frames import load_mark
+from asyncloader.workers.messages import FIRST, DealStart, Mark
 
 
 class Dealing:

@@ -23,6 +23,7 @@ from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.account import Account
 from asyncloader.workers.failure import pack_error
+from asyncloader.workers.item_frames import dump_mark
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     FIRST,
@@ -42,7 +43,6 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
-    dump_mark,
 )
 from asyncloader.workers.outlet import Outlet
 from asyncloader.workers.part import NOTHING, Part, Prepared
@@ -189,7 +189,7 @@ class Dispatcher:
         if command.resets == NO_RESETS:
             return self._part.prepared()
         reset, _ = load_resets(command.resets)
-        return self._part.reset(lambda end: self._thread.finished(reset(end)))
+        return self._part.reset(lambda end: self._thread.finished(reset(end)), generator)
 
     def _end_epoch(self) -> None:
         self._close_items()

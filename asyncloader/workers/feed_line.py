@@ -19,6 +19,7 @@ from asyncloader.transport.arena import Arena
 from asyncloader.transport.encoder import Encoded, Encoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.workers.item_frames import items_head
 from asyncloader.workers.messages import (
     NO_EPOCH,
     EndEpoch,
@@ -26,7 +27,6 @@ from asyncloader.workers.messages import (
     Kind,
     StreamEnded,
     dump_message,
-    items_head,
     load_command,
     load_slots,
 )

@@ -7,11 +7,14 @@ have arrived, the items of the frame that is open, and how the stream ended.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from asyncloader.datapipes.tidings import Piece, followed, unplaced_in
 from asyncloader.errors import TransportError
 from asyncloader.transport.decoder import Admitted, Decoder
-from asyncloader.workers.messages import FIRST, Mark, load_mark
+from asyncloader.workers.item_frames import NO_NOTE, Note, load_mark, load_told
+from asyncloader.workers.messages import FIRST, Mark
 
 
 class Noted(NamedTuple):
@@ -19,16 +22,27 @@ class Noted(NamedTuple):
 
     position: int
     mark: Mark | bytes
+    #: What was told with the frames that came since, the mark's own among them.
+    told: list[bytes]
 
     def read(self) -> Mark:
-        """Return the mark itself."""
-        return load_mark(self.mark) if isinstance(self.mark, bytes) else self.mark
+        """Return the mark itself, with all that was told since."""
+        mark = load_mark(self.mark) if isinstance(self.mark, bytes) else self.mark
+        return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
+
+    def unplaced(self) -> str:
+        """Return the name of a pipe of which nothing can be told, or nothing."""
+        return unplaced_in(self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        return [piece for told in self.told for piece in load_told(told)]
 
 
 class _Arrived(NamedTuple):
     frame: Admitted
     decoder: Decoder
     mark: Noted
+    told: bytes
     cost: int
 
 
@@ -45,11 +59,11 @@ class Inbox:
         #: How many of the stream's items were taken, and how many have arrived.
         self.position = self.arrived = mark.position + unwanted
         #: Where the worker stood at the position, or before; and the same for what has arrived.
-        self.mark = self.latest_mark = Noted(mark.position, mark)
+        self.mark = self.latest_mark = Noted(mark.position, mark, [])
         #: Credits whose items were all taken, and which the worker was not yet given back.
         self.credits_done = 0
-        #: The marks of the frames that were opened, for whoever wants them.
-        self.opened: deque[Noted] = deque(maxlen=0)
+        #: What was told with the frames that were opened, for whoever wants it.
+        self.told: deque[bytes] = deque(maxlen=0)
         #: Whether the worker was asked for a frame that has not come yet.
         self.is_asked = False
         self.error: BaseException | None = None
@@ -61,8 +75,8 @@ class Inbox:
         self._has_ended = False
         self._is_refused = False
 
-    def put(self, frame: Admitted, cost: int = 1, mark: bytes = b"") -> None:
-        """Add a frame that arrived, and what it costs in credits.
+    def put(self, frame: Admitted, cost: int = 1, note: Note = NO_NOTE) -> None:
+        """Add a frame that arrived, what it costs in credits, and what it says of its stream.
 
         After an item that could not be read, nothing is wanted.
         """
@@ -70,10 +84,12 @@ class Inbox:
         if self._is_refused:
             self._decoder.give_back(frame)
             return
-        if mark:
-            self.latest_mark = Noted(self.arrived, mark)
+        if note.mark:
+            self.latest_mark = Noted(self.arrived, note.mark, [])
+        if note.told:
+            self.latest_mark.told.append(note.told)
         self.arrived += frame.layout.items
-        self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, cost))
+        self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
 
     def go_on_with(self, decoder: Decoder) -> None:
         """Take what follows from another worker."""
@@ -140,9 +156,10 @@ class Inbox:
         self._items, self._taken = [], 0
 
     def _open_frame(self) -> None:
-        frame, decoder, self.mark, self._cost = self._frames.popleft()
+        frame, decoder, self.mark, told, self._cost = self._frames.popleft()
         refused = decoder.refused
-        self.opened.append(self.mark)
+        if told:
+            self.told.append(told)
         items = decoder.items(frame)
         if decoder.refused != refused:
             items = self._up_to_refused(items)

@@ -27,6 +27,7 @@ from asyncloader.workers.death import how_it_ended
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.item_frames import split_items
 from asyncloader.workers.messages import (
     NO_EPOCH,
     Command,
@@ -42,7 +43,6 @@ from asyncloader.workers.messages import (
     dump_message,
     dump_slots,
     load_report,
-    split_items,
 )
 from asyncloader.workers.oom import oom_kills
 from asyncloader.workers.process import Process
@@ -227,7 +227,7 @@ class Link:
         admitted = self._decoder.admit(part.items, frame.fds)
         if part.epoch == self._epoch:
             self.has_delivered = True
-            self._inbox(part.stream).put(admitted, part.cost, part.mark)
+            self._inbox(part.stream).put(admitted, part.cost, part.note)
         else:
             self._decoder.give_back(admitted)
 

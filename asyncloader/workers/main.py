@@ -262,7 +262,7 @@ class Worker:
                 check_alike(given, pipe, resets_name(own_reset))
             return pipe
 
-        return part.reset(both)
+        return part.reset(both, command.seed_generator)
 
     def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
         """Return what seeds the global generators, always alike."""

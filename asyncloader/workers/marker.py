@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from time import thread_time
 from typing import Any
 
+from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.cursors import Cursors, dropped, put_cursors, resume
 from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.replaying import with_orders
+from asyncloader.datapipes.replaying import needs_replay, with_orders
+from asyncloader.datapipes.tidings import Piece, Teller
+from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.messages import FIRST, Mark
 from asyncloader.workers.part import Prepared
 from asyncloader.workers.random_states import RandomStates, set_states
@@ -35,13 +38,17 @@ class Marker:
         self._unwanted = unwanted
         self._pace = Pace()
         self._makes_again = True
-        #: The latest mark, where it says for every frame anew what was handed out since.
-        self.repeated: Mark | None = None
+        #: The first mark, where nobody else knows what it has to say.
+        self._beginning: Mark | None = None
+        self._teller = Teller(())
         #: How many items the epoch's stream had before the first that is sent.
         self.first = mark.position + unwanted
 
-    def begin(self) -> Iterator[Any]:
-        """Return the stream's items, without those that were sent before."""
+    def begin(self, *, tells: bool = False) -> Iterator[Any]:
+        """Return the stream's items, without those that were sent before.
+
+        With ``tells``, ``pieces`` says what is handed out without order.
+        """
         mark = self._from
         pipes = self._pipes
         if not pipes:
@@ -50,10 +57,14 @@ class Marker:
         if mark.states is not None:
             set_states(mark.states)
         cursors = with_orders(pipes, mark.cursors)
-        self._makes_again = any(getattr(pipe, "makes_again", True) for pipe in pipes)
-        if any(is_without_order(pipe) for pipe in pipes):
+        self._makes_again = any(map(_makes_again, pipes))
+        unordered = list(filter(is_without_order, pipes))
+        if unordered:
+            self._beginning = Mark(mark.position, cursors, mark.states)
+            # What the loader feeds never comes again, and so nobody asks what became of it.
+            is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
+            self._teller = Teller(unordered if tells and not is_fed else ())
             # Made again, the unwanted would be others.
-            self.repeated = Mark(mark.position, cursors, mark.states)
             resume(self._pipe, self.first, cursors)
             return begin(self._pipe)
         if mark.position:
@@ -65,8 +76,10 @@ class Marker:
 
         What it says may grow until its frame is sent.
         """
-        # Before the first item there is nothing to note beside where it begins.
-        if position == self.first or not self._pace.is_due():
+        if position == self.first:
+            beginning, self._beginning = self._beginning, None
+            return beginning
+        if not self._pace.is_due():
             return None
         begun = thread_time()
         cursors: Cursors = {}
@@ -77,7 +90,12 @@ class Marker:
             # What is made once more would draw other numbers than before. From a mark at
             # which nobody had drawn yet, everything comes out as it did.
             return None
-        mark = Mark(position, cursors, states)
-        if self.repeated is not None:
-            self.repeated = mark
-        return mark
+        return Mark(position, cursors, states)
+
+    def pieces(self) -> list[Piece]:
+        """Return what was handed out without order since the last call."""
+        return self._teller.pieces()
+
+
+def _makes_again(pipe: Any) -> bool:
+    return getattr(pipe, "makes_again", True) or (is_iter_pipe(pipe) and needs_replay(pipe))

@@ -19,12 +19,11 @@ dataclasses. Closing the channel ends the conversation.
 from __future__ import annotations
 
 import pickle
-import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.errors import TransportError
@@ -229,7 +228,6 @@ _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
 NO_EPOCH = 0
 
 _DEALT = (StreamEnded, StreamFailed, EndEpoch)
-_ITEMS_HEAD = struct.Struct("<QIII")
 
 
 def dump_message(message: Command | Report | Dealt) -> bytes:
@@ -253,51 +251,6 @@ def load_dealt(payload: bytes | memoryview) -> Dealt:
     """Return what the dispatching process said in a frame; TransportError if it said nothing."""
     message: Dealt = _load(payload, _DEALT)
     return message
-
-
-def items_head(epoch: int, stream: int, cost: int, mark: bytes = b"") -> bytes:
-    """Return what stands before the items of a frame; ``mark`` is a pickled ``Mark``, or empty.
-
-    It is where the stream stood before the first of them. ``cost`` is in credits.
-    """
-    return _ITEMS_HEAD.pack(epoch, stream, cost, len(mark)) + mark
-
-
-class ItemsFrame(NamedTuple):
-    """The parts of a frame of items."""
-
-    epoch: int
-    stream: int
-    cost: int
-    mark: bytes
-    items: memoryview
-
-
-def split_items(payload: bytes | memoryview) -> ItemsFrame:
-    """Return the parts of a frame of items; the items are still encoded."""
-    size = _ITEMS_HEAD.size
-    if len(payload) < size:
-        raise TransportError(f"a frame of items has only {len(payload)} bytes")
-    epoch, stream, cost, mark_bytes = _ITEMS_HEAD.unpack_from(payload)
-    view = memoryview(payload)
-    if mark_bytes > len(view) - size:
-        raise TransportError(f"a frame of {len(payload)} bytes has a mark of {mark_bytes}")
-    mark = bytes(view[size : size + mark_bytes])
-    return ItemsFrame(epoch, stream, cost, mark, view[size + mark_bytes :])
-
-
-def dump_mark(mark: Mark) -> bytes:
-    """Return a mark as it stands in a frame."""
-    return pickle.dumps((mark.position, mark.cursors, mark.states), protocol=5)
-
-
-def load_mark(data: bytes) -> Mark:
-    """Return the mark in a frame; TransportError if it holds none."""
-    try:
-        position, cursors, states = pickle.loads(data)
-    except Exception as error:
-        raise TransportError(f"a mark could not be read: {error!r}") from error
-    return Mark(position, cursors, states)
 
 
 def dump_slots(slots: Iterable[int]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.cursors import forget_passes
 from asyncloader.graph.seeding import PartSeeds, Takers
+from asyncloader.graph.settings import seed_newcomers
 from asyncloader.graph.walk import pipes_of
 from asyncloader.seeds import SeedGenerator
 
@@ -48,11 +49,14 @@ class Part:
         """Return what is iterated where there is nothing to reset; to be seeded before."""
         return _begun_anew(self.end, self._pipes)
 
-    def reset(self, reset: Callable[[Any], Any]) -> Prepared:
-        """Reset the graph; return what is iterated then."""
-        self._pipes = []
+    def reset(self, reset: Callable[[Any], Any], generator: SeedGenerator) -> Prepared:
+        """Reset the graph, giving seeds to what comes into it; return what is iterated then."""
+        known, self._pipes = self._pipes, []
         end = reset(self.end)
-        return _begun_anew(end, pipes_of(end))
+        pipes = pipes_of(end)
+        if pipes:
+            seed_newcomers(end, known, generator)
+        return _begun_anew(end, pipes)
 
 
 def _begun_anew(end: Any, pipes: list[Any]) -> Prepared:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.cursors import Cursor
+from asyncloader.datapipes.tidings import Piece, followed
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import FIRST, DealStart, Mark
 from asyncloader.workers.random_states import check_states
@@ -60,41 +61,33 @@ def start_after_arrived(inbox: Inbox) -> WorkerStart:
 
 
 def later_place(
-    place: StreamPlace, taken: Mapping[int, int], marks: Iterable[tuple[int, Any]] = ()
+    place: StreamPlace, taken: Mapping[int, int], told: Iterable[tuple[int, list[Piece]]]
 ) -> StreamPlace:
     """Return the place where so many more items of each worker were taken.
 
-    Of these later marks of workers, as plain data and the oldest first, the latest that is
-    not behind that takes the place of the worker's own.
+    To the marks belongs what the workers told since, each's oldest first.
     """
+    pieces: dict[int, list[Piece]] = {}
+    for worker, more in told:
+        pieces.setdefault(worker, []).extend(more)
     starts = [
-        WorkerStart(start.mark, start.unwanted + taken[worker])
+        WorkerStart(
+            replace(start.mark, cursors=followed(start.mark.cursors, pieces.get(worker, ()))),
+            start.unwanted + taken[worker],
+        )
         for worker, start in enumerate(place.starts)
     ]
-    for worker, plain in marks:
-        mark, position = _mark(plain), starts[worker].position
-        if mark.position <= position:
-            starts[worker] = WorkerStart(mark, position - mark.position)
     return replace(place, starts=tuple(starts))
-
-
-def turned_place(place: StreamPlace, last: Sequence[int]) -> StreamPlace:
-    """Return the place where it is the next worker's turn after the last one's, if any."""
-    turns = place.turns
-    for worker in last:
-        after = turns.index(worker) + 1
-        turns = (*turns[after:], *turns[:after])
-    return replace(place, turns=turns)
 
 
 def cursor_of_place(place: StreamPlace) -> Cursor:
     """Return a place as a cursor."""
     cursor: Cursor = {
-        "workers": [[plain_mark(start.mark), start.unwanted] for start in place.starts],
+        "workers": [[_plain_mark(start.mark), start.unwanted] for start in place.starts],
         "turns": list(place.turns),
     }
     if place.deal is not None:
-        cursor["deal"] = [plain_mark(place.deal.mark), list(place.deal.dealt)]
+        cursor["deal"] = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
     return cursor
 
 
@@ -108,7 +101,7 @@ def place_of_cursor(cursor: Cursor) -> StreamPlace:
     return StreamPlace(starts, tuple(cursor["turns"]), deal)
 
 
-def plain_mark(mark: Mark) -> list[Any]:
+def _plain_mark(mark: Mark) -> list[Any]:
     """Return a mark as plain data."""
     cursors = [[place, cursor] for place, cursor in mark.cursors.items()]
     return [mark.position, cursors, mark.states]

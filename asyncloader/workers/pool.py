@@ -109,12 +109,17 @@ class WorkerPool:
         # A lock belongs to the loop on which somebody first waited for it.
         self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
+        in_order = generator.taken_in_order
+        # What was begun in turn, or as items came, is gone on with in the same way.
+        settings = self.settings if in_order is None else replace(self.settings, in_order=in_order)
         self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
         self._is_told = False
         for link in self.all_links():
             link.begin_epoch(self._epoch)
             link.attach(loop, self._wake)
-        return [self._stream(number, waiter) for number, waiter in enumerate(self._waiters)]
+        return [
+            self._stream(number, waiter, settings) for number, waiter in enumerate(self._waiters)
+        ]
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
@@ -183,6 +188,8 @@ class WorkerPool:
             # What a dispatching process has dealt nobody else can deal again.
             lost = self.all_links() if self._dispatcher is not None else dead
             if not dead or self._start is None or not self._patience.allows(lost):
+                return False
+            if any(map(self._is_lost_for_good, lost)):
                 return False
             for link in dead:
                 logger.warning("%s; it is replaced", link.failure)
@@ -262,10 +269,12 @@ class WorkerPool:
         """Whether a stream is made of what the dispatching process deals."""
         return self._deal is not None and number == self._deal.stream
 
-    def _stream(self, number: int, waiter: LoopWaiter) -> WorkerStream | FedStream:
+    def _stream(
+        self, number: int, waiter: LoopWaiter, settings: PoolSettings
+    ) -> WorkerStream | FedStream:
         if number == self._fed:
-            return FedStream(self, number, waiter, self.settings)
-        return WorkerStream(self, number, self._epoch, waiter, self.settings)
+            return FedStream(self, number, waiter, settings)
+        return WorkerStream(self, number, self._epoch, waiter, settings)
 
     def _order(self, number: int, start: WorkerStart) -> BeginStream:
         if number == self._fed:
@@ -275,6 +284,18 @@ class WorkerPool:
             return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=True)
         credits = self.settings.credits
         return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
+
+    def _is_lost_for_good(self, link: Link) -> bool:
+        """Whether nobody knows what a process has handed out, which its failure says then."""
+        inboxes = (inbox for number, inbox in link.inboxes.items() if number != self._fed)
+        name = next(filter(None, (inbox.latest_mark.unplaced() for inbox in inboxes)), "")
+        if name and link.failure is not None:
+            link.failure.add_note(
+                f"{link.name} is not replaced: {name} hands out as results come, and nobody knows"
+                " what it has handed out, as it was put into the graph by a reading service, or a"
+                " function of one; put it there before the loader is made, or pass ordered=True"
+            )
+        return bool(name)
 
     def _watch_over_processes(self) -> None:
         self._finalizer = weakref.finalize(self, _leave_nothing, self._starter.processes)

@@ -17,13 +17,13 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import Stopped
 from asyncloader.transport.packing import NUMBERS, Packing
+from asyncloader.workers.item_frames import Note
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     Mark,
     StreamEnded,
     StreamFailed,
     credits_for,
-    dump_mark,
 )
 from asyncloader.workers.punctual import FRAME_SECONDS, Punctual
 from asyncloader.workers.talk import Talk
@@ -136,10 +136,11 @@ class Stream:
 
     def _fill(self) -> None:
         try:
+            items = self._begun()
             self._mark = self._marker.mark(self._made)
             packing = self._packing
             plain = packing.plain
-            for item in self._begun():
+            for item in items:
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Numbers take no lock.
                     plain.append(item)
@@ -165,7 +166,7 @@ class Stream:
     def _begun(self) -> Iterator[Any]:
         if not self._has_begun:
             self._has_begun = True
-            self._items = self._marker.begin()
+            self._items = self._marker.begin(tells=True)
         return self._items
 
     def send(self) -> None:
@@ -181,10 +182,10 @@ class Stream:
                 self._credits -= cost
                 self.sent = monotonic()
                 self._made += count
-                mark, self._mark = self._mark or self._marker.repeated, None
-                noted = b"" if mark is None else dump_mark(mark)
+                mark, self._mark = self._mark, None
+                note = Note.of(mark, self._marker.pieces())
                 self.is_over = self.is_over or bool(ending)
-                self._talk.send_items(self.epoch, self.number, cost, items, noted, ending)
+                self._talk.send_items(self.epoch, self.number, cost, items, note, ending)
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; whether that is to be sent now."""

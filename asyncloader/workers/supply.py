@@ -21,6 +21,7 @@ from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.wire import close_all
 from asyncloader.workers.failure import unpack_error
+from asyncloader.workers.item_frames import split_items
 from asyncloader.workers.messages import (
     EndEpoch,
     Grant,
@@ -30,7 +31,6 @@ from asyncloader.workers.messages import (
     dump_message,
     dump_slots,
     load_dealt,
-    split_items,
 )
 
 #: How many frames the dispatching process may be ahead of a worker.

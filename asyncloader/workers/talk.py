@@ -17,6 +17,7 @@ from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.encoder import Encoded, Encoder, in_band
 from asyncloader.transport.frame import Frame
+from asyncloader.workers.item_frames import NO_NOTE, Note, items_head
 from asyncloader.workers.messages import (
     Command,
     Dealt,
@@ -27,7 +28,6 @@ from asyncloader.workers.messages import (
     StreamEnded,
     StreamFailed,
     dump_message,
-    items_head,
     load_command,
     load_slots,
 )
@@ -130,15 +130,15 @@ class Talk:
         stream: int,
         cost: int,
         items: Encoded,
-        mark: bytes = b"",
+        note: Note = NO_NOTE,
         ending: Sequence[StreamEnded | StreamFailed] = (),
     ) -> None:
         """Send a frame of items, and that it is the last; waits while the socket is full.
 
-        ``cost`` is how many credits it uses up.
+        ``cost`` is how many credits it uses up, and ``note`` what it says of its stream.
         """
         self._hurried.discard((epoch, stream))
-        head = items_head(epoch, stream, cost, mark)
+        head = items_head(epoch, stream, cost, note)
         then = [(Kind.MESSAGE, dump_message(self._with_tally(each))) for each in ending]
         self._say(Kind.ITEMS, [head, *items.parts], items.fds, then)
 

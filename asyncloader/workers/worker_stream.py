@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asyncloader.datapipes.tidings import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import LoopWaiter, in_thread
 from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.item_frames import load_told
 from asyncloader.workers.last_words import add_last_words
 from asyncloader.workers.link import Link
 from asyncloader.workers.merging import AsTheyCome, InOrder, InRuns, Merge
-from asyncloader.workers.messages import DealStart, Grant, Hurry, Mark
+from asyncloader.workers.messages import DealStart, Grant, Hurry
 from asyncloader.workers.overdue import Overdue
 from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
 
@@ -78,7 +80,7 @@ class WorkerStream:
         self._waiter = waiter
         self._settings = settings
         self._place = first_place(settings.num_workers)
-        self._keeps_marks = False
+        self._keeps_told = False
         self._runs: Sequence[Sequence[int]] = ()
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
@@ -102,15 +104,15 @@ class WorkerStream:
         """
         self._place, self._runs = place, runs
 
-    def keep_marks(self) -> None:
-        """Keep the marks of all frames that are opened; to be called before the first ``take``."""
-        self._keeps_marks = True
+    def keep_told(self) -> None:
+        """Keep what is told with frames that are opened; to be called before the first ``take``."""
+        self._keeps_told = True
 
-    def kept_marks(self) -> Iterator[tuple[int, Mark]]:
-        """Return the workers' marks that were kept since the last call, each's oldest first."""
+    def told(self) -> Iterator[tuple[int, list[Piece]]]:
+        """Yield who told what with the frames that were opened since the last call."""
         for inbox in self._inboxes:
-            while inbox.opened:
-                yield inbox.worker, inbox.opened.popleft().read()
+            while inbox.told:
+                yield inbox.worker, load_told(inbox.told.popleft())
 
     def turns(self) -> Sequence[int]:
         """Return the workers that have not ended, the one whose turn it is first."""
@@ -148,9 +150,9 @@ class WorkerStream:
 
     def _begin(self) -> None:
         self._inboxes = self._crew.begin_stream(self._number, self._place)
-        if self._keeps_marks:
+        if self._keeps_told:
             for inbox in self._inboxes:
-                inbox.opened = deque()
+                inbox.told = deque()
         order = InOrder if self._settings.in_order else AsTheyCome
         following = order(self._inboxes[worker] for worker in self._place.turns)
         runs = ((self._inboxes[worker], count) for worker, count in self._runs)

@@ -78,6 +78,13 @@ def test_whole_batches_do_not_depend_on_the_number_of_workers() -> None:
 def test_the_end_is_where_the_workers_end() -> None:
     end = ShardingPolicy("end")(source().map(str).pin_memory())
     assert lines(end) == ["map", "sharding_filter", "pin_memory"]
+    end = ShardingPolicy("end")(source().map(str).pin_memory().map(len))
+    assert lines(end) == ["map", "sharding_filter", "pin_memory", "map"]
+
+
+def test_what_the_loader_shuffles_is_divided_before() -> None:
+    end = ShardingPolicy()(source().shuffle().map(str).pin_memory().shuffle())
+    assert lines(end) == ["shuffle", "sharding_filter", "map", "pin_memory", "shuffle"]
 
 
 @wrappers

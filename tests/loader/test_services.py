@@ -255,6 +255,33 @@ async def test_a_service_may_re_key_the_epochs_generator():
     assert epochs[0] == epochs[1]
 
 
+def shuffled(datapipe):
+    return datapipe.shuffle()
+
+
+def shuffled_by_hand(datapipe):
+    return datapipe.shuffle().set_seed(7)
+
+
+def order_with(reset_fn, seed):
+    graph, service = IterableWrapper(range(50)), InProcessReadingService(reset_fn=reset_fn)
+    with DataLoader2(graph, reading_service=service) as loader:
+        loader.seed(seed)
+        iterator = iter(loader)
+        begun = [next(iterator) for _ in range(9)]
+        state = loader.state_dict(include_datapipe=False)
+        items = begun + list(iterator)
+    with DataLoader2(graph, reading_service=service) as loader:
+        loader.load_state_dict(state)
+        assert begun + list(loader) == items
+    return items
+
+
+def test_what_a_reset_puts_in_gets_a_seed_unless_it_has_one():
+    assert order_with(shuffled, 1) == order_with(shuffled, 1) != order_with(shuffled, 2)
+    assert order_with(shuffled_by_hand, 1) == order_with(shuffled_by_hand, 2)
+
+
 async def test_in_process_service_calls_its_functions_and_prefetches():
     calls = []
 

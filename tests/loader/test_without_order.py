@@ -7,7 +7,10 @@ place, or a later round had seen of it has to come first, in the order it had.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 import asyncloader.datapipes.iter as it
 from asyncloader import (
     DataLoader2,
+    InProcessReadingService,
     MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
@@ -24,8 +28,9 @@ from asyncloader import (
 from asyncloader.datapipes import marks
 from asyncloader.datapipes.course import course_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.errors import SnapshotError
+from asyncloader.errors import SnapshotError, WorkerDied
 from tests.samples import is_odd
+from tests.standing import standing
 from tests.steps import loader_from
 
 COUNT = 60
@@ -170,20 +175,78 @@ def workers(**settings: Any) -> MultiProcessingReadingService:
 
 
 @pytest.mark.parametrize(
-    ("make", "new_service"),
+    ("make", "in_order", "behind"),
     [
-        (
-            lambda: it.IterableWrapper(range(COUNT)).sharding_filter().map(as_it_is),
-            lambda: SequentialReadingService(workers(in_order=False), Append()),
-        ),
-        (lambda: Opaque(mixed()), workers),
-        (lambda: Opaque(mixed(20)).cycle(3), workers),
+        (lambda: plain(), False, [Append()]),
+        (lambda: Opaque(mixed()), True, []),
+        (lambda: Opaque(mixed(20)).cycle(3), True, []),
     ],
     ids=["behind the workers", "in the workers", "again and again in the workers"],
 )
-def test_with_workers_nothing_is_lost_either(make, new_service):
-    for seed in range(2):
-        assert_nothing_is_lost(make, random.Random(seed), new_service)
+def test_with_workers_nothing_is_lost_either(make, in_order, behind):
+    with standing(2, in_order=in_order) as service:
+        for seed in range(2):
+            assert_nothing_is_lost(
+                make, random.Random(seed), lambda: SequentialReadingService(service, *behind)
+            )
+
+
+def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
+    """How often marks are due depends on time; what they hold does not."""
+    marks._SHARE = 0
+    return pipe
+
+
+def marking(**settings: Any) -> Any:
+    return standing(2, worker_init_fn=mark_every_frame, worker_prefetch_cnt=1, **settings)
+
+
+# Not the global one: a worker whose functions draw from that makes no marks.
+own_luck = random.Random()
+
+
+async def sooner_or_later(number: int) -> int:
+    for _ in range(own_luck.choice([0, 0, 0, 3, 7])):
+        await asyncio.sleep(0)
+    return number
+
+
+def spread(pipe: Any) -> Any:
+    return pipe.async_map(sooner_or_later, ordered=False, concurrency=8)
+
+
+def kept(item: Any, device: Any) -> Any:
+    return item
+
+
+class InLoader(Opaque):
+    """A user's pipe that stays with the loader."""
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+def in_workers(count: int = 300) -> Any:
+    return spread(it.IterableWrapper(range(count)).sharding_filter())
+
+
+BEHIND_WORKERS: dict[str, Any] = {
+    "shuffle": lambda: in_workers().pin_memory(pin_memory_fn=kept).shuffle(buffer_size=120),
+    "groupby": lambda: in_workers().pin_memory(pin_memory_fn=kept).groupby(is_odd, group_size=70),
+    "opaque": lambda: InLoader(in_workers()),
+    "dealt": lambda: spread(
+        it.IterableWrapper(range(300)).sharding_round_robin_dispatch(
+            SHARDING_PRIORITIES.MULTIPROCESSING
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("name", BEHIND_WORKERS)
+def test_what_the_loader_reads_again_comes_in_the_order_it_had_in_the_workers(name, in_order):
+    with marking(in_order=in_order) as service:
+        assert_nothing_is_lost(BEHIND_WORKERS[name], random.Random(1), lambda: service)
 
 
 def dealt() -> Any:
@@ -203,5 +266,124 @@ def test_nobody_is_replaced_where_no_order_is_known_of_what_was_dealt():
     with (
         pytest.raises(ValueError, match=r'"restart" is not possible: async_map\('),
         loader_from(dealt(), workers(on_worker_death="restart")),
+    ):
+        pass
+
+
+# What was begun in turn, and what was not ------------------------------------------------------
+
+
+ORDERS = {
+    "begun without workers": [(0, True), (2, False), (2, False), (2, False)],
+    "begun in turn": [(2, True), (3, False), (3, True), (3, False)],
+    "begun as items came": [(2, False), (2, True), (2, False), (2, True)],
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_epoch_is_gone_on_with_in_the_order_in_which_it_was_begun(name):
+    def make() -> Any:
+        source = it.IterableWrapper(range(200)).sharding_filter().map(as_it_is)
+        return InLoader(source.pin_memory(pin_memory_fn=kept).shuffle(buffer_size=60))
+
+    ways = iter([(0, True), *ORDERS[name]])
+
+    def new_service() -> Any:
+        count, in_order = next(ways)
+        return MultiProcessingReadingService(count, worker_prefetch_cnt=1, in_order=in_order)
+
+    assert_nothing_is_lost(make, random.Random(2), new_service)
+
+
+# What services and functions put into the graph -------------------------------------------------
+
+
+def spread_there(pipe: Any, *_: Any) -> Any:
+    return spread(pipe)
+
+
+def in_pairs(pipe: Any, *_: Any) -> Any:
+    return pipe.batch(2)
+
+
+def plain() -> Any:
+    return it.IterableWrapper(range(COUNT)).sharding_filter().map(as_it_is)
+
+
+class Change(ReadingServiceInterface):
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def initialize(self, datapipe: Any) -> Any:
+        return self.change(datapipe)
+
+
+UNPLACED: dict[str, Any] = {
+    "init": lambda: InProcessReadingService(init_fn=spread_there),
+    "reset": lambda: InProcessReadingService(reset_fn=spread_there),
+    "worker's init": lambda: workers(worker_init_fn=spread_there),
+    "worker's reset": lambda: workers(worker_reset_fn=spread_there),
+    "service": lambda: SequentialReadingService(Change(spread_there), workers()),
+}
+
+
+@pytest.mark.parametrize("name", UNPLACED)
+def test_no_state_is_taken_where_what_has_no_order_has_no_place(name):
+    with loader_from(plain(), UNPLACED[name]()) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        with pytest.raises(SnapshotError, match=r"async_map\(.*put it there before the loader"):
+            loader.state_dict()
+        assert sorted([first, *iterator]) == list(range(COUNT))
+        # Between epochs there is nothing to be known.
+        assert loader.state_dict()
+
+
+def test_nobody_is_replaced_where_what_has_no_order_has_no_place(caplog):
+    caplog.set_level(logging.CRITICAL, "asyncloader")
+    service = workers(worker_init_fn=spread_there, worker_prefetch_cnt=1, on_worker_death="restart")
+    with loader_from(in_workers(3000), service) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(loader.reading_service._pool.links[0].process.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied) as death:
+            list(iterator)
+    assert "is not replaced: async_map(" in "".join(death.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "new_service",
+    [
+        lambda: SequentialReadingService(Change(in_pairs), workers(in_order=False)),
+        lambda: SequentialReadingService(workers(in_order=False), Change(in_pairs)),
+        lambda: SequentialReadingService(workers(), Change(lambda pipe: pipe.shuffle())),
+    ],
+    ids=["before the workers", "behind the workers", "shuffled behind the workers"],
+)
+def test_what_services_add_to_what_has_no_order_loses_nothing(new_service):
+    make = plain if new_service().reading_services[0].worker_count() == 0 else in_workers
+    assert_nothing_is_lost(make, random.Random(3), new_service)
+
+
+# What cannot be divided -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "pipe"),
+    [
+        (lambda: spread(it.IterableWrapper(range(9))).sharding_filter(), "async_map"),
+        (lambda: it.IterableWrapper(range(9)).batch(2, max_wait=1).sharding_filter(), "batch"),
+    ],
+    ids=["results as they come", "batches by the clock"],
+)
+def test_what_comes_in_no_certain_order_is_not_divided(make, pipe):
+    for count in (0, 1):
+        with loader_from(make(), MultiProcessingReadingService(count)) as loader:
+            assert sorted(flat(list(loader))) == list(range(9))
+    with (
+        pytest.raises(
+            ValueError, match=rf"each of the workers .* what {pipe}\(.* no certain order"
+        ),
+        loader_from(make(), workers()),
     ):
         pass

@@ -49,6 +49,10 @@ CLASHING: dict[str, tuple[Callable[[], Any], str]] = {
     "batch": (lambda: numbers().sharding_filter().batch(3), r"batch\(3\)"),
     "filter": (lambda: numbers().sharding_filter().filter(is_odd).map(double), r"filter\(is_odd\)"),
     "no division": (lambda: numbers().map(double), "shuffle"),
+    "results in lists": (
+        lambda: numbers().sharding_filter().async_map_batches(double_soon, 3, flatten=False),
+        "async_map_batches",
+    ),
 }
 
 

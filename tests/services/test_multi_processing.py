@@ -205,6 +205,18 @@ async def test_the_reset_function_is_called_for_every_epoch(reset_fn, num_worker
     assert epochs[0][0][3] != epochs[1][0][3]
 
 
+def shuffles_above(pipe, *args):
+    pipe.source = pipe.source.shuffle()
+    return pipe
+
+
+def test_workers_agree_on_the_seed_of_what_a_reset_puts_above_their_division():
+    with loader_of(numbers(60), 2, worker_reset_fn=shuffles_above) as loader:
+        for _ in range(2):
+            items = list(loader)
+            assert sorted(items) == list(range(60)) != items
+
+
 def forgets(pipe, *args):
     pass
 

@@ -17,6 +17,7 @@ import pytest
 import asyncloader.datapipes.iter as it
 from asyncloader import (
     DataLoader2,
+    InProcessReadingService,
     MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
@@ -350,6 +351,50 @@ def rests_of_own(make: Make, state: State, rank: int) -> list[Any]:
     with loader_of(make, rank, 2) as loader:
         loader.load_state_dict(state)
         return list(loader)
+
+
+def in_pairs(pipe: Any) -> Any:
+    return pipe.batch(2)
+
+
+def doubled(pipe: Any) -> Any:
+    return pipe.map(double)
+
+
+ADDING: dict[str, Callable[[Any], ReadingServiceInterface]] = {
+    "init": lambda add: InProcessReadingService(init_fn=add),
+    "reset": lambda add: InProcessReadingService(reset_fn=add),
+}
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_what_a_service_adds_in_the_loader_is_named_where_the_ranks_are_others(name):
+    def loader_adding(add: Any, rank: int, ranks: int) -> DataLoader2[Any]:
+        service = SequentialReadingService(OnRank(rank, ranks), ADDING[name](add))
+        loader = DataLoader2(FITTING["maps"](), reading_service=service)
+        loader.seed(SEED)
+        return loader
+
+    def begun(add: Any, rank: int) -> State:
+        with loader_adding(add, rank, 2) as loader:
+            next(iter(loader))
+            return loader.state_dict(include_datapipe=False)
+
+    pairs = [begun(in_pairs, rank) for rank in range(2)]
+    loader = loader_adding(in_pairs, 0, 3)
+    loader.load_state_dict(pairs)
+    with (
+        loader,
+        pytest.raises(SnapshotError, match=r"a reading service .*puts batch\(2\) into it"),
+    ):
+        next(iter(loader))
+    with loader_adding(in_pairs, 1, 2) as loader:
+        loader.load_state_dict(pairs)
+        assert sum(map(len, loader)) == SIZE // 2 - 2
+    with loader_adding(doubled, 1, 3) as loader:
+        loader.load_state_dict([begun(doubled, rank) for rank in range(2)])
+        whole = [2 * item for item in in_process(FITTING["maps"])]
+        assert list(loader) == shares_of(whole, 2, 3)[1]
 
 
 def test_places_between_which_items_are_missing_are_refused_with_what_to_do():

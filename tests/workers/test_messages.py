@@ -11,6 +11,14 @@ from hypothesis import strategies as st
 from asyncloader.errors import TransportError
 from asyncloader.runtime import WorkerInfo
 from asyncloader.seeds import SeedGenerator
+from asyncloader.workers.item_frames import (
+    Note,
+    dump_mark,
+    items_head,
+    load_mark,
+    load_told,
+    split_items,
+)
 from asyncloader.workers.messages import (
     BeginStream,
     DealStart,
@@ -27,15 +35,11 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
-    dump_mark,
     dump_message,
     dump_slots,
-    items_head,
     load_command,
-    load_mark,
     load_report,
     load_slots,
-    split_items,
 )
 
 MARK = Mark(7, {2: {"taken": 7}}, {"random": [1, [2], None]})
@@ -90,21 +94,30 @@ def test_noise_is_no_message(noise):
         load_command(pickle.dumps(noise))
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary(), st.binary())
-def test_items_know_their_epoch_and_stream_and_where_it_stood(epoch, stream, mark, items):
-    frame = items_head(epoch, stream, 3, mark) + items
-    assert split_items(frame) == (epoch, stream, 3, mark, items)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), *[st.binary()] * 3)
+def test_items_know_their_epoch_and_stream_and_where_it_stood(epoch, stream, mark, told, items):
+    note = Note(mark, told)
+    frame = items_head(epoch, stream, 3, note) + items
+    assert split_items(frame) == (epoch, stream, 3, note, items)
 
 
-def test_a_mark_that_is_longer_than_its_frame_is_refused():
-    with pytest.raises(TransportError, match="has a mark of 9"):
-        split_items(items_head(1, 0, 1, b"123456789")[:-1])
+def test_a_note_that_is_longer_than_its_frame_is_refused():
+    with pytest.raises(TransportError, match="has a note of 9"):
+        split_items(items_head(1, 0, 1, Note(b"12345", b"6789"))[:-1])
 
 
 def test_marks_come_back_as_they_were():
     assert load_mark(dump_mark(MARK)) == MARK
     with pytest.raises(TransportError, match="a mark could not be read"):
         load_mark(b"noise")
+
+
+def test_what_is_told_comes_back_as_it_was():
+    pieces = [[3, 7, [[1, 2, 0]]]]
+    assert load_told(Note.of(None, pieces).told) == pieces
+    assert Note.of(None, []) == Note()
+    with pytest.raises(TransportError, match="told with a frame could not be read"):
+        load_told(b"noise")
 
 
 def test_items_without_a_head_are_refused():

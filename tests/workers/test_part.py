@@ -38,13 +38,13 @@ def test_a_pass_that_was_begun_is_forgotten():
 def test_what_a_reset_returns_is_iterated():
     pipe = IterableWrapper(range(3))
     part = part_of(pipe)
-    prepared = part.reset(lambda end: end.map(str))
+    prepared = part.reset(lambda end: end.map(str), SeedGenerator(1))
     assert list(prepared.end) == ["0", "1", "2"]
     assert prepared.pipes == [prepared.end, pipe]
-    assert part.reset(lambda end: [1, 2]) == ([1, 2], [])
+    assert part.reset(lambda end: [1, 2], SeedGenerator(1)) == ([1, 2], [])
 
 
-def test_pipes_that_a_reset_put_in_are_seeded_in_the_epochs_after_it():
+def test_pipes_that_a_reset_put_in_are_seeded_in_its_epoch_and_after_it():
     pipe = IterableWrapper(range(50)).map(int)
     part = part_of(pipe)
     assert order_of(part, 1) == list(range(50))
@@ -53,7 +53,10 @@ def test_pipes_that_a_reset_put_in_are_seeded_in_the_epochs_after_it():
         end.source = end.source.shuffle()
         return end
 
-    part.reset(shuffled)
+    first = list(part.reset(shuffled, SeedGenerator(1)).end)
+    again = part_of(IterableWrapper(range(50)).map(int))
+    again.seed((), SeedGenerator(7))
+    assert first == list(again.reset(shuffled, SeedGenerator(1)).end) != list(range(50))
     assert order_of(part, 1) == order_of(part, 1) != order_of(part, 2)
     assert len(part.prepared().pipes) == 3
 

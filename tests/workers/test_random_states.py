@@ -78,7 +78,7 @@ def test_a_state_with_generators_of_another_release_is_refused_by_name():
     place = {
         "in_order": True,
         "runs": [],
-        "marks": [],
+        "told": [],
         "taken": 1,
         "turns": [0],
         "workers": [worker],

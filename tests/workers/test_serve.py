@@ -27,6 +27,7 @@ from asyncloader.transport.frame import Frame
 from asyncloader.transport.payload import read_layout
 from asyncloader.workers import main, messages
 from asyncloader.workers.failure import unpack_error
+from asyncloader.workers.item_frames import split_items
 from asyncloader.workers.main import WorkerPlan
 from asyncloader.workers.messages import (
     BeginStream,
@@ -48,7 +49,6 @@ from asyncloader.workers.messages import (
     dump_message,
     dump_slots,
     load_report,
-    split_items,
 )
 from asyncloader.workers.resets import dump_resets
 

@@ -18,8 +18,9 @@ from asyncloader.transport.packing import Packing
 from asyncloader.workers import messages
 from asyncloader.workers import stream as streams
 from asyncloader.workers.failure import pack_error, unpack_error
+from asyncloader.workers.item_frames import split_items
 from asyncloader.workers.marker import Marker
-from asyncloader.workers.messages import Kind, StreamEnded, StreamFailed, load_report, split_items
+from asyncloader.workers.messages import Kind, StreamEnded, StreamFailed, load_report
 from asyncloader.workers.part import Prepared
 from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.stream import Stream

@@ -14,13 +14,13 @@ from asyncloader.transport.channel import Channel
 from asyncloader.transport.encoder import Encoder
 from asyncloader.workers.failure import pack_error
 from asyncloader.workers.from_loader import FedSupply
+from asyncloader.workers.item_frames import items_head
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     Grant,
     Kind,
     StreamEnded,
     dump_message,
-    items_head,
     load_command,
 )
 from asyncloader.workers.outlet import Outlet

@@ -1,0 +1,70 @@
+"""What was handed out without order, told piece by piece.
+
+This file is about ``Teller``, which says what some pipes have handed out since it was last
+asked, and about ``followed``, which adds that to cursors from before. So a cursor that went to
+another process goes on to have what follows it, and nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.course import course_of
+from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
+from asyncloader.datapipes.handing_out import cursor_to_begin_with
+from asyncloader.datapipes.naming import stage_name
+
+#: A pipe's place, how many entries its course had before these, and these. Of a pipe that has
+#: no place there is its name instead.
+Piece = list[Any]
+
+
+class Teller:
+    """Tells what pipes without order hand out from now on."""
+
+    def __init__(self, pipes: Iterable[Any]) -> None:
+        pipes = list(pipes)
+        placed = [pipe for pipe in pipes if place_of(pipe) is not None]
+        self._since = [(place_of(pipe), course_of(pipe).since_now()) for pipe in placed]
+        self._unplaced = [[None, 0, [stage_name(pipe)]] for pipe in pipes if place_of(pipe) is None]
+
+    def pieces(self) -> list[Piece]:
+        """Return what was handed out since the last call, by any thread."""
+        told = ([place, *since.told()] for place, since in self._since)
+        return [*self._unplaced, *(piece for piece in told if piece[-1])]
+
+
+def unplaced_in(pieces: Iterable[Piece]) -> str:
+    """Return the name of a pipe of which nothing can be told, or nothing."""
+    return next((entries[0] for place, _, entries in pieces if place is None), "")
+
+
+def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
+    """Return cursors to which that belongs, too, which was told later.
+
+    What they have already, of what was told, is left out.
+    """
+    found = copy.deepcopy(cursors)
+    for place, start, entries in pieces:
+        if place is None:
+            continue
+        # The beginning of a stream has no cursors.
+        for cursor in list(_at(place, found)) or [_begun(place, found)]:
+            known = cursor["at"] + len(cursor["later"]) - start
+            cursor["later"] += entries[max(known, 0) :]
+    return found
+
+
+def _at(place: int, cursors: Cursors) -> Iterator[Cursor]:
+    """Yield the cursors of a place, also those that other cursors hold."""
+    for own, cursor in cursors.items():
+        if own == place:
+            yield cursor
+        yield from _at(place, dict(cursor.get("above", ())))
+
+
+def _begun(place: int, cursors: Cursors) -> Cursor:
+    cursors[place] = cursor = cursor_to_begin_with([], 0)
+    return cursor
