@@ -14,6 +14,8 @@ counts what is asked and which connections are open.
     /late/2/x            no answer the first two times that x is asked for, then a body
     /stall               the head and half a body, then nothing
     /squeezed            a megabyte of zeros, compressed
+    /packed/gzip/2/x     a body that is compressed with gzip, without its length; cut short the
+                         first two times
     /file/2/x            the file x or the part of it that is asked for; half of that (or
                          another share) the first two times
     /endless             zeros, as fast as they are read
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -131,6 +134,10 @@ class HttpServer:
             case ["squeezed"]:
                 squeezed = zlib.compress(bytes(1 << 20))
                 writer.write(whole(200, squeezed, "Content-Encoding: deflate\r\n"))
+            case ["packed", form, times, name]:
+                is_cut = self.asked[path] <= int(times)
+                writer.write(packed(form, body(name, 1 << 20))[: -5 if is_cut else None])
+                return False
             case ["file", times, name]:
                 is_cut = self.asked[path] <= int(times)
                 writer.write(self._part(name, headers, is_cut))
@@ -182,6 +189,22 @@ class HttpServer:
 def body(name: str, size: int) -> bytes:
     """Return the body that a name stands for."""
     return (f"{name} ".encode() * (size // (len(name) + 1) + 1))[:size]
+
+
+def packed(form: str, content: bytes) -> bytes:
+    """Return an answer whose body is compressed, and whose length is not said."""
+    half = len(content) // 2
+    encoding, sent = {
+        "gzip": ("gzip", gzip.compress(content)),
+        "twice": ("X-GZip", gzip.compress(content[:half]) + gzip.compress(content[half:])),
+        "padded": ("gzip", gzip.compress(content) + bytes(100)),
+        "deflate": ("deflate", zlib.compress(content)),
+        "raw": ("deflate", zlib.compress(content)[2:-4]),
+        "damaged": ("gzip", gzip.compress(content)[:-8] + bytes(8)),
+        "br": ("br", b"whatever"),
+    }[form]
+    head = f"HTTP/1.1 200 Said So\r\nConnection: close\r\nContent-Encoding: {encoding}\r\n\r\n"
+    return head.encode() + sent
 
 
 def whole(status: int, content: bytes, more: str = "") -> bytes:

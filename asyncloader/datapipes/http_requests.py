@@ -11,7 +11,7 @@ import contextlib
 import email.utils
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -82,7 +82,16 @@ def _may_pass(error: Exception) -> bool:
 
 def with_headers(settings: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
     """Return settings that have these headers too, unless they are given already."""
-    return {**settings, "headers": headers | dict(settings.get("headers") or {})}
+    given = header_pairs(settings)
+    names = {name.lower() for name, _ in given}
+    added = [(name, value) for name, value in headers.items() if name.lower() not in names]
+    return {**settings, "headers": added + given}
+
+
+def header_pairs(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the headers that settings give, of which one may come several times."""
+    given = settings.get("headers") or ()
+    return list(given.items() if isinstance(given, Mapping) else given)
 
 
 def refused(url: str, response: Any) -> HttpError:

@@ -6,6 +6,7 @@ before it is handed on, or as a stream that is read as it is wanted.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,6 +20,13 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.bodies import LARGE, form_of, joined, too_large
 from asyncloader.datapipes.extras import imported
 from asyncloader.datapipes.http_body import HttpBody
+from asyncloader.datapipes.http_decoding import (
+    STEP_BYTES,
+    AsItIs,
+    decoded_here,
+    decoding_of,
+    to_decode,
+)
 from asyncloader.datapipes.http_requests import (
     BAD,
     SILENCE_SECONDS,
@@ -159,7 +167,8 @@ class GetBody:
     """Reads the whole body of a URL, with a client."""
 
     def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
-        self.settings = settings
+        self.decodes = decoded_here(settings)
+        self.settings = to_decode(settings) if self.decodes else settings
         self.max_bytes = max_bytes
         self.form = form_of(as_bytes)
 
@@ -170,20 +179,27 @@ class GetBody:
                 async with client.session.get(url, **self.settings) as response:
                     if response.status >= BAD:
                         raise refused(url, response)
-                    body = await self._body(url, response.content, listening)
+                    body = await self._body(url, response, listening)
             return url, self.form(body)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, url)
 
-    async def _body(self, url: str, content: Any, listening: Listening) -> bytes:
-        held, size = [], 0
-        while not content.at_eof():
+    async def _body(self, url: str, response: Any, listening: Listening) -> bytes:
+        held, sent, size = [], 0, 0
+        decoding = decoding_of(url, response) if self.decodes else AsItIs()
+        while not response.content.at_eof():
             listening.heard_at = monotonic()
-            piece = await content.readany()
-            size += len(piece)
-            if size > self.max_bytes:
-                raise too_large(shown(url), self.max_bytes)
-            held.append(piece)
+            came = await response.content.readany()
+            sent += len(came)
+            for piece in decoding.pieces(came):
+                size += len(piece)
+                if max(sent, size) > self.max_bytes:
+                    raise too_large(shown(url), self.max_bytes)
+                held.append(piece)
+                if len(piece) == STEP_BYTES:
+                    # A little may become very much, while others wait for the loop.
+                    await asyncio.sleep(0)
+        held.append(decoding.rest())
         return b"".join(held) if size < LARGE else await joined(held)
 
 

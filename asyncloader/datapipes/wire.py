@@ -109,7 +109,13 @@ class Wire:
 
     async def _opened(self, body: Body) -> None:
         self._open.add(body)
-        await body.open(await self._session)
+        try:
+            # The session is there for the others too, whoever stops waiting for it.
+            await body.open(await asyncio.shield(self._session))
+        except BaseException:
+            # Whoever stops waiting lets go, it may be before this has begun.
+            self._let_go(body)
+            raise
 
     def _let_go(self, body: Body) -> None:
         body.close()

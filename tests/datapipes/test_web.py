@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import functools
+import gzip
 import importlib.util
 import io
 import random
@@ -18,7 +19,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes import web
-from asyncloader.datapipes.http_requests import seconds_of
+from asyncloader.datapipes.http_requests import seconds_of, with_headers
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
 from tests.collecting import drain_with_cancels
@@ -181,6 +182,50 @@ async def test_a_body_that_is_too_large_is_refused(path):
     async with http_server() as server:
         with pytest.raises(ResourceExhausted, match="more than max_bytes=1000"):
             await bodies(server, path, max_bytes=1000)
+
+
+@pytest.mark.parametrize("form", ["gzip", "twice", "deflate", "raw"])
+async def test_what_is_cut_short_within_its_compression_is_tried_again(form):
+    async with http_server() as server:
+        path = f"/packed/{form}/2/x"
+        assert await bodies(server, path) == [body("x", 1 << 20)]
+        assert server.asked[path] == 3
+        with pytest.raises(HttpUnavailable, match=f"/packed/{form}/9/x: its .* was cut short"):
+            await bodies(server, f"/packed/{form}/9/x", retries=0)
+
+
+async def test_what_follows_a_compressed_body_is_of_no_meaning():
+    async with http_server() as server:
+        assert await bodies(server, "/packed/padded/0/x") == [body("x", 1 << 20)]
+
+
+@pytest.mark.parametrize(
+    ("form", "says"), [("damaged", "its gzip is damaged"), ("br", "the server sent br, not gzip")]
+)
+async def test_what_cannot_be_unpacked_is_an_error(form, says):
+    async with http_server() as server:
+        with pytest.raises(HttpError, match=says):
+            await bodies(server, f"/packed/{form}/0/x", retries=1)
+
+
+async def test_unpacking_may_be_left_to_aiohttp_or_to_others():
+    content, path = body("x", 1 << 20), "/packed/gzip/0/x"
+    async with http_server() as server:
+        (packed,) = await bodies(server, path, auto_decompress=False)
+        assert gzip.decompress(packed) == content
+        for settings in (
+            {"auto_decompress": True},
+            {"headers": [("accept-encoding", "gzip")]},
+            {"skip_auto_headers": ["Accept-Encoding"]},
+        ):
+            assert await bodies(server, path, **settings) == [content]
+
+
+def test_headers_are_added_unless_they_are_given():
+    given = {"headers": [("a", "1"), ("A", "2")], "ssl": False}
+    more = with_headers(with_headers(given, {"B": "3", "a": "4"}), {"b": "5"})
+    assert more == {"headers": [("B", "3"), ("a", "1"), ("A", "2")], "ssl": False}
+    assert with_headers({"headers": None}, {"B": "3"}) == {"headers": [("B", "3")]}
 
 
 async def test_nothing_secret_of_a_url_is_in_an_error():
