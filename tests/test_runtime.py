@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from asyncloader.runtime import in_thread
+from asyncloader.runtime import LoopThread, in_thread
 
 
 async def test_who_stops_waiting_for_a_thread_does_not_disturb_its_end():
@@ -33,3 +33,23 @@ async def test_what_a_function_in_a_thread_raises_is_raised_here():
 
     with pytest.raises(LookupError, match="nothing there"):
         await in_thread(fail)
+
+
+def test_a_loop_that_is_told_to_stop_while_it_winds_up_does_so_to_the_end():
+    begun, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(0)
+            ended.set()
+
+    thread = LoopThread()
+    asyncio.run_coroutine_threadsafe(work(), thread.loop)
+    assert begun.wait(60)
+    thread.close(60)
+    assert ended.is_set()
+    assert thread.loop.is_closed()

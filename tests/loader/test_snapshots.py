@@ -725,7 +725,8 @@ def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
     with DataLoader2(make()) as loader:
         loader.load_state_dict(state)
         assert list(loader) == rest
-    assert calls.count <= whole // 10 + 100
+    # A group that crosses between threads may have been made of 128, and so the one before it.
+    assert calls.count <= whole // 10 + 400
 
 
 async def test_states_may_be_taken_while_another_thread_iterates():
