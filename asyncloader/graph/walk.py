@@ -62,6 +62,8 @@ def list_dps(graph: DataPipeGraph, exclude_dps: Any = None) -> list[Any]:
     >>> list_dps(traverse_dps(source.map(str)), exclude_dps=source)
     [map(str)]
     """
+    if not isinstance(graph, dict):
+        raise TypeError(f"a graph is what traverse_dps returns, got {type(graph).__name__}")
     excluded = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps or ())
     hidden = {id(pipe) for end in excluded for pipe in breadth_first(end)}
     found: dict[int, Any] = {}
@@ -190,6 +192,11 @@ def every_edge_of(pipe: Any) -> list[Any]:
     declared = declared_edges(pipe)
     found = _found_edges(pipe) if declared is None else declared
     return [edge for edge in found if edge is not pipe]
+
+
+def reads_twice(reader: Any, pipe: Any) -> bool:
+    """Whether a pipe is several of the sources of another, which makes a pass over each."""
+    return sum(edge is pipe for edge in every_edge_of(reader)) > 1
 
 
 def declared_edges(pipe: Any) -> list[Any] | None:
