@@ -6,6 +6,8 @@ from asyncloader.datapipes.debugging import set_debug
 from asyncloader.errors import (
     ConcurrentIterationError,
     ForkedError,
+    HttpError,
+    HttpUnavailable,
     IteratorInvalidated,
     LoaderClosed,
     LoaderError,
@@ -16,6 +18,7 @@ from asyncloader.errors import (
     RankTimeout,
     ResourceExhausted,
     SnapshotError,
+    TooManyErrors,
     TransportError,
     WorkerDied,
     WorkerStartupError,
@@ -46,6 +49,8 @@ __all__ = [
     "DistributedReadingService",
     "Feed",
     "ForkedError",
+    "HttpError",
+    "HttpUnavailable",
     "InProcessReadingService",
     "IterDataPipe",
     "IteratorInvalidated",
@@ -63,6 +68,7 @@ __all__ = [
     "SeedGenerator",
     "SequentialReadingService",
     "SnapshotError",
+    "TooManyErrors",
     "TransportError",
     "WorkerDied",
     "WorkerInfo",
@@ -72,6 +78,11 @@ __all__ = [
     "get_worker_info",
     "set_debug",
 ]
+
+
+def __dir__() -> list[str]:
+    # What an editor or a shell offers, whether it was asked for before or not.
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,9 @@ class ThreadWaiter:
     """Lets one thread wait until something is so; any thread may wake or stop it."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # Free when it rings. An event of threading's could be left half-way by an interrupt.
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._waiting = False
         self.stopped = False
 
@@ -57,22 +59,28 @@ class ThreadWaiter:
             if left is not None and left <= 0:
                 return False
             # Announce the wait before the last look, so that no wake falls between.
-            self._event.clear()
+            self._bell.acquire(False)
             self._waiting = True
             if not ready() and not self.stopped:
-                self._event.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+                self._bell.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
             self._waiting = False
         return True
 
     def wake(self) -> None:
         """Make a waiting thread look again."""
         if self._waiting:
-            self._event.set()
+            self._ring()
 
     def stop(self) -> None:
         """End this and every later wait with Stopped."""
         self.stopped = True
-        self._event.set()
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._bell.locked():
+            # Another thread may have let it ring just now.
+            with contextlib.suppress(RuntimeError):
+                self._bell.release()
 
 
 class LoopWaiter:
@@ -103,13 +111,16 @@ class LoopWaiter:
 
     def wake(self) -> None:
         """Make a waiting task look again."""
-        future, self._future = self._future, None
+        future = self._future
         if future is None:
             return
         if asyncio._get_running_loop() is self._loop:
             release(future)
         else:
             call_soon(self._loop, release, future)
+        # An interrupt before this, and it is woken once more.
+        if self._future is future:
+            self._future = None
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:

@@ -131,10 +131,11 @@ class SeedGenerator:
         The shared stream goes on where it stands. With ``inplace`` this very
         generator is changed and returned.
         """
-        if worker_id < 0:
-            raise ValueError(f"worker_id must be at least 0, got {worker_id}")
+        number = _integer(worker_id)
+        if number < 0:
+            raise ValueError(f"worker_id must be an integer of at least 0, got {worker_id!r}")
         spawned = self if inplace else self.clone()
-        spawned._worker = self._worker.child(worker_id)
+        spawned._worker = self._worker.child(number)
         return spawned
 
     def clone(self) -> SeedGenerator:
@@ -175,10 +176,15 @@ def entropy(otherwise: Callable[[], int] = _from_system) -> int:
 
 def checked_seed(seed: int) -> int:
     """Return ``seed`` if it is a number of 64 bits; raise ValueError otherwise."""
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        number = -1
+    number = _integer(seed)
     if not 0 <= number < _UINT64:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
     return number
+
+
+def _integer(value: object) -> int:
+    """Return an integer as Python's own, and -1 for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1

@@ -105,7 +105,7 @@ def test_numbers_of_numpy_are_seeds():
 
 
 def test_a_negative_worker_is_refused():
-    with pytest.raises(ValueError, match="worker_id must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="worker_id must be an integer of at least 0, got -1"):
         SeedGenerator(1).spawn(-1)
 
 
@@ -136,3 +136,15 @@ def test_a_generator_that_adopts_a_key_goes_on_as_one_with_that_seed():
 def test_a_generator_knows_whether_it_was_given_its_seed():
     assert SeedGenerator(1).clone().is_chosen
     assert not SeedGenerator().spawn(3).is_chosen
+
+
+@pytest.mark.parametrize("worker_id", [1.5, True, "1", None])
+def test_a_worker_that_is_no_integer_is_refused(worker_id):
+    with pytest.raises(ValueError, match="worker_id must be an integer of at least 0, got"):
+        SeedGenerator(1).spawn(worker_id)
+
+
+def test_numbers_of_numpy_are_workers():
+    for number in range(4):
+        spawned = SeedGenerator(1).spawn(numpy.int64(number))
+        assert spawned.generate_seed() == SeedGenerator(1).spawn(number).generate_seed()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
+from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.kinds import functional_name
 
 
@@ -22,9 +23,7 @@ class FullSync(Adapter):
     """
 
     def __init__(self, timeout: float = 1800) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout must be more than 0 seconds, got {timeout!r}")
-        self.timeout = timeout
+        self.timeout = checked_seconds("timeout", timeout)
 
     def __call__(self, datapipe: Any) -> Any:
         if functional_name(datapipe) == "fullsync":

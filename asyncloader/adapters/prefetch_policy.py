@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
+from asyncloader.datapipes.arguments import checked_count, checked_mapping
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.kinds import functional_name, is_splitter
 from asyncloader.datapipes.naming import stage_name
@@ -45,9 +46,10 @@ class PrefetchPolicy(Adapter):
             raise ValueError(
                 "give a buffer_size, buffer_bytes, or after={name of a pipe: buffer size}"
             )
-        self.buffer_size = None if buffer_size is None else _checked(buffer_size)
-        self.buffer_bytes = None if buffer_bytes is None else _checked(buffer_bytes)
-        self.after = {name: _checked(count) for name, count in (after or {}).items()}
+        self.buffer_size = None if buffer_size is None else _size("buffer_size", buffer_size)
+        self.buffer_bytes = None if buffer_bytes is None else _size("buffer_bytes", buffer_bytes)
+        sizes = checked_mapping("after", after or {})
+        self.after = {name: _size(f"after[{name!r}]", size) for name, size in sizes.items()}
 
     def __call__(self, datapipe: Any) -> Any:
         pipes = breadth_first(datapipe)
@@ -100,9 +102,5 @@ def _is_prefetch(pipe: Any) -> bool:
     return functional_name(pipe) == "prefetch"
 
 
-def _checked(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"a buffer size must be an integer, got {type(count).__name__}")
-    if count < 1:
-        raise ValueError(f"a buffer size must be at least 1, got {count}")
-    return count
+def _size(name: str, value: int) -> int:
+    return checked_count(name, value, at_least=1)

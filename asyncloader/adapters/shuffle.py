@@ -24,6 +24,8 @@ class Shuffle(Adapter):
     """
 
     def __init__(self, enable: bool | None = True) -> None:
+        if enable not in (True, False, None):
+            raise ValueError(f"enable must be True, False or None, got {enable!r}")
         self.enable = enable
 
     def __call__(self, datapipe: Any) -> Any:

@@ -11,6 +11,7 @@ import inspect
 import math
 import operator
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from asyncloader.datapipes.naming import function_name
@@ -36,20 +37,25 @@ def checked_integer(name: str, value: Any) -> int:
 
 def checked_seconds(name: str, value: Any) -> float:
     """Return a number of seconds above 0; raise TypeError or ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
-    if not 0 < value < math.inf:
+    seconds = _number_of_seconds(name, value)
+    if not 0 < seconds < math.inf:
         raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
-    return value
+    return seconds
 
 
 def checked_wait(name: str, value: Any) -> float:
     """Return how long to wait, which may be 0 or for ever; raise an error otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
-    if not value >= 0:
+    seconds = _number_of_seconds(name, value)
+    if not seconds >= 0:
         raise ValueError(f"{name} must be at least 0 seconds, got {value}")
-    return value
+    return seconds
+
+
+def _number_of_seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
+    # Those of NumPy become Python's own.
+    return value if isinstance(value, int | float) else float(value)
 
 
 def checked_function(name: str, value: Any, *, takes: int | None = None) -> Any:

@@ -291,7 +291,7 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
     >>> list(IterableWrapper("abcde").every_other())
     ['a', 'c', 'e']
     """
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a functional name must be an identifier, got {name!r}")
 
     def registered(pipe_class: P) -> P:

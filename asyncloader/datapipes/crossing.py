@@ -7,6 +7,7 @@ thread, and how an async function is called from a thread.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
@@ -118,11 +119,11 @@ def loop_calls() -> Iterator[Callable[..., Any]]:
     """
     place = PLACE.get()
     if place is not None and place[0].loop is not running_loop():
-        yield functools.partial(call_on, place[0].loop, present_waiter())
+        yield functools.partial(_called, place[0].loop, present_waiter())
         return
     thread = LoopThread()
     try:
-        yield functools.partial(call_on, thread.loop, ThreadWaiter())
+        yield functools.partial(_called, thread.loop, ThreadWaiter())
     finally:
         thread.close()
 
@@ -142,3 +143,11 @@ def call_on(
     finally:
         # Whoever stops waiting stops the work as well.
         future.cancel()
+
+
+def _called(*args: Any) -> Any:
+    try:
+        return call_on(*args)
+    except concurrent.futures.CancelledError as error:
+        # It is the function itself that raised this, as any other error.
+        raise asyncio.CancelledError(*error.args) from None

@@ -34,6 +34,11 @@ def every_edge_of(pipe: Any) -> list[Any]:
     return [edge for edge in found if edge is not pipe]
 
 
+def reads_twice(reader: Any, pipe: Any) -> bool:
+    """Whether a pipe is several of the sources of another, which makes a pass over each."""
+    return sum(edge is pipe for edge in every_edge_of(reader)) > 1
+
+
 def declared_edges(pipe: Any) -> list[Any] | None:
     """Return the edges that a pipe declares, or None where they are to be found."""
     # The name means something in our own pipes only.

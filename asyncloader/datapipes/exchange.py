@@ -117,12 +117,21 @@ class Exchange(Generic[T]):
         """Whether there is something to take: items, the end, or an error."""
         return bool(self._items) or self._ended
 
-    def take(self) -> list[T]:
-        """Return the items that are there; at the end [] or the error, each time."""
+    def ask(self) -> None:
+        """Wake the giver, should an interrupt have kept ``take`` from doing so."""
+        self.giver.wake()
+
+    def take(self, into: list[T] | None = None) -> list[T]:
+        """Return the items that are there; at the end [] or the error, each time.
+
+        They are added to ``into``, which whoever may be interrupted holds already.
+        """
+        group = [] if into is None else into
         # The giver may append in between: what it appends stays for the next group.
         count = len(self._items)
         if count:
-            group = self._items[:count]
+            # Nothing is called here: an interrupt finds the items in one list or in the other.
+            group += self._items[:count]
             del self._items[:count]
             self._taken_before, self._taken = self._taken, self._taken + count
             self.giver.wake()

@@ -32,8 +32,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
     """
     if not is_pipe(new_datapipe):
         raise TypeError(f"only a datapipe replaces one, got {type(new_datapipe).__name__}")
-    end = _end_of(graph)
     _check_is_in(graph, old_datapipe)
+    end = _end_of(graph)
     for reader in list_dps(graph):
         if reader is not new_datapipe:
             replace_edge(reader, old_datapipe, new_datapipe)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
@@ -17,7 +18,7 @@ from types import MethodType
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_pipe
-from asyncloader.datapipes.edges import every_edge_of, vars_of
+from asyncloader.datapipes.edges import reads_twice, vars_of
 from asyncloader.datapipes.kinds import is_shuffler, is_splitter
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.graph.walk import Wiring
@@ -99,13 +100,12 @@ def read_without_fork(datapipe: Any) -> list[Any]:
 
 def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:
     readers = wiring.readers(pipe)
-    return len(readers) > 1 or any(_reads_twice(reader, pipe) for reader in readers)
+    return len(readers) > 1 or any(_at_once(reader, pipe) for reader in readers)
 
 
-def _reads_twice(reader: Any, pipe: Any) -> bool:
-    if is_replayed(reader) or reader.reads_in_turn:
-        return False
-    return sum(edge is pipe for edge in every_edge_of(reader)) > 1
+def _at_once(reader: Any, pipe: Any) -> bool:
+    """Whether a pipe makes several passes over another at the same time."""
+    return not is_replayed(reader) and not reader.reads_in_turn and reads_twice(reader, pipe)
 
 
 class _Settings:
@@ -126,6 +126,8 @@ class _Settings:
             return _UNKNOWN  # it is among the edges
         if isinstance(value, Enum) and not isinstance(value, int):
             return f"{_qualified(type(value))}.{value.name}"
+        if isinstance(value, float) and math.isnan(value):
+            return "nan"  # which equals itself
         for kind in (bool, int, float):
             if isinstance(value, kind):
                 return kind(value)

@@ -14,7 +14,9 @@ from operator import or_
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.edges import reads_twice
 from asyncloader.datapipes.kinds import is_replicable, is_splitter
+from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.graph.walk import Wiring
 
 
@@ -53,8 +55,15 @@ class Reach:
             is_iter_pipe(pipe)
             and not is_splitter(pipe)
             and not held_by_others
-            and len(self.wiring.readers(pipe)) <= 1
+            and self._passes_over(pipe) <= 1
         )
+
+    def _passes_over(self, pipe: Any) -> int:
+        """Return in how many passes a pipe is read."""
+        readers = self.wiring.readers(pipe)
+        # A pipe of the user's may know its one source by several names.
+        twice = any(not is_replayed(reader) and reads_twice(reader, pipe) for reader in readers)
+        return len(readers) + twice
 
     def can_copy(self, pipe: Any) -> bool:
         """Whether a pipe and all above it, up to the inlets, may run in several processes."""

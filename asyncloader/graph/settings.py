@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.kinds import (
     is_filter_of_shards,
     is_random,
@@ -146,6 +147,8 @@ def set_datapipes_seed(
     >>> list(pipes[0]) == list(pipes[1])
     True
     """
+    if is_pipe(datapipes):
+        raise TypeError("set_datapipes_seed takes a list of pipes; set_graph_random_seed, a graph")
     generator = seed_generator
     draw = generator.generate_shared_seed if distributed_shared else generator.generate_seed
     for pipe in datapipes:

@@ -57,6 +57,8 @@ def list_dps(graph: DataPipeGraph, exclude_dps: Any = None) -> list[Any]:
     >>> list_dps(traverse_dps(source.map(str)), exclude_dps=source)
     [map(str)]
     """
+    if not isinstance(graph, dict):
+        raise TypeError(f"a graph is what traverse_dps returns, got {type(graph).__name__}")
     excluded = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps or ())
     hidden = {id(pipe) for end in excluded for pipe in breadth_first(end)}
     found: dict[int, Any] = {}

@@ -27,7 +27,7 @@ from asyncloader.loader.moments import own_state
 from asyncloader.loader.snapshots import Snapshots, unpickled_graph
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.services.in_process import InProcessReadingService
+from asyncloader.services.copying import own_service
 from asyncloader.services.regrouping import Share
 
 T_co = TypeVar("T_co", covariant=True)
@@ -73,13 +73,14 @@ class DataLoader2(Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
     ) -> None:
-        self.reading_service = _copied_service(reading_service)
+        self.reading_service = own_service(reading_service)
         self._gate = Gate()
         self._iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; None until ``load_state_dict`` brings it, where none was given.
         self.datapipe: Any = None
         self._engine = Engine(Lifecycle(self.reading_service))
         self._loaded: dict[str, Any] | None = None
+        _check_adapters(datapipe_adapter_fn)
         if datapipe is not None:
             self._use_graph(adapted(copy_graph(_iter_pipe(datapipe)), datapipe_adapter_fn))
 
@@ -220,6 +221,7 @@ class DataLoader2(Generic[T_co]):
 
     def shutdown(self) -> None:
         """Shut down within three seconds, from a thread; the async form is ``aclose``."""
+        self._engine.check_may_shut_down()
         self._invalidate(LoaderClosed(CLOSED))
         self._engine.shutdown()
 
@@ -301,12 +303,9 @@ def _wrapper_for(data: object) -> str:
     return "it in iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
 
 
-def _copied_service(service: ReadingServiceInterface | None) -> ReadingServiceInterface:
-    if service is None:
-        return InProcessReadingService()
-    if not isinstance(service, ReadingServiceInterface):
+def _check_adapters(adapters: object) -> None:
+    if isinstance(adapters, ReadingServiceInterface):
         raise TypeError(
-            "reading_service must derive from ReadingServiceInterface, got"
-            f" {type(service).__name__}"
+            f"datapipe_adapter_fn must change graphs, got the service {adapters!r}; pass that as"
+            " reading_service=..."
         )
-    return copy.deepcopy(service)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import sys
 import threading
@@ -50,6 +51,8 @@ class Engine:
         self._left: Cursors = {}
         self._thread: LoopThread | None = None
         self._closed: concurrent.futures.Future[None] | None = None
+        # The loop that is at work on closing everything.
+        self._closing_on: asyncio.AbstractEventLoop | None = None
         #: Why no epoch can begin any more, if that is so.
         self.refusal: LoaderError | None = None
         self._warned_of_blocking = False
@@ -124,15 +127,20 @@ class Engine:
 
     def start_sync(self) -> None:
         """Start the service, from a thread."""
-        if self.refusal is not None:
-            raise self.refusal.with_traceback(None)
+        self._check_open()
         self._warn_if_blocking("this `with`", "`async with`", stacklevel=4)
-        self._private_loop().call(self.lifecycle.start())
+        try:
+            self._private_loop().call(self.lifecycle.start())
+        except concurrent.futures.CancelledError:
+            # Another thread has closed the loop meanwhile.
+            self._check_open()
+            raise
 
     def prepare_sync(self) -> None:
         """Start the service and end the epoch that is under way, from a thread."""
         self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
-        self._warn_if_blocking("this `for`", "`async for`", stacklevel=5)
+        self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
+        self._leave()
         self._private_loop().call(self._prepare())
 
     def begin_sync(self, gate: Gate) -> DirectItems | LoopItems:
@@ -159,26 +167,39 @@ class Engine:
             await asyncio.wrap_future(self._closed)
             return
         self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
+        self._closing_on = asyncio.get_running_loop()
         try:
             with ends_within(CLOSE_SECONDS):
                 await bounded(self._close())
         finally:
+            self._closing_on = None
             self._closed.set_result(None)
+
+    def check_may_shut_down(self) -> None:
+        """Raise LoopMismatchError in the thread of a loop that the close needs."""
+        self._refuse_own_loop("shutdown()", "use `await loader.aclose()`")
 
     def shutdown(self) -> None:
         """Close everything, from a thread."""
+        self.check_may_shut_down()
         if self._closed is not None:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
-        self._refuse_own_loop("shutdown()", "use `await loader.aclose()`")
         self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
-        with ends_within(CLOSE_SECONDS):
-            try:
-                self._private_loop().call(self._close())
-            finally:
-                if self._thread is not None:
-                    self._thread.close(time_left(CLOSE_SECONDS))
-                self._closed.set_result(None)
+        with ends_within(CLOSE_SECONDS), contextlib.ExitStack() as closing:
+            closing.callback(self._closed.set_result, None)
+            closing.callback(self._close_thread)
+            closing.callback(lambda: self._private_loop().call(self._close()))
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close what is made in a thread of the caller's in the thread that asks for it."""
+        if self._items is not None:
+            self._items.leave()
+
+    def _close_thread(self) -> None:
+        if self._thread is not None:
+            self._thread.close(time_left(CLOSE_SECONDS))
 
     async def _prepare(self) -> None:
         await self.end_epoch()
@@ -189,11 +210,18 @@ class Engine:
         await _close_all(self.end_epoch, self.lifecycle, self._thread if is_elsewhere else None)
 
     def _refuse_own_loop(self, what: str, instead: str) -> None:
-        if self._items is not None and self._items.runs_on(running_loop()):
+        loop = running_loop()
+        own = None if self._thread is None else self._thread.loop
+        is_needed = self._items is not None and self._items.runs_on(loop)
+        if is_needed or (loop is not None and loop in (own, self._closing_on)):
             raise LoopMismatchError(
-                f"{what} would block the event loop that the running epoch needs in order to"
-                f" end; {instead}"
+                f"{what} would block the event loop that the loader needs in order to end what is"
+                f" under way; {instead}"
             )
+
+    def _check_open(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
 
     def _next_start(self, gate: Gate) -> EpochStart:
         # An epoch nobody saw anything of is not skipped: it is begun again.

@@ -70,10 +70,17 @@ class Epoch:
         """Whether there is something to take: items, the end, or an error."""
         return self._exchange.has_items() or self.is_over
 
-    def take(self) -> list[Any]:
-        """Return the items that are ready; [] at the end, and the error each time after one."""
+    def ask(self) -> None:
+        """Have it go on, should an interrupt have kept ``take`` from saying so."""
+        self._exchange.ask()
+
+    def take(self, into: list[Any] | None = None) -> list[Any]:
+        """Return the items that are ready; [] at the end, and the error each time after one.
+
+        They are added to ``into``, which whoever may be interrupted holds already.
+        """
         if self._exchange.has_items():
-            return self._exchange.take()
+            return self._exchange.take(into)
         if self._error is not None:
             raise self._error.again()
         return []

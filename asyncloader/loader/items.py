@@ -41,6 +41,10 @@ class RunningItems(ABC):
     def cursors(self, handed_out: int) -> Cursors:
         """Return where the graph stood after so many items, or somewhat earlier."""
 
+    @abstractmethod
+    def leave(self) -> None:
+        """Close what a thread of the consumer's runs, in the present one; the rest is aclose's."""
+
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Whether the epoch can go on only while ``loop`` does."""
         return False
@@ -79,6 +83,9 @@ class AsyncItems(RunningItems):
     def abandon(self) -> None:
         self._epoch.abandon()
 
+    def leave(self) -> None:
+        """Do nothing: no thread of the consumer's runs anything."""
+
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return self._epoch.loop is loop and not self._epoch.is_over
 
@@ -105,13 +112,18 @@ class LoopItems(RunningItems):
         """Wait for the next item; StopIteration at the end, and after an error it again."""
         for item in self.group:
             return item
+        self._epoch.ask()
         self._timing.wait()
         try:
             self._waiter.until(self._epoch.is_ready)
         finally:
             self._timing.go_on()
-        self.group = iter(self._epoch.take())
-        return next(self.group)
+        group: list[Any] = []
+        self.group = iter(group)
+        self._epoch.take(group)
+        for item in self.group:
+            return item
+        raise StopIteration
 
     def cursors(self, handed_out: int) -> Cursors:
         return self._epoch.cursors()
@@ -122,6 +134,9 @@ class LoopItems(RunningItems):
 
     def abandon(self) -> None:
         self._epoch.abandon()
+
+    def leave(self) -> None:
+        """Do nothing: no thread of the consumer's runs anything."""
 
 
 class DirectItems(RunningItems):
@@ -170,16 +185,23 @@ class DirectItems(RunningItems):
         return self._marks.at(handed_out)
 
     async def aclose(self) -> None:
-        self._close()
+        self.leave()
         await self._lifecycle.end_epoch()
 
     def abandon(self) -> None:
-        self._close()
+        self.leave()
         work = self._lifecycle.end_epoch()
         try:
             asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         except RuntimeError:  # the private loop is closed, and with it the loader
             work.close()
+
+    def leave(self) -> None:
+        self._is_closed = True
+        self._timing.end()
+        # A thread that is inside the generators closes them when it comes out.
+        if not getattr(self.iterator, "gi_running", False):
+            close_items(self.iterator)
 
     async def _begin(self, start: EpochStart) -> Any:
         pipe = await self._lifecycle.begin_epoch(start)
@@ -187,10 +209,3 @@ class DirectItems(RunningItems):
         self._timing.watching.begin(lambda: self._watched.pipes)
         self._timing.watch_consumer(self._watched, self._thread.loop)
         return pipe
-
-    def _close(self) -> None:
-        self._is_closed = True
-        self._timing.end()
-        # A thread that is inside the generators closes them when it comes out.
-        if not getattr(self.iterator, "gi_running", False):
-            close_items(self.iterator)

@@ -8,9 +8,9 @@ one takes the place of the one before.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -36,17 +36,16 @@ class _Hand:
     own attributes, so they are here.
     """
 
-    __slots__ = ("gate", "group", "is_running", "is_waiting", "lock", "loop", "refusal", "thread")
+    __slots__ = ("gate", "group", "is_busy", "is_running", "loop", "refusal", "thread")
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.group: Iterator[Any] = iter(())
         self.refusal: BaseException | None = None
-        # Of a sync iterator.
-        self.lock = threading.Lock()
+        # Whether a thread or a task is at it to get the next item.
+        self.is_busy = False
         # Of an async iterator. That the loop runs, and in this thread, is known sooner than
         # which loop runs in this thread.
-        self.is_waiting = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self.is_running: Callable[[], bool] = bool
         self.thread = 0
@@ -165,7 +164,9 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
 
     def __next__(self) -> T_co:
         hand = self._hand
-        if not hand.lock.acquire(False):
+        # Nothing is called here, so no other thread and no interrupt comes in between.
+        hand.is_busy, was_busy = True, hand.is_busy
+        if was_busy:
             raise ConcurrentIterationError(
                 "another next() on this iterator is still under way; let one thread iterate"
                 " and hand the items to the others"
@@ -179,27 +180,38 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
                     return item  # type: ignore[no-any-return]  # an item
             return self._next(hand)
         finally:
-            hand.lock.release()
+            hand.is_busy = False
 
     def _next(self, hand: _Hand) -> T_co:
         _check_live(hand)
         if not hand.gate.left:
             raise StopIteration
-        if self._items is None:
-            with self._engine.beginning:
-                self._engine.prepare_sync()
-                _check_live(hand)
-                self._running = self._items = self._engine.begin_sync(hand.gate)
+        items = self._items or self._begin(hand)
         try:
-            item: T_co = self._items.next()
-            hand.group = self._items.group
+            item: T_co = items.next()
+            hand.group = items.group
         except BaseException as error:
-            hand.gate.end(error)
+            # An interrupt shows nothing of the epoch.
+            if isinstance(error, Exception):
+                hand.gate.end(error)
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise
         hand.gate.let_late_pass()
         return item
+
+    def _begin(self, hand: _Hand) -> DirectItems | LoopItems:
+        try:
+            with self._engine.beginning:
+                self._engine.prepare_sync()
+                _check_live(hand)
+                items = self._engine.begin_sync(hand.gate)
+        except concurrent.futures.CancelledError:
+            # Another thread has shut the loader down meanwhile.
+            _check_live(hand)
+            raise
+        self._running = self._items = items
+        return items
 
 
 class AsyncIterator(DataLoader2Iterator[T_co]):
@@ -217,7 +229,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         hand = self._hand
         if (
             hand.refusal is not None
-            or hand.is_waiting
+            or hand.is_busy
             or get_ident() != hand.thread
             or not hand.is_running()
         ):
@@ -240,7 +252,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
 
     def _check_caller(self, hand: _Hand) -> None:
         _check_live(hand)
-        if hand.is_waiting:
+        if hand.is_busy:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"
                 " and hand the items to the others"
@@ -254,22 +266,20 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         hand.loop, hand.is_running, hand.thread = loop, loop.is_running, get_ident()
 
     async def _first_of_next_group(self, hand: _Hand) -> T_co:
-        hand.is_waiting = True
+        hand.is_busy = True
         try:
             if self._items is None:
                 await self._engine.end_epoch()
                 _check_live(hand)
                 self._running = self._items = self._engine.begin_async(hand.gate)
             group = await self._items.group()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
+        except Exception as error:
             hand.gate.end(error)
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise
         finally:
-            hand.is_waiting = False
+            hand.is_busy = False
         if not group:
             hand.gate.end()
             raise StopAsyncIteration

@@ -7,6 +7,8 @@ happens: started once, one epoch at a time, every epoch ended, finalized once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
@@ -21,10 +23,12 @@ from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.loader.seeding import EpochStart
+from asyncloader.loader.turns import Turns
 from asyncloader.runtime import begin_task
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls, graph_changer
+from asyncloader.shield import shielded
 from asyncloader.workers.alike import check_added
 
 CLOSE_SECONDS = 3.0
@@ -46,7 +50,7 @@ class Lifecycle:
         self._service_state: bytes | None = None
         self._service = service
         self._calls = ServiceCalls(service)
-        self._starting = asyncio.Lock()
+        self._starting = Turns()
         self._epoch_open = False
 
     def use_graph(self, datapipe: Any) -> None:
@@ -89,7 +93,7 @@ class Lifecycle:
     @property
     def is_begun(self) -> bool:
         """Whether the service adapts the graph, or has done so."""
-        return self.is_started or self._starting.locked()
+        return self.is_started or self._starting.is_taken()
 
     def needs_finalize(self) -> bool:
         """Whether the service holds something that nobody has given back."""
@@ -111,9 +115,8 @@ class Lifecycle:
         """Let the service adapt the graph; a start that fails may be tried again."""
         if self.is_started and not self.is_closed:
             return
-        async with self._starting:
-            if self.is_closed:
-                raise LoaderClosed("the loader was shut down; make a new one to iterate again")
+        async with self._starting.turn():
+            self._check_open()
             if self._datapipe is None:
                 raise RuntimeError("the loader has no graph yet: call load_state_dict first")
             if not self.is_started:
@@ -169,11 +172,17 @@ class Lifecycle:
     def __repr__(self) -> str:
         return repr(self._service)
 
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise LoaderClosed("the loader was shut down; make a new one to iterate again")
+
     async def _initialize(self) -> None:
         graph, self._given = fingerprint(self._datapipe), pipes_of(self._datapipe)
         try:
             adapted = await self._adapted()
             await self._calls.verify(Facts(graph, self._service.worker_count()))
+            # A close that came meanwhile found nothing to finalize yet.
+            self._check_open()
             self.adapted = adapted
         except BaseException as failure:
             # What was begun is undone, so that the start may be tried again.
@@ -248,6 +257,15 @@ async def bounded(work: Any) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=time_left(CLOSE_SECONDS))
+        await _wait_out(task, time_left(CLOSE_SECONDS))
         task.cancel()
         raise
+
+
+async def _wait_out(task: asyncio.Task[Any], seconds: float) -> None:
+    """Wait for a task for so long, however often whoever waits is cancelled meanwhile."""
+    end = time.monotonic() + seconds
+    with shielded():
+        while not task.done() and (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task], timeout=left)

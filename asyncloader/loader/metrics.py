@@ -29,7 +29,15 @@ class Metric(NamedTuple):
 
 
 def metrics_of(stats: LoaderStats) -> Iterator[Metric]:
-    """Yield every number of the stats."""
+    """Yield every number of the stats, those of one name together, as Prometheus wants them."""
+    by_name: dict[str, list[Metric]] = {}
+    for metric in _numbers(stats):
+        by_name.setdefault(metric.name, []).append(metric)
+    for metrics in by_name.values():
+        yield from metrics
+
+
+def _numbers(stats: LoaderStats) -> Iterator[Metric]:
     yield from _metrics(
         {},
         {

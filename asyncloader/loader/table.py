@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from asyncloader.loader.stats import LoaderStats, StageStats
     from asyncloader.workers.account import WorkerStats
 
+#: What is said of a loader that nobody has iterated.
+NOT_BEGUN = "no epoch was begun yet"
+
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
@@ -32,7 +35,7 @@ def percent(share: float) -> str:
 
 def _headline(stats: LoaderStats) -> str:
     if not stats.epochs:
-        return "no epoch was begun yet"
+        return NOT_BEGUN
     text = f"epoch {stats.epochs}: {stats.items:,} items in {stats.seconds:.1f} s"
     text += f" ({_rate(stats.rate)})"
     if stats.restarts:

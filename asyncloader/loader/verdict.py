@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from asyncloader.loader.table import percent
+from asyncloader.loader.table import NOT_BEGUN, percent
 
 if TYPE_CHECKING:
     from asyncloader.loader.stats import LoaderStats, StageStats
@@ -25,8 +25,10 @@ _MUCH = 0.4
 
 def verdict(stats: LoaderStats) -> str:
     """Return who is the bottleneck in the present epoch, and what to do about it."""
-    if not stats.epochs or stats.seconds < _EARLY_SECONDS:
-        return f"too early to tell: the epoch has run for {stats.seconds:.2f} s"
+    if not stats.epochs:
+        return NOT_BEGUN
+    if stats.seconds < _EARLY_SECONDS:
+        return f"too short to tell: the epoch has run for {stats.seconds:.2f} s"
     share = stats.waited / stats.seconds
     if share <= _LITTLE:
         return (

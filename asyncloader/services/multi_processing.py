@@ -17,6 +17,7 @@ from asyncloader.datapipes.arguments import (
     checked_count,
     checked_function,
     checked_graph,
+    checked_seconds,
     iterable_source,
 )
 from asyncloader.datapipes.kinds import lives_with_loader
@@ -99,12 +100,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         max_restarts: int = 3,
     ) -> None:
         check_method(multiprocessing_context)
+        if in_order not in (True, False):
+            raise ValueError(f"in_order must be True or False, got {in_order!r}")
         if on_worker_death not in ("raise", "restart"):
             raise ValueError(
                 f'on_worker_death must be "raise" or "restart", got {on_worker_death!r}'
             )
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, or None, got {timeout}")
         self.num_workers = checked_count("num_workers", num_workers, at_least=0)
         self.multiprocessing_context = multiprocessing_context
         self.worker_prefetch_cnt = checked_count(
@@ -120,7 +121,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             else checked_function("worker_reset_fn", worker_reset_fn)
         )
         self.in_order = in_order
-        self.timeout = timeout
+        self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
         self.prefetch_bytes = checked_count("prefetch_bytes", prefetch_bytes, at_least=0)
         self.on_worker_death = on_worker_death
         self.max_restarts = checked_count("max_restarts", max_restarts, at_least=0)

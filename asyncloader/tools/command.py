@@ -17,7 +17,7 @@ from typing import get_args
 
 from asyncloader.tools.doctor import examine
 from asyncloader.tools.drawing import Format, drawing
-from asyncloader.tools.target import TargetError, load_target
+from asyncloader.tools.target import load_target
 from asyncloader.tools.trials import ExaminationError
 
 WHAT_IT_DOES = "Draw a graph of datapipes, or examine what its stages and its workers are worth."
@@ -28,7 +28,7 @@ NAMED = (
 )
 
 #: What a file's name says about its format.
-_FORMAT_OF: dict[str, Format] = {".svg": "svg", ".mmd": "mermaid"}
+_FORMAT_OF: dict[str, Format] = {".svg": "svg", ".mmd": "mermaid", ".txt": "text", "": "text"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (TargetError, ExaminationError, OSError) as error:
+    except (ValueError, ExaminationError, OSError) as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"asyncloader {options.command}: {error}", file=sys.stderr)
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         help="draw it for so many worker processes (as many as the DataLoader2 has, or else 2)",
     )
     graph.add_argument(
-        "--format", choices=get_args(Format), help="as FILE ends (.svg, .mmd), or text"
+        "--format", choices=get_args(Format), help="as FILE ends (.svg, .mmd, .txt), or text"
     )
     graph.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
     graph.set_defaults(run=_graph)
@@ -73,12 +73,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _graph(options: argparse.Namespace) -> None:
-    by_name = _FORMAT_OF.get(options.output.suffix, "text") if options.output else "text"
-    text = drawing(load_target(options.target), options.format or by_name, options.workers)
+    form = options.format or (_format_of(options.output) if options.output else "text")
+    text = drawing(load_target(options.target), form, options.workers)
     if options.output:
         options.output.write_text(f"{text.rstrip()}\n", encoding="utf-8")
     else:
         print(text.rstrip())
+
+
+def _format_of(file: Path) -> Format:
+    form = _FORMAT_OF.get(file.suffix.lower())
+    if form is None:
+        names = ", ".join(filter(None, _FORMAT_OF))
+        raise ValueError(
+            f"{file.name} does not say its format: end it in {names}, or pass --format"
+        )
+    return form
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -52,6 +52,11 @@ def _module_of(place: str) -> ModuleType:
     if is_file and not path.is_file():
         raise TargetError(f"there is no file {place!r} in {Path.cwd()}")
     name = path.stem if is_file else place
+    if is_file and "." in name:
+        raise TargetError(
+            f"a file named {path.name} cannot be imported, as there is a dot in its name; give it"
+            " another name"
+        )
     # As for a script that is run by its path. Workers import the module by the same name.
     sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
     try:
@@ -146,7 +151,10 @@ def _target(text: str, value: Any) -> Target:
             f"{text} is {_described(value)}; name a pipe, a DataLoader2, or a function of no"
             " arguments that returns one"
         )
-    return Target(DataLoader2(value).datapipe, None)
+    try:
+        return Target(DataLoader2(value).datapipe, None)
+    except Exception as error:
+        raise TargetError(f"{text} is a graph that no loader takes: {error}") from error
 
 
 def _described(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.utils.data.datapipes.iter as torch_iter
@@ -39,6 +40,8 @@ def test_the_graph_ends_in_a_full_sync_once(wrap: Any) -> None:
     assert FullSync()(end) is end
     with pytest.raises(ValueError, match="more than 0 seconds"):
         FullSync(0)
+    with pytest.raises(TypeError, match="timeout must be a number of seconds, got NoneType"):
+        FullSync(None)  # type: ignore[arg-type]
 
 
 def test_a_pipe_that_nobody_registered_is_named() -> None:
@@ -112,13 +115,21 @@ def test_policies_that_make_no_sense_say_so() -> None:
     left, right = IterableWrapper([1]).fork(2)
     with pytest.raises(ValueError, match="give a buffer_size"):
         PrefetchPolicy()
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="buffer_size must be at least 1, got 0"):
         PrefetchPolicy(0)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="buffer_bytes must be at least 1, got 0"):
         PrefetchPolicy(buffer_bytes=0)
-    with pytest.raises(TypeError, match="must be an integer, got float"):
+    with pytest.raises(TypeError, match="after must be a dict, got str"):
+        PrefetchPolicy(after="map")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"after\['map'\] must be an integer, got float"):
         PrefetchPolicy(after={"map": 1.5})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="no pipe of the graph is called so"):
         PrefetchPolicy(after={"mpa": 1})(left)
     with pytest.raises(ValueError, match="only its branches"):
         PrefetchPolicy(after={"fork": 1})(left.zip(right))
+
+
+def test_numbers_of_numpy_are_sizes_and_seconds() -> None:
+    policy = PrefetchPolicy(numpy.int64(3), after={"map": numpy.int32(2)})
+    assert repr(policy) == "PrefetchPolicy(buffer_size=3, buffer_bytes=None, after={'map': 2})"
+    assert repr(FullSync(numpy.float32(1.5))) == "FullSync(timeout=1.5)"

@@ -29,3 +29,8 @@ def test_a_shuffle_is_added_where_there_is_none() -> None:
         end = Shuffle(True)(source)
     assert isinstance(end, Shuffler)
     assert list(end.set_seed(1)) != list(range(50))
+
+
+def test_what_is_neither_on_nor_off_is_refused() -> None:
+    with pytest.raises(ValueError, match="enable must be True, False or None, got 'no'"):
+        Shuffle("no")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 
 from asyncloader.datapipes.iter import (
@@ -195,3 +196,8 @@ def test_a_setting_with_the_name_of_a_fluent_method_is_not_taken_for_one() -> No
         return number
 
     assert repr(numbers().async_map_batches(same, 2)) == "async_map_batches(same, batch_size=2)"
+
+
+def test_numbers_of_numpy_are_seconds() -> None:
+    assert repr(numbers().batch(2, max_wait=numpy.float32(0.5))) == "batch(2, max_wait=0.5)"
+    assert repr(numbers().fullsync(numpy.int64(60))) == "fullsync(60.0)"

@@ -81,10 +81,11 @@ def cancels_plainly(number):
     "pipe",
     [
         numbers().async_map(cancels),
+        numbers().map(cancels),
         numbers().map(cancels_plainly),
         numbers().thread_map(cancels_plainly),
     ],
-    ids=["async_map", "map", "thread_map"],
+    ids=["async_map", "async", "map", "thread_map"],
 )
 async def test_a_function_that_raises_cancelled_error_by_itself_has_failed(pipe):
     with pytest.raises(RuntimeError, match="raised CancelledError"):

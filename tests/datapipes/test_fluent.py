@@ -92,9 +92,12 @@ def test_a_pipe_of_ones_own_has_all_methods_whatever_was_imported() -> None:
     assert everything <= set(found.stdout.split())
 
 
-def test_the_package_alone_does_not_import_all_pipes() -> None:
-    script = "import asyncloader, sys; print('asyncloader.datapipes.iter' in sys.modules)"
+def test_the_package_alone_offers_all_its_names_and_does_not_import_all_pipes() -> None:
+    script = (
+        "import asyncloader, sys; names = {*asyncloader.__all__} - {*dir(asyncloader)};"
+        " print('asyncloader.datapipes.iter' in sys.modules, names)"
+    )
     found = subprocess.run(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
-    assert found.stdout == "False\n"
+    assert found.stdout == "False set()\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
@@ -64,3 +65,9 @@ def test_a_method_that_only_the_main_script_of_another_process_has():
     expect_methods({"pairwise_of_a_script": {"__main__"}})
     with pytest.raises(AttributeError, match="the main script registers it"):
         IterableWrapper("ab").pairwise_of_a_script()
+
+
+@pytest.mark.parametrize("name", ["two words", None, IterDataPipe])
+def test_a_functional_name_is_an_identifier(name: Any) -> None:
+    with pytest.raises(ValueError, match="a functional name must be an identifier, got"):
+        functional_datapipe(name)

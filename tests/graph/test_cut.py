@@ -9,9 +9,11 @@ import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import (
     SHARDING_PRIORITIES,
+    Concater,
     IterableWrapper,
     IterDataPipe,
     ShardingRoundRobinDispatcher,
+    Zipper,
 )
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import (
@@ -31,6 +33,13 @@ class Pinned(IterDataPipe[Any]):
 
     def __init__(self, source: Any = None) -> None:
         self.source = source
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+class ZippedOnce(Zipper):
+    """Joins, and runs once only."""
 
     def is_replicable(self) -> bool:
         return False
@@ -205,6 +214,20 @@ def test_a_dispatch_that_is_read_twice_cannot_be_the_cut() -> None:
     dispatch = dealt(source())
     both = dispatch.map(str).zip(dispatch.map(int))
     assert cut_graph(both.map(len)).dispatch is both
+
+
+def test_a_dispatch_that_one_reads_twice_cannot_be_the_cut() -> None:
+    for join in (Zipper, Concater):
+        dispatch = dealt(source())
+        both = join(dispatch, dispatch)
+        assert cut_graph(both.map(len)).dispatch is both
+
+
+def test_what_one_with_the_loader_reads_twice_stays_with_the_loader() -> None:
+    shard = source().sharding_filter()
+    shared = shard.map(str)
+    (branch,) = cut_graph(ZippedOnce(shared, shared)).branches
+    assert branch.end is shard
 
 
 def test_a_dispatch_on_each_branch_of_a_splitter_is_cut_where_they_meet() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from enum import Enum
@@ -186,3 +187,9 @@ class Pairs(IterDataPipe[Any]):
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
             yield item, item
+
+
+def test_a_setting_that_does_not_equal_itself_is_the_same_again() -> None:
+    once, again = (fingerprint(Setting(IterableWrapper([1]), [1.5, math.nan])) for _ in range(2))
+    assert differences(once, again) == []
+    assert json.loads(json.dumps(once)) == again

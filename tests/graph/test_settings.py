@@ -204,3 +204,8 @@ def test_torchs_own_way_of_seeding_gives_a_chain_the_same_seeds() -> None:
     apply_random_seed(ends[0], torch.Generator().manual_seed(3))
     torch_settings.apply_random_seed(ends[1], torch.Generator().manual_seed(3))
     assert list(ends[0]) == list(ends[1])
+
+
+def test_seeds_are_for_a_list_of_pipes() -> None:
+    with pytest.raises(TypeError, match="takes a list of pipes; set_graph_random_seed, a graph"):
+        set_datapipes_seed(IterableWrapper([1]), SeedGenerator(1), True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ import torch.utils.data.graph as torch_graph
 from asyncloader.datapipes.containers import MAX_ELEMENTS
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.graph import breadth_first, edges_of, find_dps, list_dps, traverse_dps
+from asyncloader.graph import (
+    breadth_first,
+    edges_of,
+    find_dps,
+    list_dps,
+    remove_dp,
+    replace_dp,
+    traverse_dps,
+)
 
 
 class Holder(IterDataPipe[Any]):
@@ -219,6 +228,19 @@ def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_pipes_have_a_graph() -> None:
     with pytest.raises(TypeError, match="ends in a datapipe, got list"):
         traverse_dps([1, 2])
+
+
+def test_only_a_graph_is_listed_and_changed() -> None:
+    end = IterableWrapper([1]).map(str)
+    uses: list[Callable[[Any], Any]] = [
+        list_dps,
+        lambda graph: find_dps(graph, IterableWrapper),
+        lambda graph: replace_dp(graph, end, end),
+        lambda graph: remove_dp(graph, end),
+    ]
+    for use in uses:
+        with pytest.raises(TypeError, match="a graph is what traverse_dps returns, got Mapper"):
+            use(end)
 
 
 def test_map_pipes_are_nodes_too() -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 
+import anyio
 import pytest
 
-from asyncloader import DataLoader2, ReadingServiceInterface
+from asyncloader import DataLoader2, LoaderClosed, ReadingServiceInterface
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 
 
@@ -133,4 +134,59 @@ async def test_who_stops_waiting_for_anothers_close_does_not_disturb_it():
     await asyncio.wait([closing, second])
     assert second.cancelled()
     assert await closing is None
+    assert log == ["initialize", "finalize", "finalized"]
+
+
+class SlowToEnd(SlowToStart):
+    """Takes many turns of the loop to be finalized."""
+
+    async def finalize(self):
+        self.log.append("finalize")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.log.append("finalized")
+
+
+async def test_a_close_that_is_cancelled_again_and_again_is_finished_all_the_same():
+    log = []
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=SlowToEnd(log))
+    await loader.start()
+    task = asyncio.create_task(loader.aclose())
+    for _ in range(5):
+        await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["initialize", "finalize", "finalized"]
+
+
+async def test_a_close_in_a_cancelled_scope_of_anyio_is_finished_all_the_same():
+    log = []
+    with anyio.CancelScope() as scope:
+        async with DataLoader2(IterableWrapper(range(3)), reading_service=SlowToEnd(log)):
+            scope.cancel()
+            await anyio.sleep(60)
+    assert log == ["initialize", "finalize", "finalized"]
+
+
+async def test_a_start_in_a_cancelled_scope_of_anyio_is_rolled_back():
+    log = []
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=SlowToEnd(log))
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await loader.start()
+    assert log == ["initialize", "finalize", "finalized"]
+    assert [item async for item in loader] == [0, 1, 2]
+    await loader.aclose()
+
+
+async def test_a_loader_that_is_closed_while_it_starts_is_rolled_back():
+    log = []
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=SlowToEnd(log))
+    starting = asyncio.create_task(loader.start())
+    await asyncio.sleep(0)
+    assert log == ["initialize"]
+    await loader.aclose()
+    with pytest.raises(LoaderClosed):
+        await starting
     assert log == ["initialize", "finalize", "finalized"]

@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import logging
+import sys
 import threading
 import warnings
+from itertools import pairwise
 
 import pytest
 import uvloop
@@ -15,8 +17,13 @@ from asyncloader import (
     MultiProcessingReadingService,
     ReadingServiceInterface,
 )
+from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
+from asyncloader.loader.epoch import Epoch
+from asyncloader.loader.items import LoopItems
+from asyncloader.loader.iterators import SyncIterator
+from asyncloader.runtime import LoopWaiter, ThreadWaiter
 
 
 def numbers(count: int = 1000) -> IterDataPipe[int]:
@@ -302,3 +309,223 @@ def test_of_two_threads_that_begin_an_epoch_neither_waits_for_ever():
 
     assert 20_000 in outcomes.values()
     assert len(outcomes) == 2, "one of them waits"
+
+
+class Held(ReadingServiceInterface):
+    """Begins and ends when it is let go, and tells that it waits for that."""
+
+    def __init__(self, moment):
+        self.moment = moment
+        self.is_entered, self.may_leave = threading.Event(), threading.Event()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    async def initialize(self, datapipe):
+        await self.hold("initialize")
+        return datapipe
+
+    async def finalize(self):
+        await self.hold("finalize")
+
+    async def hold(self, moment):
+        if moment == self.moment:
+            self.is_entered.set()
+            await asyncio.to_thread(self.may_leave.wait, 60)
+
+
+async def test_shutdown_in_the_loop_that_closes_says_what_to_do_instead():
+    service = Held("finalize")
+    loader = DataLoader2(numbers(3), reading_service=service)
+    await loader.start()
+    closing = asyncio.create_task(loader.aclose())
+    await asyncio.to_thread(service.is_entered.wait, 60)
+    with pytest.raises(LoopMismatchError, match=r"await loader.aclose\(\)"):
+        loader.shutdown()
+    service.may_leave.set()
+    await closing
+    loader.shutdown()
+
+
+def test_loops_in_two_threads_may_start_one_loader():
+    service = Held("initialize")
+    loader = DataLoader2(numbers(3), reading_service=service)
+    outcomes = []
+
+    async def start():
+        starting = asyncio.create_task(loader.start())
+        await asyncio.to_thread(service.is_entered.wait, 60)
+        # Now both have asked, and one of them waits for the other.
+        if barrier.wait(60) == 0:
+            service.may_leave.set()
+        await starting
+        outcomes.append("started")
+
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=asyncio.run, args=(start(),), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == ["started"] * 2
+    loader.shutdown()
+
+
+@pytest.mark.parametrize(
+    "use", [lambda loader: loader.__enter__(), lambda loader: next(iter(loader))]
+)
+def test_a_thread_whose_loader_is_shut_down_while_it_starts_is_told(use):
+    service = Held("initialize")
+    loader = DataLoader2(numbers(3), reading_service=service)
+    errors = []
+
+    def start():
+        try:
+            use(loader)
+        except Exception as error:  # noqa: BLE001 - it is looked at below
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert service.is_entered.wait(60)
+    loader.shutdown()
+    service.may_leave.set()
+    thread.join(60)
+    assert [type(error) for error in errors] == [LoaderClosed]
+
+
+@pytest.mark.parametrize("how", ["iterated again", "shut down"])
+def test_what_a_for_left_is_closed_in_its_own_thread(how):
+    closed_in = []
+
+    class Source(IterDataPipe):
+        def __iter__(self):
+            try:
+                yield from range(3)
+            finally:
+                closed_in.append(threading.current_thread())
+
+    with DataLoader2(Source()) as loader:
+        left = iter(loader)
+        assert next(left) == 0
+        if how == "iterated again":
+            assert list(loader) == [0, 1, 2]
+    assert set(closed_in) == {threading.current_thread()}
+
+
+def test_a_loader_is_closed_although_what_a_for_left_fails_to_close():
+    class Source(IterDataPipe):
+        def __iter__(self):
+            try:
+                yield 0
+            finally:
+                raise OSError("no more")
+
+    service = Held("finalize")
+    service.may_leave.set()
+    loader = DataLoader2(Source(), reading_service=service)
+    left = iter(loader)
+    assert next(left) == 0
+    with pytest.raises(OSError, match="no more"):
+        loader.shutdown()
+    assert service.is_entered.is_set()
+
+
+#: What a ``next`` is made of, where something is called.
+PARTS = {
+    part.__code__
+    for part in (
+        SyncIterator.__next__,
+        SyncIterator._next,
+        LoopItems.next,
+        Epoch.take,
+        Exchange.take,
+        LoopWaiter.wake,
+        ThreadWaiter.until,
+        ThreadWaiter.wake,
+    )
+}
+
+
+def take_until_interrupted(items, moment):
+    """Yield items; at the call or return of that number this thread is interrupted."""
+
+    def look(frame, event, argument):
+        nonlocal moment
+        moment -= frame.f_code in PARTS
+        if moment < 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        while True:
+            yield next(items)
+    except KeyboardInterrupt:
+        return
+    finally:
+        sys.setprofile(None)
+
+
+def test_an_iterator_goes_on_after_an_interrupt_at_any_moment():
+    taken = [0]
+
+    def take():
+        with DataLoader2(numbers(10**9).prefetch(2)) as loader:
+            items = iter(loader)
+            assert next(items) == 0
+            for moment in range(300):
+                taken.extend(take_until_interrupted(items, moment))
+                # An item that was on its way may have been lost.
+                taken.append(next(items))
+        taken.append(None)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert taken.pop() is None
+    assert max(later - earlier for earlier, later in pairwise(taken)) <= 2
+
+
+@pytest.mark.parametrize("graph", [numbers(20).shuffle(), numbers(20).shuffle().prefetch(2)])
+def test_an_epoch_that_was_interrupted_before_anything_was_seen_is_begun_again(graph):
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupt(number):
+        for error in interrupts:
+            raise error
+        return number
+
+    def first_epoch(loader):
+        loader.seed(1)
+        return list(loader)
+
+    with DataLoader2(graph) as loader:
+        expected = first_epoch(loader)
+    with DataLoader2(graph.map(interrupt)) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            first_epoch(loader)
+        assert list(loader) == expected
+
+
+async def test_a_shutdown_that_is_refused_changes_nothing():
+    async with DataLoader2(Waiting(numbers(3))) as loader:
+        items = aiter(loader)
+        assert await anext(items) == 0
+        with pytest.raises(LoopMismatchError):
+            loader.shutdown()
+        assert [item async for item in items] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [(DataLoader2.shutdown, LoopMismatchError), (list, IteratorInvalidated)],
+)
+def test_a_function_of_the_graph_that_would_wait_for_itself_is_refused(use, error):
+    async def wait_for_oneself(number):
+        use(loader)
+
+    loader = DataLoader2(numbers().async_map(wait_for_oneself))
+    with pytest.raises(error):
+        next(iter(loader))
+    loader.shutdown()

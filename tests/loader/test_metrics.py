@@ -6,6 +6,7 @@ import re
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
@@ -35,6 +36,7 @@ def test_a_scrape_says_what_the_stats_say():
         class Metrics(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.end_headers()
                 lines = (f"{metric}\n" for metric in loader.stats().as_metrics())
                 self.wfile.writelines(map(str.encode, lines))
@@ -65,3 +67,11 @@ def test_a_label_may_hold_anything():
     metric = Metric("asyncloader_stage_errors_total", {"stage": 'map("a\\b\n")'}, 1)
     assert str(metric) == 'asyncloader_stage_errors_total{stage="map(\\"a\\\\b\\n\\")"} 1'
     assert parsed(str(metric))
+
+
+def test_the_numbers_of_one_name_come_together():
+    with DataLoader2(IterableWrapper(range(3)).map(str).map(len)) as loader:
+        list(loader)
+        names = [metric.name for metric in loader.stats().as_metrics()]
+    assert names.count("asyncloader_stage_seconds_total") == 3
+    assert [name for name, _ in groupby(names)] == list(dict.fromkeys(names))

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 
@@ -402,9 +403,68 @@ def test_a_loader_never_shut_down_is_finalized_at_exit():
     assert script.stderr.count("ResourceWarning") == 1
 
 
-def test_what_is_no_service_is_refused():
-    with pytest.raises(TypeError, match="ReadingServiceInterface"):
-        DataLoader2(IterableWrapper([1]), reading_service="processes")
+class Trainer:
+    """Holds what cannot be copied, and counts the epochs it is told of."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.epochs = 0
+
+    def begins(self, datapipe):
+        self.epochs += 1
+        return datapipe
+
+
+def in_a_row(function):
+    return SequentialReadingService(InProcessReadingService(), InProcessReadingService(2, function))
+
+
+@pytest.mark.parametrize(
+    ("service_of", "calls"),
+    [
+        (lambda function: InProcessReadingService(init_fn=function), 1),
+        (lambda function: InProcessReadingService(reset_fn=function), 2),
+        (lambda function: InProcessReadingService(reset_fn=partial(function)), 2),
+        (in_a_row, 1),
+    ],
+)
+def test_what_a_function_is_bound_to_is_not_copied(service_of, calls):
+    trainer = Trainer()
+    with DataLoader2(IterableWrapper([1]), None, service_of(trainer.begins)) as loader:
+        assert [list(loader), list(loader)] == [[1], [1]]
+    assert trainer.epochs == calls
+
+
+class Own(InProcessReadingService):
+    """Calls a method of its own."""
+
+    def __init__(self):
+        super().__init__(init_fn=self.begins)
+        self.begun = 0
+
+    def begins(self, datapipe):
+        self.begun += 1
+        return datapipe
+
+
+def test_a_method_of_the_service_is_the_copys_own():
+    service = Own()
+    with DataLoader2(IterableWrapper([1]), reading_service=service) as loader:
+        assert list(loader) == [1]
+    assert (service.begun, loader.reading_service.begun) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((None, "processes"), "must derive from ReadingServiceInterface, got str"),
+        ((None, Own), "must derive from ReadingServiceInterface, got the class Own"),
+        ((Own(),), r"got the service Own\(.*pass that as reading_service="),
+    ],
+)
+def test_what_is_no_service_is_refused(arguments, says):
+    with pytest.raises(TypeError, match=says):
+        DataLoader2(IterableWrapper([1]), *arguments)
 
 
 def test_a_reset_that_returns_no_graph_is_named():

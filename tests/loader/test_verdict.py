@@ -98,9 +98,9 @@ CASES = {
         verdict(9.0),
         "the consumer waits 90 % of the time; the pipes were not seen at work yet",
     ),
-    "too early": (
+    "too short": (
         LoaderStats(1, 3, 0, 0.1, 0.1).verdict(),
-        "too early to tell: the epoch has run for 0.10 s",
+        "too short to tell: the epoch has run for 0.10 s",
     ),
 }
 

@@ -64,6 +64,12 @@ async def test_a_graph_that_ends_in_dealing_works():
     assert await epochs(numbers(), 2) == await epochs(numbers(), 0)
 
 
+@pytest.mark.parametrize("join", [IterDataPipe.zip, IterDataPipe.concat])
+async def test_what_one_pipe_reads_twice_is_dealt_after_it(join):
+    pipe = numbers(20)
+    assert await epochs(join(pipe, pipe), 1) == await epochs(join(pipe, pipe), 0)
+
+
 async def test_two_dispatch_pipes_over_one_source_are_dealt_together():
     first, second = IterableWrapper(range(60)).fork(2)
     graph = dealt(first).zip(dealt(second.map(increment))).map(with_pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import sys
@@ -735,7 +736,10 @@ async def test_an_item_held_back_for_a_credit_does_not_wait_for_the_next():
         ({"worker_prefetch_cnt": -1}, ValueError, "worker_prefetch_cnt"),
         ({"main_prefetch_cnt": True}, TypeError, "main_prefetch_cnt"),
         ({"prefetch_bytes": -1}, ValueError, "prefetch_bytes"),
-        ({"timeout": 0}, ValueError, "timeout must be above 0"),
+        ({"in_order": None}, ValueError, "in_order must be True or False, got None"),
+        ({"timeout": 0}, ValueError, "timeout must be more than 0 seconds, and finite, got 0"),
+        ({"timeout": math.nan}, ValueError, "timeout must be more than 0 seconds, .* got nan"),
+        ({"timeout": "5"}, TypeError, "timeout must be a number of seconds, got str"),
         ({"multiprocessing_context": "thread"}, ValueError, "'thread'"),
     ],
 )

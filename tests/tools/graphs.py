@@ -27,6 +27,8 @@ dealt = IterableWrapper(range(100)).sharding_round_robin_dispatch(
     SHARDING_PRIORITIES.MULTIPROCESSING
 )
 dealt_and_doubled = dealt.map(double)
+circle: Any = dealt.map(double)
+circle.source = circle.batch(2)
 looked_up = SequenceWrapper(range(4)).map(double)
 unborn: DataLoader2[Any] = DataLoader2(None)
 nothing = None
@@ -45,6 +47,12 @@ def stuck_on(number: int) -> int:
     return number
 
 
+class Misled(IterDataPipe[int]):
+    """Has something else in the attribute that says what it reads."""
+
+    edges = (1, 2)
+
+
 class KeptAtHome(IterDataPipe[int]):
     """May not be copied into workers."""
 
@@ -61,6 +69,7 @@ broken = IterableWrapper(range(4)).sharding_filter().map(failing_on)
 stuck = IterableWrapper(range(4)).sharding_filter().map(stuck_on)
 unsharded = IterableWrapper(range(100)).map(double)
 kept = KeptAtHome().map(double)
+misled = Misled()
 empty = IterableWrapper([])
 once = IterableWrapper(iter(range(100)))
 requests = Feed(max_pending=4).map(double)

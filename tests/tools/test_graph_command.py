@@ -85,3 +85,22 @@ def test_it_is_a_module_to_be_run():
     command = [sys.executable, "-W", "error", "-m", "asyncloader", "graph", PIPE]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("IterableWrapper()")
+
+
+def test_a_graph_that_cannot_be_run_says_so_in_one_line(capsys):
+    assert main(["graph", "tests.tools.graphs:circle"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("asyncloader graph: pipes must not read from one another in a circle")
+
+
+def test_a_file_that_says_no_format_is_not_written(tmp_path, capsys):
+    file = tmp_path / "graph.png"
+    assert main(["graph", PIPE, "-o", str(file)]) == 2
+    assert "graph.png does not say its format: end it in .svg, .mmd" in capsys.readouterr().err
+    assert not file.exists()
+    assert main(["graph", PIPE, "-o", str(file), "--format", "svg"]) == 0
+    assert file.read_text().startswith("<svg ")
+    assert main(["graph", PIPE, "-o", str(tmp_path / "graph.SVG")]) == 0
+    assert main(["graph", PIPE, "-o", str(tmp_path / "graph")]) == 0
+    assert (tmp_path / "graph.SVG").read_text() == file.read_text()
+    assert (tmp_path / "graph").read_text().startswith("IterableWrapper()")

@@ -51,6 +51,7 @@ def test_a_file_is_imported_by_its_name_beside_its_neighbours(tmp_path, monkeypa
         (f"{MODULE}:soon", "is an async function; let a plain one return the pipe"),
         (f"{MODULE}:failing", r"failing\(\) failed: OSError\('no such data'\)"),
         (f"{MODULE}:unborn", "is a DataLoader2 that has no graph yet"),
+        (f"{MODULE}:misled", "is a graph that no loader takes: edges of Misled must be"),
     ],
 )
 def test_what_is_no_graph_is_told_apart(text, says):
@@ -81,4 +82,12 @@ def test_a_file_that_hides_a_module_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "json.py"
     file.write_text("pipe = None\n")
     with pytest.raises(TargetError, match=r"json\.py cannot be told from the module 'json'"):
+        load_target(f"{file}:pipe")
+
+
+def test_a_file_with_a_dot_in_its_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    file = tmp_path / "train.v2.py"
+    file.write_text("pipe = None\n")
+    with pytest.raises(TargetError, match=r"train\.v2\.py cannot be imported, as there is a dot"):
         load_target(f"{file}:pipe")
