@@ -185,7 +185,7 @@ def _is_re_export(statement: ast.stmt) -> bool:
         case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=imports, orelse=[]):
             return all(map(_is_re_export, imports))
         # What is imported when it is asked for.
-        case ast.FunctionDef(name="__getattr__"):
+        case ast.FunctionDef(name="__getattr__" | "__dir__"):
             return True
     return False
 
