@@ -34,11 +34,12 @@ _START = "_start"
 _CROSSING = "_crossing"
 _PLACE = "_place"
 _COUNT = "_count"
+_LOADED = "_loaded"
 _BEGINNINGS = "_beginnings"
 COURSE = "_course"
 
 #: The fields of a pipe that are about its passes: a copy of the pipe has none of them.
-PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT, _BEGINNINGS, COURSE})
+PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT, _LOADED, _BEGINNINGS, COURSE})
 
 
 def set_places(pipes: Iterable[Any]) -> None:
@@ -158,9 +159,7 @@ def put_own_cursors(pipe: Any, into: Cursors) -> None:
     beginnings: Cursors | None = getattr(pipe, "__dict__", {}).get(_BEGINNINGS)
     into.update(beginnings or {})
     if hasattr(pipe, "load_state_dict"):
-        # It may be the very object that the pipe goes on changing.
-        state = copy.deepcopy(pipe.state_dict())
-        put_cursor(pipe, {"yielded": vars(pipe)[_COUNT], "state": state}, into)
+        put_cursor(pipe, _cursor_with_state(pipe), into)
     elif beginnings is None and hasattr(pipe, "put_cursors"):
         pipe.put_cursors(into)
 
@@ -242,10 +241,21 @@ async def _adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
         await aclose_items(items)
 
 
+def _cursor_with_state(pipe: Any) -> Cursor:
+    fields = vars(pipe)
+    if _COUNT not in fields:
+        # A pass that has yielded nothing yet stands where it began.
+        return fields.get(_LOADED) or {}
+    # It may be the very object that the pipe goes on changing.
+    return {"yielded": fields[_COUNT], "state": copy.deepcopy(pipe.state_dict())}
+
+
 def _loaded(pipe: Any, start: tuple[int, Cursors] | None) -> tuple[int, int]:
     """Give a user's source its own state back; return the position, and that of the state."""
     position, cursors = start or (0, {})
     cursor = cursor_of(pipe, cursors)
+    vars(pipe).pop(_COUNT, None)
+    vars(pipe)[_LOADED] = cursor
     if cursor is None:
         return position, 0
     pipe.load_state_dict(cursor["state"])
@@ -254,10 +264,10 @@ def _loaded(pipe: Any, start: tuple[int, Cursors] | None) -> tuple[int, int]:
 
 def _counted(pipe: Any, items: Iterator[T], count: int) -> Iterator[T]:
     fields = vars(pipe)
-    fields[_COUNT] = count
     try:
         for item in items:
-            fields[_COUNT] += 1
+            count += 1
+            fields[_COUNT] = count
             yield item
     finally:
         close_items(items)
@@ -265,10 +275,10 @@ def _counted(pipe: Any, items: Iterator[T], count: int) -> Iterator[T]:
 
 async def _acounted(pipe: Any, items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
     fields = vars(pipe)
-    fields[_COUNT] = count
     try:
         async for item in items:
-            fields[_COUNT] += 1
+            count += 1
+            fields[_COUNT] = count
             yield item
     finally:
         await aclose_items(items)

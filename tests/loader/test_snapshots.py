@@ -524,6 +524,22 @@ def test_a_source_with_a_place_of_its_own_is_asked_for_it_and_told():
         assert list(loader) == second
 
 
+def test_a_source_that_was_told_its_place_and_not_read_since_still_stands_there():
+    def make() -> Any:
+        return Log(5).mux_longest(it.IterableWrapper(range(100, 109)), Log(7).batch(2))
+
+    with DataLoader2(make()) as loader:
+        expected = list(loader)
+    items, state = [], None
+    for _ in expected:
+        with DataLoader2(make()) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            items.append(next(iter(loader)))
+            state = loader.state_dict(include_datapipe=False)
+    assert items == expected
+
+
 def test_a_place_that_is_no_plain_data_is_refused_by_its_type():
     class Odd(Log):
         def state_dict(self) -> Any:
