@@ -136,7 +136,7 @@ class HttpServer:
                 writer.write(whole(200, squeezed, "Content-Encoding: deflate\r\n"))
             case ["packed", form, times, name]:
                 is_cut = self.asked[path] <= int(times)
-                writer.write(packed(form, body(name, 1 << 20))[: -5 if is_cut else None])
+                writer.write(packed(form, body(name, 1 << 19))[: -5 if is_cut else None])
                 return False
             case ["file", times, name]:
                 is_cut = self.asked[path] <= int(times)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
-from asyncloader.datapipes.iter import FileLister
 from asyncloader.datapipes.sorting import PIECE, in_order, sorted_pieces
 
 
@@ -29,10 +27,3 @@ def test_names_come_in_order_in_pieces(count: int) -> None:
 def test_a_name_may_come_many_times() -> None:
     names = ["b"] * 3 * PIECE + ["a"] * 2
     assert list(in_order(list(names))) == sorted(names)
-
-
-def test_a_folder_of_more_names_than_a_piece_is_listed_in_order(tmp_path: Path) -> None:
-    expected = [f"{tmp_path}/{name}" for name in names_of(PIECE + 3)]
-    for path in random.Random(1).sample(expected, len(expected)):
-        Path(path).touch()
-    assert list(FileLister(tmp_path)) == expected
