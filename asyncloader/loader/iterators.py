@@ -79,7 +79,8 @@ class DataLoader2Iterator(Generic[T_co]):
     def limit(self, num_items: int | None) -> None:
         """End iteration after ``num_items`` more without ending the epoch.
 
-        ``resume`` lets as many pass again; None takes the limit away.
+        ``resume`` lets as many pass again. The limit holds for this and later
+        iterators of the loader, until None takes it away.
         """
         self._hand.gate.limit(num_items)
         if self._is_live():
