@@ -216,7 +216,7 @@ class Lifecycle:
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
                 f" {type(prepared).__name__}"
             )
-        if start.has_other_ranks:
+        if start.is_regrouped:
             check_added(self._given, prepared)
         pipes = pipes_of(prepared)
         forget_passes(pipes)

@@ -59,7 +59,7 @@ def start_for(datapipe: Any, moment: Sequence[Snapshot], share: Share) -> EpochS
         ahead=place.ahead,
         taken_with=own.workers if has_others else None,
         taken_in_order=own.in_order if _is_begun(moment, own) else None,
-        has_other_ranks=_is_begun(moment, own) and own.ranks != share.ranks,
+        is_regrouped=_is_begun(moment, own) and not _has_same_items(datapipe, own, share),
     )
 
 

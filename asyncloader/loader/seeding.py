@@ -65,8 +65,8 @@ class EpochStart:
     taken_with: int | None = None
     #: Whether its workers are taken in turn, where that was so, or not, when it was begun.
     taken_in_order: bool | None = None
-    #: Whether it was begun on another number of ranks.
-    has_other_ranks: bool = False
+    #: Whether it was begun by ranks, or workers of theirs, that had shares of other items.
+    is_regrouped: bool = False
 
     def is_in_order(self, otherwise: bool) -> bool:
         """Whether workers are taken in turn, where a new epoch would do ``otherwise``."""

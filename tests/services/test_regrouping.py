@@ -369,8 +369,9 @@ ADDING: dict[str, Callable[[Any], ReadingServiceInterface]] = {
 
 @pytest.mark.parametrize("name", ADDING)
 def test_what_a_service_adds_in_the_loader_is_named_where_the_ranks_are_others(name):
-    def loader_adding(add: Any, rank: int, ranks: int) -> DataLoader2[Any]:
-        service = SequentialReadingService(OnRank(rank, ranks), ADDING[name](add))
+    def loader_adding(add: Any, rank: int, ranks: int, workers: int = 0) -> DataLoader2[Any]:
+        in_workers = MultiProcessingReadingService(workers)
+        service = SequentialReadingService(OnRank(rank, ranks), in_workers, ADDING[name](add))
         loader = DataLoader2(FITTING["maps"](), reading_service=service)
         loader.seed(SEED)
         return loader
@@ -381,13 +382,12 @@ def test_what_a_service_adds_in_the_loader_is_named_where_the_ranks_are_others(n
             return loader.state_dict(include_datapipe=False)
 
     pairs = [begun(in_pairs, rank) for rank in range(2)]
-    loader = loader_adding(in_pairs, 0, 3)
-    loader.load_state_dict(pairs)
-    with (
-        loader,
-        pytest.raises(SnapshotError, match=r"a reading service .*puts batch\(2\) into it"),
-    ):
-        next(iter(loader))
+    # Other workers of as many ranks have shares of other items, too.
+    for loader in (loader_adding(in_pairs, 0, 3), loader_adding(in_pairs, 1, 2, workers=2)):
+        loader.load_state_dict(pairs)
+        refused = pytest.raises(SnapshotError, match=r"a reading service .*puts batch\(2\) into it")
+        with loader, refused:
+            next(iter(loader))
     with loader_adding(in_pairs, 1, 2) as loader:
         loader.load_state_dict(pairs)
         assert sum(map(len, loader)) == SIZE // 2 - 2
