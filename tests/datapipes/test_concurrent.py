@@ -148,7 +148,7 @@ def test_thread_map_leaves_no_threads_behind():
     stream = iter(numbers().thread_map(str, concurrency=3))
     assert next(stream) == "0"
     stream.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_thread_map_of_a_function_that_returns_a_coroutine_names_async_map():
