@@ -14,7 +14,7 @@ from typing import Any
 from asyncloader.errors import SnapshotError
 from asyncloader.snapshot.text import from_text, to_text
 
-VERSION = 2
+VERSION = 3
 
 #: The cursors of a graph's pipes, by their places in it.
 Cursors = dict[int, dict[str, Any]]
