@@ -122,7 +122,7 @@ class Engine:
     def begin_async(self, gate: Gate) -> AsyncItems:
         """Begin an epoch on the running loop; the one before has ended."""
         start, self.timing = self._next_start(gate), Timing()
-        self._items = items = AsyncItems(self.lifecycle, start, self.timing)
+        self._items = items = AsyncItems(self.lifecycle, start, self.timing, gate)
         return items
 
     def start_sync(self) -> None:
@@ -148,7 +148,7 @@ class Engine:
         thread = self._private_loop()
         kind = LoopItems if self._needs_loop() else DirectItems
         start, timing = self._next_start(gate), Timing()
-        self._items = items = kind(self.lifecycle, start, timing, thread)
+        self._items = items = kind(self.lifecycle, start, timing, gate, thread)
         self.timing = timing
         return items
 

@@ -20,6 +20,7 @@ from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.watched import WatchedCalls
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.epoch import Epoch
+from asyncloader.loader.gate import Gate
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
@@ -53,8 +54,9 @@ class RunningItems(ABC):
 class AsyncItems(RunningItems):
     """Items of an epoch on the running loop, taken by one of its tasks."""
 
-    def __init__(self, lifecycle: Lifecycle, start: EpochStart, timing: Timing) -> None:
+    def __init__(self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, gate: Gate) -> None:
         loop = asyncio.get_running_loop()
+        self._gate = gate
         self._waiter = LoopWaiter(loop)
         self._timing = timing
         self._epoch = Epoch(lifecycle, start, loop, self._waiter, timing)
@@ -65,14 +67,22 @@ class AsyncItems(RunningItems):
         """The graph's own iterator, or None before there is one."""
         return self._epoch.iterator
 
-    async def group(self) -> list[Any]:
-        """Wait for the next items; [] at the end. Cancelling this loses nothing."""
+    async def next(self) -> Any:
+        """Wait for the next item; StopAsyncIteration at the end. Cancelling this loses nothing."""
+        gate = self._gate
+        while True:
+            for item in gate.passing:
+                return item
+            if gate.is_closed() or (gate.wants_more() and not await self._more_came()):
+                raise StopAsyncIteration
+
+    async def _more_came(self) -> bool:
         self._timing.wait()
         try:
             await self._waiter.until(self._epoch.is_ready)
         finally:
             self._timing.go_on()
-        return self._epoch.take()
+        return _took(self._epoch, self._gate)
 
     def cursors(self, handed_out: int) -> Cursors:
         return self._epoch.cursors()
@@ -94,13 +104,17 @@ class LoopItems(RunningItems):
     """Items of an epoch on a private loop, taken by a thread."""
 
     def __init__(
-        self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, thread: LoopThread
+        self,
+        lifecycle: Lifecycle,
+        start: EpochStart,
+        timing: Timing,
+        gate: Gate,
+        thread: LoopThread,
     ) -> None:
         self._waiter = ThreadWaiter()
+        self._gate = gate
         self._timing = timing
         self._epoch = Epoch(lifecycle, start, thread.loop, self._waiter, timing)
-        #: The items at hand.
-        self.group: Iterator[Any] = iter(())
         thread.loop.call_soon_threadsafe(self._epoch.start)
 
     @property
@@ -110,20 +124,26 @@ class LoopItems(RunningItems):
 
     def next(self) -> Any:
         """Wait for the next item; StopIteration at the end, and after an error it again."""
-        for item in self.group:
-            return item
+        gate = self._gate
+        while True:
+            for item in gate.passing:
+                return item
+            if gate.is_closed() or (gate.wants_more() and not self._more_came()):
+                raise StopIteration
+
+    def _more_came(self) -> bool:
+        # An interrupt may have kept what was taken from being let in.
+        if not self._gate.coming:
+            self._wait()
+        return _took(self._epoch, self._gate)
+
+    def _wait(self) -> None:
         self._epoch.ask()
         self._timing.wait()
         try:
             self._waiter.until(self._epoch.is_ready)
         finally:
             self._timing.go_on()
-        group: list[Any] = []
-        self.group = iter(group)
-        self._epoch.take(group)
-        for item in self.group:
-            return item
-        raise StopIteration
 
     def cursors(self, handed_out: int) -> Cursors:
         return self._epoch.cursors()
@@ -142,12 +162,15 @@ class LoopItems(RunningItems):
 class DirectItems(RunningItems):
     """Items made right in the consumer's thread, nothing ahead of it."""
 
-    #: There are never items at hand.
-    group: Iterator[Any] = iter(())
-
     def __init__(
-        self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, thread: LoopThread
+        self,
+        lifecycle: Lifecycle,
+        start: EpochStart,
+        timing: Timing,
+        gate: Gate,
+        thread: LoopThread,
     ) -> None:
+        self._gate = gate
         self._lifecycle = lifecycle
         self._thread = thread
         self._timing = timing
@@ -162,6 +185,9 @@ class DirectItems(RunningItems):
 
     def next(self) -> Any:
         """Make the next item; StopIteration at the end, and after an error it again."""
+        gate = self._gate
+        if gate.arrived >= gate.closes_at:
+            raise StopIteration
         if self._error is not None:
             raise self._error.again()
         if self._watched.is_parked:
@@ -172,12 +198,17 @@ class DirectItems(RunningItems):
                 close_items(self.iterator)
             self._made += 1
             self._marks.passed(self._made)
+            # It passes even if the gate was closed meanwhile.
+            gate.arrived += 1
             return item
         except BaseException as error:
             # The end has no traceback worth a circle of references.
             is_end = isinstance(error, StopIteration)
             self._error = LastingError(StopIteration() if is_end else error)
             self._timing.end()
+            # An interrupt shows nothing of the epoch.
+            if isinstance(error, Exception):
+                gate.end(error)
             self._thread.call(self._lifecycle.end_epoch())
             raise
 
@@ -209,3 +240,18 @@ class DirectItems(RunningItems):
         self._timing.watching.begin(lambda: self._watched.pipes)
         self._timing.watch_consumer(self._watched, self._thread.loop)
         return pipe
+
+
+def _took(epoch: Epoch, gate: Gate) -> bool:
+    """Let in what is there to be taken; whether that was anything but the end."""
+    try:
+        if not gate.coming:
+            epoch.take(gate.coming)
+    except Exception as error:
+        gate.end(error)
+        raise
+    if gate.coming:
+        gate.let_in()
+        return True
+    gate.end()
+    return False

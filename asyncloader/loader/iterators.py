@@ -30,17 +30,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _Hand:
-    """What an iterator has at hand, and whether it may hand that out.
+    """What an iterator has at hand, and who may take it.
 
     It is looked at for every item. An iterator that has ``__getattr__`` is slow to tell its
     own attributes, so they are here.
     """
 
-    __slots__ = ("gate", "group", "is_busy", "is_running", "loop", "refusal", "thread")
+    __slots__ = ("gate", "is_busy", "is_running", "loop", "refusal", "thread")
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
-        self.group: Iterator[Any] = iter(())
+        # Why nothing is handed out any more; then the gate is shut.
         self.refusal: BaseException | None = None
         # Whether a thread or a task is at it to get the next item.
         self.is_busy = False
@@ -102,6 +102,7 @@ class DataLoader2Iterator(Generic[T_co]):
         """Make every later next raise ``reason``."""
         if self._hand.refusal is None:
             self._hand.refusal = reason
+            self._hand.gate.shut()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -130,6 +131,8 @@ class DataLoader2Iterator(Generic[T_co]):
     def _forget_parent(self) -> None:
         """In a forked child: refuse to go on, and leave the parent's epoch alone."""
         self._running = None
+        # The parent's may be locked for ever here.
+        self._hand.gate = Gate()
         self._hand.refusal = ForkedError(
             "this iterator belongs to the process that made it, not to its forked child;"
             " make a new DataLoader2 in the child"
@@ -164,7 +167,11 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
         return self
 
     def __next__(self) -> T_co:
-        hand = self._hand
+        for item in self._hand.gate.passing:
+            return item  # type: ignore[no-any-return]  # an item
+        return self._next(self._hand)
+
+    def _next(self, hand: _Hand) -> T_co:
         # Nothing is called here, so no other thread and no interrupt comes in between.
         hand.is_busy, was_busy = True, hand.is_busy
         if was_busy:
@@ -173,33 +180,18 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
                 " and hand the items to the others"
             )
         try:
-            # The usual case, with an item at hand, comes first and is short.
-            gate = hand.gate
-            if hand.refusal is None and gate.left:
-                for item in hand.group:
-                    gate.left -= 1
-                    return item  # type: ignore[no-any-return]  # an item
-            return self._next(hand)
-        finally:
-            hand.is_busy = False
-
-    def _next(self, hand: _Hand) -> T_co:
-        _check_live(hand)
-        if not hand.gate.left:
-            raise StopIteration
-        items = self._items or self._begin(hand)
-        try:
-            item: T_co = items.next()
-            hand.group = items.group
-        except BaseException as error:
-            # An interrupt shows nothing of the epoch.
-            if isinstance(error, Exception):
-                hand.gate.end(error)
+            _check_live(hand)
+            if self._items is None:
+                if hand.gate.is_closed():
+                    raise StopIteration
+                self._items = self._begin(hand)
+            return self._items.next()  # type: ignore[no-any-return]  # an item
+        except BaseException:
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise
-        hand.gate.let_late_pass()
-        return item
+        finally:
+            hand.is_busy = False
 
     def _begin(self, hand: _Hand) -> DirectItems | LoopItems:
         try:
@@ -211,7 +203,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             # Another thread has shut the loader down meanwhile.
             _check_live(hand)
             raise
-        self._running = self._items = items
+        self._running = items
         return items
 
 
@@ -228,22 +220,10 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
     async def __anext__(self) -> T_co:
         # A short look at the usual case: this runs for every item.
         hand = self._hand
-        if (
-            hand.refusal is not None
-            or hand.is_busy
-            or get_ident() != hand.thread
-            or not hand.is_running()
-        ):
-            self._check_caller(hand)
-        gate = hand.gate
-        if not gate.left:
-            raise StopAsyncIteration
-        for item in hand.group:
-            gate.left -= 1
-            return item  # type: ignore[no-any-return]  # an item
-        first = await self._first_of_next_group(hand)
-        gate.let_late_pass()
-        return first
+        if get_ident() == hand.thread and hand.is_running():
+            for item in hand.gate.passing:
+                return item  # type: ignore[no-any-return]  # an item
+        return await self._next(hand)
 
     async def aclose(self) -> None:
         """End the epoch; every later ``anext`` raises LoaderClosed."""
@@ -266,24 +246,20 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
             )
         hand.loop, hand.is_running, hand.thread = loop, loop.is_running, get_ident()
 
-    async def _first_of_next_group(self, hand: _Hand) -> T_co:
+    async def _next(self, hand: _Hand) -> T_co:
+        self._check_caller(hand)
         hand.is_busy = True
         try:
             if self._items is None:
+                if hand.gate.is_closed():
+                    raise StopAsyncIteration
                 await self._engine.end_epoch()
                 _check_live(hand)
                 self._running = self._items = self._engine.begin_async(hand.gate)
-            group = await self._items.group()
-        except Exception as error:
-            hand.gate.end(error)
+            return await self._items.next()  # type: ignore[no-any-return]  # an item
+        except Exception:
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise
         finally:
             hand.is_busy = False
-        if not group:
-            hand.gate.end()
-            raise StopAsyncIteration
-        hand.group = iter(group)
-        item: T_co = next(hand.group)
-        return item
