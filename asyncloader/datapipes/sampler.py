@@ -23,7 +23,8 @@ from asyncloader.datapipes.frames import Owners
 _REST_SECONDS = 0.1
 _LOOKS = 2
 _BETWEEN_LOOKS = 0.0004
-_EAGER_SECONDS = 0.00002
+#: Threads that take turns at the GIL would do nothing else if it were much less than this.
+_EAGER_SECONDS = 0.0002
 
 
 class Looked(Protocol):

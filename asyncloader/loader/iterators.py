@@ -181,11 +181,10 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             )
         try:
             _check_live(hand)
-            if self._items is None:
-                if hand.gate.is_closed():
-                    raise StopIteration
-                self._items = self._begin(hand)
-            return self._items.next()  # type: ignore[no-any-return]  # an item
+            if self._items is None and hand.gate.is_closed():
+                raise StopIteration
+            items = self._items or self._begin(hand)
+            return items.next()  # type: ignore[no-any-return]  # an item
         except BaseException:
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
@@ -203,7 +202,7 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             # Another thread has shut the loader down meanwhile.
             _check_live(hand)
             raise
-        self._running = items
+        self._running = self._items = items
         return items
 
 
