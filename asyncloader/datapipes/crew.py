@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncloader.datapipes.arrivals import calls_in_order
 from asyncloader.datapipes.home import ended_threads, present_waiter
-from asyncloader.runtime import Stopped, ThreadWaiter
+from asyncloader.waiting import Stopped, ThreadWaiter
 
 
 class Job:

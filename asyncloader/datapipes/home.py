@@ -23,7 +23,8 @@ from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watching import Watching
 from asyncloader.deadline import ends_within, time_left
-from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
 
 T = TypeVar("T")
 

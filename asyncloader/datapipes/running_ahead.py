@@ -17,7 +17,8 @@ from asyncloader.datapipes.home import CLOSE_SECONDS
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.reading import abegin
 from asyncloader.deadline import time_left
-from asyncloader.runtime import LoopWaiter, begin_task
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter
 
 
 class RunningAhead(ABC):

@@ -25,10 +25,10 @@ from asyncloader.graph.cut import Branch, cut_graph
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
-from asyncloader.runtime import WorkerInfo
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import pack_code
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker

@@ -18,7 +18,8 @@ from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.weighing import is_heavy
 from asyncloader.errors import LoaderError, PipelineError, TransportError
-from asyncloader.runtime import LoopWaiter, begin_task, in_thread
+from asyncloader.runtime import begin_task, in_thread
+from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import Parcel
+from asyncloader.waiting import LoopWaiter, call_soon
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.fed_stream import FedStream

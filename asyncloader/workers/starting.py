@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from asyncloader.datapipes.registering import homes_of_methods
 from asyncloader.errors import WorkerDied, WorkerStartupError
-from asyncloader.runtime import LoopWaiter, WorkerInfo
 from asyncloader.transport.code import Parcel
+from asyncloader.waiting import LoopWaiter
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.birth import start_process
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import Setup

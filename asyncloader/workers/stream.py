@@ -15,8 +15,8 @@ from typing import Any
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
-from asyncloader.runtime import Stopped
 from asyncloader.transport.packing import NUMBERS, Packing
+from asyncloader.waiting import Stopped
 from asyncloader.workers.item_frames import Note
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.tidings import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.runtime import LoopWaiter, in_thread
+from asyncloader.runtime import in_thread
+from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.item_frames import load_told
 from asyncloader.workers.last_words import add_last_words
