@@ -147,7 +147,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
-        self._check_refit = partial(check_division, division.branches)
+        self._check_refit = partial(check_division, division.parts)
         self._division = division
         self._pool = WorkerPool(
             plan,
@@ -255,7 +255,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             check_alike(pipes, datapipe, self.graph_changer())
             # Among other ranks alone, no workers' items are divided anew.
             if taken_with:
-                check_division(cut_graph(given).branches, taken_with)
+                check_division(cut_graph(given).parts, taken_with)
 
         self._check_refit = check_refit
         return self._prefetched(datapipe)

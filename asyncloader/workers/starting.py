@@ -39,8 +39,8 @@ class DealPlan:
     """What the dispatching process is told to run, and for whom."""
 
     plan: Parcel
-    #: The place of its last pipe.
-    place: int
+    #: The number of its last pipe.
+    pipe: int
     #: The stream that is made of what it deals; there may be others beside it.
     stream: int
 
