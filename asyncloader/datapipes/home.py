@@ -29,7 +29,7 @@ from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, re
 T = TypeVar("T")
 
 # The close of a whole loader leaves less where it has more to do.
-CLOSE_SECONDS = 2.0
+GRACE_SECONDS = 2.0
 
 
 class Home:
@@ -70,7 +70,7 @@ class Home:
         """End all threads and tasks within a bounded time in total."""
         self.stop()
         # A thread that was about to begin a task of its own, when it was told, has begun it.
-        with ends_within(CLOSE_SECONDS):
+        with ends_within(GRACE_SECONDS):
             while self._givers:
                 await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
 
@@ -107,7 +107,7 @@ class ThreadGiver(Generic[T]):
     async def aclose(self) -> None:
         """End the thread; one that does not end in time is abandoned with a warning."""
         self.stop()
-        seconds = time_left(CLOSE_SECONDS)
+        seconds = time_left(GRACE_SECONDS)
         await asyncio.wait([self._finished], timeout=seconds)
         if not self._finished.done() and not self._is_left_behind:
             self._is_left_behind = True
@@ -188,7 +188,7 @@ class TaskGiver(Generic[T]):
         """Cancel the task and wait until it is done, for a bounded time."""
         self.stop()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
+            await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
         self._home.forget(self)
 
     async def _run(self) -> None:
@@ -280,7 +280,7 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=time_left(CLOSE_SECONDS))
+        await asyncio.wait(tasks, timeout=time_left(GRACE_SECONDS))
 
 
 def ended_threads(threads: Iterable[threading.Thread], seconds: float = 2.0) -> None:

@@ -21,7 +21,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.services.regrouping import Role
-from asyncloader.snapshot.snapshot import Encoder, Snapshot
+from asyncloader.snapshot.snapshot import Snapshot, SnapshotEncoder
 from asyncloader.transport.code import dumps_code
 
 
@@ -135,8 +135,8 @@ class Snapshots:
             ) from error
 
     @functools.cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self._fingerprint)
+    def _encoder(self) -> SnapshotEncoder:
+        return SnapshotEncoder(self._fingerprint)
 
 
 def _settled(start: EpochStart | None, has_order: bool) -> Cursors:

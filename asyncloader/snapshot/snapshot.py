@@ -59,7 +59,7 @@ class Snapshot:
     graph: bytes | None = None
 
 
-class Encoder:
+class SnapshotEncoder:
     """Writes the snapshots of one graph; what is as in the one before is not made anew."""
 
     def __init__(self, fingerprint: list[dict[str, Any]]) -> None:
