@@ -283,13 +283,13 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
         await asyncio.wait(tasks, timeout=time_left(GRACE_SECONDS))
 
 
-def ended_threads(threads: Iterable[threading.Thread], seconds: float = 2.0) -> None:
+def ended_threads(threads: Iterable[threading.Thread]) -> None:
     """Wait for threads that were told to end; warn of those that do not in time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + GRACE_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
-            warn_left_behind(thread, seconds)
+            warn_left_behind(thread, GRACE_SECONDS)
 
 
 def warn_left_behind(thread: threading.Thread, seconds: float) -> None:

@@ -114,12 +114,6 @@ def cut_graph(datapipe: Any) -> Cut:
     )
 
 
-def _shards(pipe: Any) -> bool:
-    if is_dispatch(pipe) or shards_itself(pipe):
-        return True
-    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
-
-
 def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:
     if not pipes:
         return None
@@ -167,6 +161,12 @@ def _part(reach: Reach, end: Any, inlets: Sequence[Any]) -> WorkerPart:
         inlets=tuple(sent),
         is_sharded=bool(sent) or any(_shards(pipe) for pipe in pipes),
     )
+
+
+def _shards(pipe: Any) -> bool:
+    if is_dispatch(pipe) or shards_itself(pipe):
+        return True
+    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _places(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from asyncloader.tools.target import TargetError, load_target
 from tests.tools import graphs
 
 MODULE = "tests.tools.graphs"
-FILE = Path(graphs.__file__)
 
 
 @pytest.mark.parametrize("name", ["pipe", "new_pipe", "dealt", "looked_up", "Holder.pipe"])
