@@ -60,13 +60,10 @@ class Cut:
     """Which pipes of a graph run where.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> cut = cut_graph(IterableWrapper([1]).sharding_filter().map(str).pin_memory())
-    >>> cut.pipes_in("loader"), cut.pipes_in("workers")
-    ([pin_memory()], [map(str), sharding_filter(), IterableWrapper()])
+    >>> cut_graph(IterableWrapper([1]).map(str).pin_memory()).places
+    ((pin_memory(), 'loader'), (map(str), 'workers'), (IterableWrapper(), 'workers'))
     """
 
-    #: The graph's last pipe.
-    end: Any
     #: The dispatching process runs this pipe and all above it; None without dispatching.
     dispatch: Any | None
     #: The loader sends the items of this pipe to the workers; None where it sends none.
@@ -75,10 +72,6 @@ class Cut:
     parts: tuple[WorkerPart, ...]
     #: Every pipe of the graph, breadth-first, and where it runs.
     places: tuple[tuple[Any, Place], ...]
-
-    def pipes_in(self, place: Place) -> list[Any]:
-        """Return the pipes that run in a place, breadth-first."""
-        return [pipe for pipe, where in self.places if where == place]
 
 
 def cut_graph(datapipe: Any) -> Cut:
@@ -106,7 +99,6 @@ def cut_graph(datapipe: Any) -> Cut:
     parts = _parts(Reach(wiring, inlets), inlets, feed)
     sent = [inlet for part in parts for inlet in part.inlets]
     return Cut(
-        end=datapipe,
         dispatch=dispatch,
         feed=feed if any(inlet is feed for inlet in sent) else None,
         parts=parts,

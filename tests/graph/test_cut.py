@@ -57,11 +57,11 @@ def dealt(pipe: Any) -> Any:
 
 
 def everywhere(end: Any) -> dict[str, set[int]]:
-    cut = cut_graph(end)
-    return {
-        place: {id(pipe) for pipe in cut.pipes_in(place)}  # type: ignore[arg-type]
-        for place in ("dispatcher", "workers", "loader")
-    }
+    return {place: ids(*pipes_in(place, end)) for place in ("dispatcher", "workers", "loader")}
+
+
+def pipes_in(place: str, end: Any) -> list[Any]:
+    return [pipe for pipe, where in cut_graph(end).places if where == place]
 
 
 def ends_of_parts(end: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def test_a_replicable_graph_runs_in_the_workers() -> None:
     assert (cut.dispatch, cut.feed) == (None, None)
     assert [part.end for part in cut.parts] == [end]
     assert cut.parts[0].pipes == tuple(breadth_first(end))
-    assert cut.pipes_in("workers") == breadth_first(end)
+    assert pipes_in("workers", end) == breadth_first(end)
 
 
 def test_pipes_that_run_once_stay_with_the_loader_and_so_does_all_below() -> None:
@@ -101,9 +101,9 @@ def test_pipes_that_run_once_stay_with_the_loader_and_so_does_all_below() -> Non
 
 
 def test_a_source_that_runs_once_leaves_nothing_to_the_workers() -> None:
-    cut = cut_graph(Pinned().map(str))
-    assert cut.parts == ()
-    assert len(cut.pipes_in("loader")) == 2
+    end = Pinned().map(str)
+    assert cut_graph(end).parts == ()
+    assert pipes_in("loader", end) == breadth_first(end)
 
 
 def test_torch_pipes_are_cut_as_well() -> None:
@@ -349,7 +349,7 @@ def test_a_large_graph_is_cut_in_one_pass() -> None:
     for _ in range(500):
         left, right = end.fork(2)
         end = left.zip(right)
-    assert len(cut_graph(Pinned(end)).pipes_in("workers")) == 2001
+    assert len(pipes_in("workers", Pinned(end))) == 2001
 
 
 def test_two_dispatches_that_only_a_map_pipe_joins_are_an_error() -> None:
