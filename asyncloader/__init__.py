@@ -26,7 +26,6 @@ from asyncloader.errors import (
 )
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.loader.iterators import DataLoader2Iterator
-from asyncloader.runtime import WorkerInfo, get_worker_info
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     CheckpointableReadingServiceInterface,
@@ -36,6 +35,7 @@ from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.sequential import SequentialReadingService
+from asyncloader.worker_info import WorkerInfo, get_worker_info
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe

@@ -23,8 +23,8 @@ LAYERS = [
     {"adapters", "workers"},
     {"graph"},
     {"datapipes", "transport", "snapshot"},
-    {"seeds", "runtime", "memory", "ranks", "main_script"},
-    {"errors", "deadline", "shield"},
+    {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
+    {"errors", "deadline", "shield", "waiting"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

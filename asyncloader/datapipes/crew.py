@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncloader.datapipes.arrivals import calls_in_order
 from asyncloader.datapipes.home import ended_threads, present_waiter
-from asyncloader.runtime import Stopped, ThreadWaiter
+from asyncloader.waiting import Stopped, ThreadWaiter
 
 
 class Job:
@@ -49,7 +49,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Threads:
+class ThreadSettings:
     """What the threads are called, and what each calls before its first job."""
 
     thread_name_prefix: str = "asyncloader thread_map"
@@ -72,7 +72,7 @@ class Crew:
     def __init__(
         self,
         call: Callable[[Any], Any],
-        threads: Threads,
+        settings: ThreadSettings,
         *,
         count: int,
         room: int,
@@ -82,7 +82,7 @@ class Crew:
         self._call = call
         self._count = count
         self.room = room
-        self._settings = threads
+        self._settings = settings
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._consumer = present_waiter()
         self._reader = ThreadWaiter()

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.cursors import first_cursors, put_own_cursors
 from asyncloader.datapipes.exchange import Exchange, Nobody
 from asyncloader.datapipes.home import PLACE, Home, present_waiter
-from asyncloader.runtime import LoopThread, LoopWaiter, Stopped, ThreadWaiter, running_loop
+from asyncloader.runtime import LoopThread, running_loop
+from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Where passes stand, and how they go on from there.
 
 This file is about cursors. A cursor is a pipe's place in its stream as plain data, and
-``Cursors`` holds those of a graph by the pipes' places in it. Cursors are read between two
+``Cursors`` holds those of a graph by the numbers of its pipes. Cursors are read between two
 items, and a later pass goes on from them:
 
     put_cursors(pipe, into)            where the pipe and all above it stand
@@ -26,13 +26,13 @@ T = TypeVar("T")
 #: What a pass says of its place: whole numbers, truths, texts, and lists and dicts of those.
 Cursor = dict[str, Any]
 
-#: The cursors of a graph, by the places of its pipes.
+#: The cursors of a graph, by the numbers of its pipes.
 Cursors = dict[int, Cursor]
 
 # What a pipe holds between its passes, beside what its user gave it.
 _START = "_start"
 _CROSSING = "_crossing"
-_PLACE = "_place"
+_NUMBER = "_number_in_graph"
 _COUNT = "_count"
 _LOADED = "_loaded"
 _BEGINNINGS = "_beginnings"
@@ -42,34 +42,34 @@ COURSE = "_course"
 PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT, _LOADED, _BEGINNINGS, COURSE})
 
 
-def set_places(pipes: Iterable[Any]) -> None:
-    """Give the pipes of a graph their places: their numbers in this order."""
-    for place, pipe in enumerate(pipes):
-        object.__setattr__(pipe, _PLACE, place)
+def set_numbers(pipes: Iterable[Any]) -> None:
+    """Give the pipes of a graph their numbers, in this order."""
+    for number, pipe in enumerate(pipes):
+        object.__setattr__(pipe, _NUMBER, number)
 
 
-def place_of(pipe: Any) -> int | None:
-    """Return a pipe's place in its graph, or None where no loader gave it one."""
-    place: int | None = getattr(pipe, _PLACE, None)
-    return place
+def number_of(pipe: Any) -> int | None:
+    """Return a pipe's number in its graph, or None where no loader gave it one."""
+    number: int | None = getattr(pipe, _NUMBER, None)
+    return number
 
 
-def take_place_of(pipe: Any, other: Any) -> None:
-    """Give a pipe the place of another, for which it stands."""
-    object.__setattr__(pipe, _PLACE, place_of(other))
+def take_number_of(pipe: Any, other: Any) -> None:
+    """Give a pipe the number of another, for which it stands."""
+    object.__setattr__(pipe, _NUMBER, number_of(other))
 
 
 def cursor_of(pipe: Any, cursors: Cursors) -> Cursor | None:
     """Return a pipe's own cursor, or None where it has none."""
-    place = place_of(pipe)
-    return None if place is None else cursors.get(place)
+    number = number_of(pipe)
+    return None if number is None else cursors.get(number)
 
 
 def put_cursor(pipe: Any, cursor: Cursor, into: Cursors) -> None:
     """Add a pipe's own cursor; one that is in no loader's graph has nowhere to go on."""
-    place = place_of(pipe)
-    if place is not None and cursor:
-        into[place] = cursor
+    number = number_of(pipe)
+    if number is not None and cursor:
+        into[number] = cursor
 
 
 def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:

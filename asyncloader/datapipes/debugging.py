@@ -19,7 +19,7 @@ from typing import Any
 from asyncloader.datapipes.home import PLACE
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.pulse import PULSE
-from asyncloader.runtime import get_worker_info
+from asyncloader.worker_info import get_worker_info
 
 logger = logging.getLogger("asyncloader")
 

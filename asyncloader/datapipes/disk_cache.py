@@ -136,11 +136,11 @@ class EndOnDiskCacheHolder(Ending):
         """Make all entries again that were made before now, each when it is asked for."""
         self.made_after = time.time_ns()
 
-    def new_pass(self) -> CachePass:
-        return CachePass(self)
+    def new_pass(self) -> DiskCachePass:
+        return DiskCachePass(self)
 
 
-class CachePass(LaggingPass[str]):
+class DiskCachePass(LaggingPass[str]):
     """One pass: how many entries were handed out whole, and how many paths they had.
 
     It is ahead of that in its source while entries are being made. To go on within an

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.lasting import LastingError
 from asyncloader.datapipes.marks import Marks
-from asyncloader.runtime import Stopped
+from asyncloader.waiting import Stopped
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Modules that not everybody has installed.
 
-This file is about ``imported``: a module of one of the extras, imported without
+This file is about ``imported``: a module of the extra ``cloud``, imported without
 stopping the loop when a pipe first needs it.
 """
 
@@ -16,7 +16,7 @@ from asyncloader.runtime import in_thread
 _imported: set[str] = set()
 
 
-async def imported(name: str, needed_by: str, extra: str = "cloud") -> ModuleType:
+async def imported(name: str, needed_by: str) -> ModuleType:
     """Return a module; raise ModuleNotFoundError with what to install if it is not there."""
     if name not in _imported:
         try:
@@ -24,7 +24,7 @@ async def imported(name: str, needed_by: str, extra: str = "cloud") -> ModuleTyp
             _imported.add(name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"{needed_by} needs {name.partition('.')[0]}: pip install 'asyncloader[{extra}]'",
+                f"{needed_by} needs {name.partition('.')[0]}: pip install 'asyncloader[cloud]'",
                 name=error.name,
             ) from error
     return sys.modules[name]

@@ -1,22 +1,19 @@
 """Files wherever fsspec finds them.
 
-This file is about list_files_by_fsspec, open_files_by_fsspec and save_by_fsspec. File
-systems that are made of coroutines are called on the loop of the pass, and others in
-the thread that runs the pipe.
+This file is about list_files_by_fsspec, open_files_by_fsspec and save_by_fsspec.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import posixpath
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.expanding import Expander
+from asyncloader.datapipes.file_systems import FileSystem, FileSystems, file_system_of
 from asyncloader.datapipes.files import any_match, as_roots, checked_masks
 from asyncloader.datapipes.function import calling, is_async
 from asyncloader.datapipes.one_to_one import OneToOne
@@ -132,7 +129,7 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
     def _opened(self, url: str) -> Any:
         # A file may be held for longer than the loop of the pass runs, so that its bytes
         # come through fsspec's own loop.
-        fs, path = _url_to_fs(url, self.kwargs_for_connection)
+        fs, path = file_system_of(url, self.kwargs_for_connection)
         if "b" in self.mode:
             return fs.open(path, self.mode, **self.kwargs_for_open)
         of_text = {key: self.kwargs_for_open[key] for key in _OF_TEXT & self.kwargs_for_open.keys()}
@@ -206,12 +203,12 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
             self._replace(url, data)
 
     def _append(self, url: str, data: Any) -> None:
-        fs, path = _url_to_fs(url, self.kwargs_for_connection)
+        fs, path = file_system_of(url, self.kwargs_for_connection)
         with fs.open(path, "ab", **self.kwargs_for_open) as file:
             write(file, data, self.mode, url)
 
     def _replace(self, url: str, data: Any) -> None:
-        fs, path = _url_to_fs(url, self.kwargs_for_connection)
+        fs, path = file_system_of(url, self.kwargs_for_connection)
         fs.makedirs(fs._parent(path), exist_ok=True)
         temporary = temporary_beside(path)
         try:
@@ -226,85 +223,3 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
 
 def _settings(name: str, value: Any) -> dict[str, Any]:
     return {} if value is None else dict(checked_mapping(name, value))
-
-
-class FileSystems:
-    """The file systems that one pass works with; closing them ends their connections."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._opened: dict[Any, FileSystem] = {}
-        self._open = contextlib.ExitStack()
-        self._call: Callable[..., Any] | None = None
-
-    def at(self, url: str) -> tuple[FileSystem, str]:
-        """Return the file system of a URL, and what it calls the place."""
-        kind = _kind(url)
-        if not kind.async_impl:
-            fs, path = _url_to_fs(url, self._options)
-            return FileSystem(fs), path
-        # What the URL says of the connection, such as a host, makes it another one.
-        key = (kind, repr(kind._get_kwargs_from_urls(url)))
-        if key not in self._opened:
-            self._opened[key] = self._connected(url)
-        return self._opened[key], kind._strip_protocol(url)
-
-    def close(self) -> None:
-        """End the connections that were begun here."""
-        self._open.close()
-
-    def _connected(self, url: str) -> FileSystem:
-        if self._call is None:
-            self._call = self._open.enter_context(loop_calls())
-        # fsspec keeps what it makes, for any loop; this one is for the loop of the pass.
-        only_here = {"asynchronous": True, "skip_instance_cache": True}
-        fs, _ = _url_to_fs(url, {**self._options, **only_here})
-        self._open.callback(self._call, _disconnect, self._call(_connect, fs))
-        return FileSystem(fs, self._call)
-
-
-class FileSystem:
-    """A file system of fsspec, whose methods are called from this thread in either colour."""
-
-    def __init__(self, fs: Any, call_on_loop: Callable[..., Any] | None = None) -> None:
-        self._fs = fs
-        self._call_on_loop = call_on_loop
-
-    @property
-    def writes_whole_files(self) -> bool:
-        """Whether a file that is written in one call appears at once and whole."""
-        return self._call_on_loop is not None or "memory" in self._fs.protocol
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call one of its methods and return the result."""
-        if self._call_on_loop is None:
-            return getattr(self._fs, method)(*args, **kwargs)
-        coroutine = functools.partial(getattr(self._fs, f"_{method}"), **kwargs)
-        return self._call_on_loop(coroutine, *args)
-
-
-async def _connect(fs: Any) -> Any:
-    begin = getattr(fs, "set_session", None)
-    return None if begin is None else await begin()
-
-
-async def _disconnect(session: Any) -> None:
-    end = getattr(session, "close", None)
-    if end is not None:
-        await end()
-
-
-def _kind(url: str) -> Any:
-    import fsspec  # type: ignore[import-untyped,unused-ignore]
-
-    # Chained file systems are made of threads, whatever is at the end of the chain.
-    if "::" in url:
-        return fsspec.AbstractFileSystem
-    return fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
-
-
-def _url_to_fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    import fsspec
-
-    found: tuple[Any, str] = fsspec.url_to_fs(url, **options)
-    return found

@@ -41,7 +41,8 @@ from asyncloader.ranks import (
     ranks_in_words,
     world_size,
 )
-from asyncloader.runtime import LoopWaiter, begin_task
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
 

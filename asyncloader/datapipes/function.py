@@ -18,7 +18,9 @@ from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.debugging import watched_async, watched_plain
 from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.runtime import Stopped, get_worker_info, running_loop
+from asyncloader.runtime import running_loop
+from asyncloader.waiting import Stopped
+from asyncloader.worker_info import get_worker_info
 
 T = TypeVar("T")
 

@@ -23,12 +23,13 @@ from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watching import Watching
 from asyncloader.deadline import ends_within, time_left
-from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
 
 T = TypeVar("T")
 
 # The close of a whole loader leaves less where it has more to do.
-CLOSE_SECONDS = 2.0
+GRACE_SECONDS = 2.0
 
 
 class Home:
@@ -69,7 +70,7 @@ class Home:
         """End all threads and tasks within a bounded time in total."""
         self.stop()
         # A thread that was about to begin a task of its own, when it was told, has begun it.
-        with ends_within(CLOSE_SECONDS):
+        with ends_within(GRACE_SECONDS):
             while self._givers:
                 await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
 
@@ -106,7 +107,7 @@ class ThreadGiver(Generic[T]):
     async def aclose(self) -> None:
         """End the thread; one that does not end in time is abandoned with a warning."""
         self.stop()
-        seconds = time_left(CLOSE_SECONDS)
+        seconds = time_left(GRACE_SECONDS)
         await asyncio.wait([self._finished], timeout=seconds)
         if not self._finished.done() and not self._is_left_behind:
             self._is_left_behind = True
@@ -187,7 +188,7 @@ class TaskGiver(Generic[T]):
         """Cancel the task and wait until it is done, for a bounded time."""
         self.stop()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
+            await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
         self._home.forget(self)
 
     async def _run(self) -> None:
@@ -279,16 +280,16 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=time_left(CLOSE_SECONDS))
+        await asyncio.wait(tasks, timeout=time_left(GRACE_SECONDS))
 
 
-def ended_threads(threads: Iterable[threading.Thread], seconds: float = 2.0) -> None:
+def ended_threads(threads: Iterable[threading.Thread]) -> None:
     """Wait for threads that were told to end; warn of those that do not in time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + GRACE_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
-            warn_left_behind(thread, seconds)
+            warn_left_behind(thread, GRACE_SECONDS)
 
 
 def warn_left_behind(thread: threading.Thread, seconds: float) -> None:

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.home import PLACE, Home, ended_threads, present_waiter, thread_at
-from asyncloader.runtime import LoopThread, ThreadWaiter, running_loop
+from asyncloader.runtime import LoopThread, running_loop
+from asyncloader.waiting import ThreadWaiter
 
 T = TypeVar("T")
 

@@ -49,8 +49,8 @@ class InMemoryCacheHolder(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source) if self.kept is None else self.kept.count
 
-    def new_pass(self) -> CachePass[T]:
-        return CachePass(self)
+    def new_pass(self) -> MemoryCachePass[T]:
+        return MemoryCachePass(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "kept": None}
@@ -88,7 +88,7 @@ class Kept(Generic[T]):
 
 
 @dataclass
-class CachePass(Pass[T]):
+class MemoryCachePass(Pass[T]):
     """One pass over an InMemoryCacheHolder, which reads the source or what is kept of it."""
 
     marks = ()

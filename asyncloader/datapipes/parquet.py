@@ -18,7 +18,7 @@ from asyncloader.datapipes.limits import MAX_GROUP_BYTES, checked_limit
 from asyncloader.datapipes.streams import close_stream, path_and_stream
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
-from asyncloader.runtime import get_worker_info
+from asyncloader.worker_info import get_worker_info
 
 
 @functional_datapipe("load_parquet")

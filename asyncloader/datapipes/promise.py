@@ -16,7 +16,7 @@ import threading
 from time import monotonic
 
 from asyncloader.datapipes.home import present_waiter
-from asyncloader.runtime import ThreadWaiter
+from asyncloader.waiting import ThreadWaiter
 
 SUFFIX = ".promise"
 

@@ -25,7 +25,7 @@ from asyncloader.datapipes.cursors import (
     Cursors,
     first_cursors,
     forget_starts,
-    place_of,
+    number_of,
     put_cursors,
     resume,
 )
@@ -38,7 +38,7 @@ from asyncloader.datapipes.upstream import pipes_from
 
 T = TypeVar("T")
 
-#: The seeds of pipes, by their places.
+#: The seeds of pipes, by their numbers.
 Seeds = dict[int | None, int]
 
 
@@ -165,7 +165,7 @@ class CyclePass(Pass[T]):
     def __post_init__(self) -> None:
         self._above = list(pipes_from(self.source))
         self._seeded = [pipe for pipe in self._above if isinstance(pipe, Seeded)]
-        # By place: the seeds of this round, and those that follow if nothing more is begun in it.
+        # By number: the seeds of this round, and those that follow if nothing more is begun in it.
         self._seeds: Seeds = {}
         self._following: Seeds = {}
 
@@ -174,8 +174,8 @@ class CyclePass(Pass[T]):
         # that its seeds, which every round has others of, are noted here as well.
         return {
             **super().cursor(),
-            "seeds": [[place, seed] for place, seed in self._seeds.items()],
-            "following": [[place, seed] for place, seed in self._seeds_to_come().items()],
+            "seeds": [[number, seed] for number, seed in self._seeds.items()],
+            "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
         }
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
@@ -204,7 +204,7 @@ class CyclePass(Pass[T]):
         with_orders(self._above, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
-        self._set_seeds({place: following.get(place, seed) for place, seed in unused})
+        self._set_seeds({number: following.get(number, seed) for number, seed in unused})
         self._following = {}
 
     def _settle_seeds(self) -> None:
@@ -214,12 +214,12 @@ class CyclePass(Pass[T]):
         self._seeds = self._seeds_to_come()
 
     def _seeds_to_come(self) -> Seeds:
-        seeds = [(place_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
-        return {place: seed for place, seed in seeds if place is not None and seed is not None}
+        seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
+        return {number: seed for number, seed in seeds if number is not None and seed is not None}
 
     def _set_seeds(self, seeds: Seeds) -> None:
         for pipe in self._seeded:
-            seed = seeds.get(place_of(pipe))
+            seed = seeds.get(number_of(pipe))
             if seed is not None:
                 pipe.set_seed(seed)
 

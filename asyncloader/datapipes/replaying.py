@@ -17,7 +17,7 @@ from asyncloader.datapipes.cursors import (
     Cursors,
     cursor_of,
     cursors_of,
-    place_of,
+    number_of,
     put_cursor,
     resume,
     set_beginnings,
@@ -40,11 +40,11 @@ def is_replayed(pipe: Any) -> bool:
 
 
 def needs_replay(pipe: Any) -> bool:
-    """Whether no state says where a pipe stands, be it that it has no place in the graph.
+    """Whether no state says where a pipe stands, be it that it has no number in the graph.
 
-    Without a place are those that reading services and functions put there.
+    Without a number are those that reading services and functions put there.
     """
-    return is_replayed(pipe) or (place_of(pipe) is None and not _is_where_its_source_is(pipe))
+    return is_replayed(pipe) or (number_of(pipe) is None and not _is_where_its_source_is(pipe))
 
 
 def _is_where_its_source_is(pipe: Any) -> bool:
@@ -54,13 +54,13 @@ def _is_where_its_source_is(pipe: Any) -> bool:
     return isinstance(pipe, OneToOne) and getattr(pipe, "on_error", "raise") == "raise"
 
 
-def unplaced(unordered: Iterable[Any]) -> str:
+def unnumbered(unordered: Iterable[Any]) -> str:
     """Return the name of a pipe, of some without order, of which no state can be taken, or none."""
     for pipe in unordered:
-        if place_of(pipe) is None:
+        if number_of(pipe) is None:
             return stage_name(pipe)
-        if pipe.is_stand_in and pipe.unplaced:
-            return str(pipe.unplaced)
+        if pipe.is_stand_in and pipe.unnumbered:
+            return str(pipe.unnumbered)
     return ""
 
 
@@ -75,8 +75,8 @@ def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
     if not unordered:
         return cursors
     noting = _with_those_above(copy.deepcopy(cursors))
-    places = set(map(place_of, unordered))
-    others = {place: cursor for place, cursor in noting.items() if place not in places}
+    numbers = set(map(number_of, unordered))
+    others = {number: cursor for number, cursor in noting.items() if number not in numbers}
     for pipe in unordered:
         put_cursor(pipe, _to_begin_with(pipe, cursor_of(pipe, noting)), noting)
     for pipe in pipes:

@@ -24,7 +24,7 @@ _FRAME_ENDS = 11
 _ONLY_TEXT = {str}
 
 
-class Packing:
+class RowPacking:
     """Packs rows, and unpacks them in any order and any process.
 
     A row comes back as a new object every time. What it shares with other rows it

@@ -13,11 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from asyncloader.datapipes.home import CLOSE_SECONDS
+from asyncloader.datapipes.home import GRACE_SECONDS
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.reading import abegin
 from asyncloader.deadline import time_left
-from asyncloader.runtime import LoopWaiter, begin_task
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter
 
 
 class RunningAhead(ABC):
@@ -90,7 +91,7 @@ class RunningAhead(ABC):
         """End the reading and whatever belongs to it, in a bounded time."""
         if self._may_cancel:
             self._task.cancel()
-        await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
+        await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
         self._task.cancel()
         # The errors that ended it keep this alive for a while.
         self.drop()

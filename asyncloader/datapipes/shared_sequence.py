@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any, SupportsIndex, TypeVar, overload
 
 from asyncloader.datapipes.base import MapDataPipe, is_pipe
-from asyncloader.datapipes.rows import Packing
+from asyncloader.datapipes.rows import RowPacking
 from asyncloader.memory import SharedBytes
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class SharedSequence(MapDataPipe[T]):
         if not isinstance(rows, Iterable):
             raise TypeError(f"rows must be iterable, got {type(rows).__name__}")
         begins = array("Q", [0])
-        self._packing = Packing()
+        self._packing = RowPacking()
         self._bytes = SharedBytes.of(_with_index(_packed(rows, self._packing), begins))
         self._length = len(begins) - 1
         self._index = begins[-1]
@@ -76,7 +76,7 @@ _ENTRIES = Struct("=2Q")
 _ENTRY_BYTES = _ENTRIES.size // 2
 
 
-def _packed(rows: Iterable[Any], packing: Packing) -> Iterator[bytes]:
+def _packed(rows: Iterable[Any], packing: RowPacking) -> Iterator[bytes]:
     for number, row in enumerate(rows):
         try:
             yield packing.pack(row)

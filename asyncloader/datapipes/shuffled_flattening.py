@@ -82,7 +82,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
 
 
 @dataclass
-class Expansion(Generic[T]):
+class OpenExpansion(Generic[T]):
     """What a source item expands to, how much of it was taken, and whether that failed."""
 
     held: Held[Any]
@@ -107,7 +107,7 @@ class ShuffledFlatMapPass(Pass[T]):
     taken: int = 0
     yielded: int = 0
     errors: int = 0
-    expansions: list[Expansion[T]] = field(default_factory=list, repr=False)
+    expansions: list[OpenExpansion[T]] = field(default_factory=list, repr=False)
     #: The numbers of the source items that were open where this pass goes on from, and
     #: how much of them was taken.
     were_open: list[list[int]] = field(default_factory=list, repr=False)
@@ -140,14 +140,14 @@ class ShuffledFlatMapPass(Pass[T]):
             self._open(held, expand)
             self.taken = items.taken
 
-    def _open(self, held: Held[Any], expand: Callable[..., Any]) -> Expansion[T]:
+    def _open(self, held: Held[Any], expand: Callable[..., Any]) -> OpenExpansion[T]:
         before = self.errors
-        expansion: Expansion[T] = Expansion(held, parts_of(self, expand, held.item))
+        expansion: OpenExpansion[T] = OpenExpansion(held, parts_of(self, expand, held.item))
         expansion.errors = self.errors - before
         self.expansions.append(expansion)
         return expansion
 
-    def _next(self, expansion: Expansion[T]) -> Any:
+    def _next(self, expansion: OpenExpansion[T]) -> Any:
         before = self.errors
         part = next_part(expansion.parts, self.pipe)
         expansion.errors += self.errors - before

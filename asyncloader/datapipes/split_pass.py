@@ -14,7 +14,7 @@ from time import thread_time
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.crossing import draw_for_all
-from asyncloader.datapipes.cursors import Cursor, Cursors, place_of, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursors, resume
 from asyncloader.datapipes.function import calling
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.lasting import LastingError
@@ -126,14 +126,14 @@ class SplitPass(Pass[T]):
         with self._drawing:
             start = self._latest_start()
             return {
-                "splitter": place_of(self.split),
+                "splitter": number_of(self.split),
                 "index": index,
                 "yielded": self._handed_out(index),
                 "left": sorted(self.left),
                 "gone": sorted(self._gone & self.left),
                 "taken": start.taken,
                 "given": list(start.given),
-                "above": [[place, cursor] for place, cursor in start.cursors.items()],
+                "above": [[number, cursor] for number, cursor in start.cursors.items()],
             }
 
     def expect(self, index: int, position: int, cursors: Cursors) -> int:
@@ -148,8 +148,8 @@ class SplitPass(Pass[T]):
 
     def _cursors_in(self, cursors: Cursors) -> dict[int, Cursor]:
         """Return the cursors of this splitter's branches, by their indices."""
-        place = place_of(self.split)
-        own = [cursor for cursor in cursors.values() if cursor.get("splitter", -1) == place]
+        number = number_of(self.split)
+        own = [cursor for cursor in cursors.values() if cursor.get("splitter", -1) == number]
         return {cursor["index"]: cursor for cursor in own}
 
     def _believe(self, cursors: dict[int, Cursor]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.cursors import place_of
+from asyncloader.datapipes.cursors import number_of
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.watching import Watching
 
@@ -20,8 +20,8 @@ UNCOUNTED = -1
 class Tally(NamedTuple):
     """What one pipe has come to in one process, in the present pass."""
 
-    #: The pipe's place in its loader's graph, or its name where it has none of its own.
-    place: int | str
+    #: The pipe's number in its loader's graph, or its name where it has none of its own.
+    pipe: int | str
     #: How many items it yielded, or UNCOUNTED.
     items: int
     #: How many items its function failed on, where that is tolerated.
@@ -48,13 +48,13 @@ def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, .
 
 
 def _tally(pipe: Any, items: int, seconds: float) -> Tally:
-    place = place_of(pipe)
+    number = number_of(pipe)
     running = getattr(pipe, "current_pass", None)
     holds_calls = getattr(running, "holds_calls", False)
     fullness = getattr(running, "fullness", _no_bound)
     held, room = fullness()
     is_stand_in = getattr(pipe, "is_stand_in", False)
-    name = repr(pipe) if place is None or is_stand_in else place
+    name = repr(pipe) if number is None or is_stand_in else number
     return Tally(name, items, getattr(running, "errors", 0), seconds, held, room, holds_calls)
 
 

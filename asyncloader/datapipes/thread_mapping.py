@@ -18,7 +18,7 @@ from asyncloader.datapipes.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.crew import Crew, Threads
+from asyncloader.datapipes.crew import Crew, ThreadSettings
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.debugging import watched_plain
 from asyncloader.datapipes.function import blame, is_async, unawaited
@@ -99,7 +99,7 @@ class ThreadMapper(IterDataPipe[T]):
         count = self.concurrency or os.cpu_count() or 1
         return Crew(
             call,
-            Threads(f"asyncloader {brief_name(self)}"),
+            ThreadSettings(f"asyncloader {brief_name(self)}"),
             count=count,
             room=HELD_PER_THREAD * count,
             ordered=self.ordered,
@@ -208,12 +208,12 @@ class ThreadPoolMapper(ThreadMapper[T]):
             checked_count("max_workers", max_workers, at_least=1)
         self.max_workers = max_workers
         self.threadpool_kwargs = threadpool_kwargs
-        if unknown := threadpool_kwargs.keys() - Threads.__dataclass_fields__.keys():
+        if unknown := threadpool_kwargs.keys() - ThreadSettings.__dataclass_fields__.keys():
             raise TypeError(
-                f"threadpool_map takes {', '.join(Threads.__dataclass_fields__)} of a"
+                f"threadpool_map takes {', '.join(ThreadSettings.__dataclass_fields__)} of a"
                 f" ThreadPoolExecutor's options, got {', '.join(sorted(unknown))}"
             )
-        self._threads = Threads(**threadpool_kwargs)
+        self._threads = ThreadSettings(**threadpool_kwargs)
         super().__init__(
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
         )

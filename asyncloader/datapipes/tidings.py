@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.course import course_of
-from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
+from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.handing_out import cursor_to_begin_with
 from asyncloader.datapipes.naming import stage_name
 
-#: A pipe's place, how many entries its course had before these, and these. Of a pipe that has
-#: no place there is its name instead.
+#: A pipe's number, how many entries its course had before these, and these. Of a pipe that has
+#: no number there is its name instead.
 Piece = list[Any]
 
 
@@ -26,19 +26,21 @@ class Teller:
 
     def __init__(self, pipes: Iterable[Any]) -> None:
         pipes = list(pipes)
-        placed = [pipe for pipe in pipes if place_of(pipe) is not None]
-        self._since = [(place_of(pipe), course_of(pipe).since_now()) for pipe in placed]
-        self._unplaced = [[None, 0, [stage_name(pipe)]] for pipe in pipes if place_of(pipe) is None]
+        numbered = [pipe for pipe in pipes if number_of(pipe) is not None]
+        self._since = [(number_of(pipe), course_of(pipe).since_now()) for pipe in numbered]
+        self._unnumbered = [
+            [None, 0, [stage_name(pipe)]] for pipe in pipes if number_of(pipe) is None
+        ]
 
     def pieces(self) -> list[Piece]:
         """Return what was handed out since the last call, by any thread."""
-        told = ([place, *since.told()] for place, since in self._since)
-        return [*self._unplaced, *(piece for piece in told if piece[-1])]
+        told = ([number, *since.told()] for number, since in self._since)
+        return [*self._unnumbered, *(piece for piece in told if piece[-1])]
 
 
-def unplaced_in(pieces: Iterable[Piece]) -> str:
+def unnumbered_in(pieces: Iterable[Piece]) -> str:
     """Return the name of a pipe of which nothing can be told, or nothing."""
-    return next((entries[0] for place, _, entries in pieces if place is None), "")
+    return next((entries[0] for number, _, entries in pieces if number is None), "")
 
 
 def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
@@ -47,24 +49,24 @@ def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
     What they have already, of what was told, is left out.
     """
     found = copy.deepcopy(cursors)
-    for place, start, entries in pieces:
-        if place is None:
+    for number, start, entries in pieces:
+        if number is None:
             continue
         # The beginning of a stream has no cursors.
-        for cursor in list(_at(place, found)) or [_begun(place, found)]:
+        for cursor in list(_at(number, found)) or [_begun(number, found)]:
             known = cursor["at"] + len(cursor["later"]) - start
             cursor["later"] += entries[max(known, 0) :]
     return found
 
 
-def _at(place: int, cursors: Cursors) -> Iterator[Cursor]:
-    """Yield the cursors of a place, also those that other cursors hold."""
+def _at(number: int, cursors: Cursors) -> Iterator[Cursor]:
+    """Yield the cursors of a pipe, also those that other cursors hold."""
     for own, cursor in cursors.items():
-        if own == place:
+        if own == number:
             yield cursor
-        yield from _at(place, dict(cursor.get("above", ())))
+        yield from _at(number, dict(cursor.get("above", ())))
 
 
-def _begun(place: int, cursors: Cursors) -> Cursor:
-    cursors[place] = cursor = cursor_to_begin_with([], 0)
+def _begun(number: int, cursors: Cursors) -> Cursor:
+    cursors[number] = cursor = cursor_to_begin_with([], 0)
     return cursor

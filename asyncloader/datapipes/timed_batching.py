@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
-from asyncloader.runtime import LoopWaiter, begin_task
+from asyncloader.runtime import begin_task
+from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.crossing import call_on
 from asyncloader.datapipes.home import present_waiter
 from asyncloader.datapipes.streams import BUFFER_BYTES
-from asyncloader.runtime import LoopThread, begin_task, call_soon
+from asyncloader.runtime import LoopThread, begin_task
+from asyncloader.waiting import call_soon
 
 T = TypeVar("T")
 

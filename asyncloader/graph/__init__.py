@@ -2,14 +2,7 @@
 
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import (
-    Branch,
-    Cut,
-    cut_graph,
-    lowest_common_ancestor,
-    replicable_branches,
-    unsharded_sources,
-)
+from asyncloader.graph.cut import Cut, WorkerPart, cut_graph
 from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text
 from asyncloader.graph.edit import remove_dp, replace_dp
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
@@ -30,9 +23,9 @@ from asyncloader.graph.walk import (
 )
 
 __all__ = [
-    "Branch",
     "Cut",
     "DataPipeGraph",
+    "WorkerPart",
     "apply_random_seed",
     "apply_sharding",
     "apply_shuffle_settings",
@@ -45,11 +38,9 @@ __all__ = [
     "find_dps",
     "fingerprint",
     "list_dps",
-    "lowest_common_ancestor",
     "read_without_fork",
     "remove_dp",
     "replace_dp",
-    "replicable_branches",
     "set_datapipes_seed",
     "set_graph_random_seed",
     "to_dot",
@@ -57,5 +48,4 @@ __all__ = [
     "to_svg",
     "to_text",
     "traverse_dps",
-    "unsharded_sources",
 ]

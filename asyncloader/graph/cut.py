@@ -13,7 +13,7 @@ cut at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,23 +36,21 @@ Place = Literal["dispatcher", "workers", "loader"]
 
 
 @dataclass(frozen=True)
-class Branch:
+class WorkerPart:
     """A part of a graph of which every worker runs a copy.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> (branch,) = cut_graph(IterableWrapper([1]).map(str).pin_memory()).branches
-    >>> branch.end, branch.is_sharded, branch.unsharded
-    (map(str), False, (IterableWrapper(),))
+    >>> (part,) = cut_graph(IterableWrapper([1]).map(str).pin_memory()).parts
+    >>> part.end, part.pipes, part.is_sharded
+    (map(str), (map(str), IterableWrapper()), False)
     """
 
-    #: The branch's last pipe; with the loader, the workers' items take its place.
+    #: The part's last pipe; with the loader, the workers' items take its place.
     end: Any
     #: What a worker runs, breadth-first; nothing if the end is itself an inlet.
     pipes: tuple[Any, ...]
     #: Pipes that run elsewhere and whose items are sent to the workers.
     inlets: tuple[Any, ...]
-    #: Sources that every worker reads in full, because nothing shards them.
-    unsharded: tuple[Any, ...]
     #: Whether workers get different items at all; if not, each comes once from every worker.
     is_sharded: bool
 
@@ -62,36 +60,25 @@ class Cut:
     """Which pipes of a graph run where.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> cut = cut_graph(IterableWrapper([1]).sharding_filter().map(str).pin_memory())
-    >>> cut.pipes_in("loader"), cut.pipes_in("workers")
-    ([pin_memory()], [map(str), sharding_filter(), IterableWrapper()])
+    >>> cut_graph(IterableWrapper([1]).map(str).pin_memory()).places
+    ((pin_memory(), 'loader'), (map(str), 'workers'), (IterableWrapper(), 'workers'))
     """
 
-    #: The graph's last pipe.
-    end: Any
     #: The dispatching process runs this pipe and all above it; None without dispatching.
     dispatch: Any | None
     #: The loader sends the items of this pipe to the workers; None where it sends none.
     feed: Any | None
     #: What the workers run; nothing where all has to stay with the loader.
-    branches: tuple[Branch, ...]
+    parts: tuple[WorkerPart, ...]
     #: Every pipe of the graph, breadth-first, and where it runs.
     places: tuple[tuple[Any, Place], ...]
-
-    def pipes_in(self, place: Place) -> list[Any]:
-        """Return the pipes that run in a place, breadth-first."""
-        return [pipe for pipe, where in self.places if where == place]
-
-    def place_of(self, pipe: Any) -> Place:
-        """Return where a pipe of the graph runs."""
-        return next(where for other, where in self.places if other is pipe)
 
 
 def cut_graph(datapipe: Any) -> Cut:
     """Say how the graph that ends in ``datapipe`` is divided.
 
     The pipes that dispatch, and whatever shares a source with them, go to the
-    dispatching process; the longest branches of replicable pipes to the workers; the
+    dispatching process; the longest parts of replicable pipes to the workers; the
     rest stays with the loader. ValueError for a graph that cannot be divided so.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -109,71 +96,14 @@ def cut_graph(datapipe: Any) -> Cut:
     feed = _cut_below(whole, [pipe for pipe in wiring.pipes if lives_with_loader(pipe)])
     _check_apart(whole, dispatch, feed)
     inlets = [pipe for pipe in (dispatch, feed) if pipe is not None]
-    branches = _branches(Reach(wiring, inlets), inlets, feed)
-    sent = [inlet for branch in branches for inlet in branch.inlets]
+    parts = _parts(Reach(wiring, inlets), inlets, feed)
+    sent = [inlet for part in parts for inlet in part.inlets]
     return Cut(
-        end=datapipe,
         dispatch=dispatch,
         feed=feed if any(inlet is feed for inlet in sent) else None,
-        branches=branches,
-        places=_places(wiring, dispatch, branches),
+        parts=parts,
+        places=_places(wiring, dispatch, parts),
     )
-
-
-def lowest_common_ancestor(datapipe: Any, pipes: Iterable[Any]) -> Any:
-    """Return the pipe nearest to ``pipes`` after which all of them can be cut off together.
-
-    Whatever shares a source with them is above it as well. ValueError where the graph
-    has no such pipe.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> left, right = IterableWrapper([1]).map(str), IterableWrapper([2])
-    >>> lowest_common_ancestor(left.zip(right).batch(2), [left, right])
-    zip()
-    """
-    pipes = list(pipes)
-    if not pipes:
-        raise ValueError("lowest_common_ancestor needs at least one pipe, got none")
-    return _cut_below(Reach(Wiring(datapipe)), pipes)
-
-
-def replicable_branches(datapipe: Any) -> list[Any]:
-    """Return the last pipes of the longest branches that workers can run copies of.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> replicable_branches(IterableWrapper([1]).map(str).pin_memory())
-    [map(str)]
-    """
-    return [branch.end for branch in cut_graph(datapipe).branches]
-
-
-def unsharded_sources(end: Any, inlets: Sequence[Any] = ()) -> list[Any]:
-    """Return the sources that every worker would read in full.
-
-    Sharded is what comes through a pipe that shards for workers, or out of an inlet.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> sharded = IterableWrapper([1]).sharding_filter()
-    >>> unsharded_sources(sharded.zip(IterableWrapper([2])))
-    [IterableWrapper()]
-    """
-    wiring = Wiring(end)
-    found, waiting = [], [end]
-    seen = {id(pipe) for pipe in inlets}
-    for pipe in waiting:  # it grows while it is read
-        if id(pipe) in seen or _shards(pipe):
-            continue
-        seen.add(id(pipe))
-        waiting.extend(wiring.sources(pipe))
-        if not wiring.sources(pipe):
-            found.append(pipe)
-    return found
-
-
-def _shards(pipe: Any) -> bool:
-    if is_dispatch(pipe) or shards_itself(pipe):
-        return True
-    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
 def _cut_below(reach: Reach, pipes: Sequence[Any]) -> Any | None:
@@ -196,41 +126,46 @@ def _check_apart(reach: Reach, dispatch: Any | None, feed: Any | None) -> None:
         )
 
 
-def _branches(reach: Reach, inlets: Sequence[Any], feed: Any | None) -> tuple[Branch, ...]:
+def _parts(reach: Reach, inlets: Sequence[Any], feed: Any | None) -> tuple[WorkerPart, ...]:
     wiring = reach.wiring
-    branches: list[Branch] = []
+    parts: list[WorkerPart] = []
     waiting, seen = [wiring.end], {id(wiring.end)}
     for pipe in waiting:  # it grows while it is read
         if pipe is feed:
             continue  # the loader reads it itself: there is nothing for workers to do
         if reach.can_copy(pipe) and reach.can_cut_after(pipe):
-            branches.append(_branch(reach, pipe, inlets))
+            parts.append(_part(reach, pipe, inlets))
         else:
             fresh = [source for source in wiring.sources(pipe) if id(source) not in seen]
             seen.update(map(id, fresh))
             waiting.extend(fresh)
-    return tuple(branches)
+    return tuple(parts)
 
 
-def _branch(reach: Reach, end: Any, inlets: Sequence[Any]) -> Branch:
+def _part(reach: Reach, end: Any, inlets: Sequence[Any]) -> WorkerPart:
     reached = reach.above(end)
     outside = {id(inlet) for inlet in inlets}
     pipes = [pipe for pipe in reached if id(pipe) not in outside]
     sent = [pipe for pipe in reached if id(pipe) in outside]
-    return Branch(
+    return WorkerPart(
         end=end,
         pipes=tuple(pipes),
         inlets=tuple(sent),
-        unsharded=tuple(unsharded_sources(end, sent)),
         is_sharded=bool(sent) or any(_shards(pipe) for pipe in pipes),
     )
 
 
+def _shards(pipe: Any) -> bool:
+    if is_dispatch(pipe) or shards_itself(pipe):
+        return True
+    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
+
+
 def _places(
-    wiring: Wiring, dispatch: Any | None, branches: Sequence[Branch]
+    wiring: Wiring, dispatch: Any | None, parts: Sequence[WorkerPart]
 ) -> tuple[tuple[Any, Place], ...]:
     where: dict[int, Place] = {id(pipe): "loader" for pipe in wiring.pipes}
-    where.update((id(pipe), "workers") for branch in branches for pipe in branch.pipes)
+    where.update((id(pipe), "workers") for part in parts for pipe in part.pipes)
     if dispatch is not None:
         where.update((key, "dispatcher") for key in wiring.upstream([dispatch]))
     return tuple((pipe, where[id(pipe)]) for pipe in wiring.pipes)

@@ -25,7 +25,7 @@ from asyncloader.graph.walk import Wiring
 from asyncloader.main_script import home_of
 
 #: One entry for each pipe, breadth-first from the last:
-#: ``{"class": name, "reads": [places of other entries], "settings": {name: value}}``.
+#: ``{"class": name, "reads": [numbers of other entries], "settings": {name: value}}``.
 Fingerprint = list[dict[str, Any]]
 
 #: Longer texts and containers are taken to be data.
@@ -44,12 +44,12 @@ def fingerprint(datapipe: Any) -> Fingerprint:
     'asyncloader.datapipes.sources.IterableWrapper'
     """
     wiring = Wiring(datapipe)
-    place = {id(pipe): number for number, pipe in enumerate(wiring.pipes)}
+    numbers = {id(pipe): number for number, pipe in enumerate(wiring.pipes)}
     return [
         {
             "class": _qualified(type(pipe)),
-            "reads": [place[id(source)] for source in wiring.sources(pipe)],
-            "settings": _Settings(place, may_hold_lists=bool(wiring.sources(pipe))).of(pipe),
+            "reads": [numbers[id(source)] for source in wiring.sources(pipe)],
+            "settings": _Settings(numbers, may_hold_lists=bool(wiring.sources(pipe))).of(pipe),
         }
         for pipe in wiring.pipes
     ]
@@ -111,8 +111,8 @@ def _at_once(reader: Any, pipe: Any) -> bool:
 class _Settings:
     """Reads what a pipe was told when it was made, as far as that is plain data."""
 
-    def __init__(self, place: dict[int, int], may_hold_lists: bool) -> None:
-        self.place = place
+    def __init__(self, numbers: dict[int, int], may_hold_lists: bool) -> None:
+        self.numbers = numbers
         # A source's lists are the data itself.
         self.may_hold_lists = may_hold_lists
 
@@ -149,8 +149,8 @@ class _Settings:
         return plain if isinstance(value, dict) else [element for _, element in plain]
 
     def _key(self, key: Any) -> Any:
-        if id(key) in self.place:
-            return f"pipe {self.place[id(key)]}"
+        if id(key) in self.numbers:
+            return f"pipe {self.numbers[id(key)]}"
         return self.plain(key)
 
 
@@ -199,7 +199,7 @@ def _is_entry(value: Any, pipes: int) -> bool:
     return (
         isinstance(name, str)
         and isinstance(reads, list)
-        and all(isinstance(place, int) and 0 <= place < pipes for place in reads)
+        and all(isinstance(number, int) and 0 <= number < pipes for number in reads)
         and isinstance(settings, dict)
         and all(isinstance(setting, str) for setting in settings)
     )
@@ -230,7 +230,7 @@ def _edge_changes(before: Fingerprint, after: Fingerprint) -> list[str]:
 
 
 def _names(graph: Sequence[dict[str, Any]], entry: dict[str, Any]) -> str:
-    names = [f"{_short(graph[place])} (pipe {place})" for place in entry["reads"]]
+    names = [f"{_short(graph[number])} (pipe {number})" for number in entry["reads"]]
     return ", ".join(names) or "nothing"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
-from asyncloader.datapipes.cursors import set_places
+from asyncloader.datapipes.cursors import set_numbers
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import as_run
@@ -28,7 +28,7 @@ from asyncloader.loader.snapshots import Snapshots, unpickled_graph
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.copying import own_service
-from asyncloader.services.regrouping import Share
+from asyncloader.services.regrouping import Role
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
@@ -163,9 +163,9 @@ class DataLoader2(Generic[T_co]):
         return self._snapshots.take(
             *self._engine.place(self._gate),
             self._engine.lifecycle.checkpoint(),
-            share=Share.of(self.reading_service),
+            role=Role.of(self.reading_service),
             has_order=self._engine.lifecycle.has_order,
-            unplaced=self._engine.lifecycle.unplaced(),
+            unnumbered=self._engine.lifecycle.unnumbered(),
             include_datapipe=include_datapipe,
         )
 
@@ -187,13 +187,13 @@ class DataLoader2(Generic[T_co]):
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         snapshots = self._snapshots if own is not None else Snapshots(graph)
-        share = Share.of(self.reading_service)
-        seeds, start, service_state = snapshots.read(state_dict, share)
+        role = Role.of(self.reading_service)
+        seeds, start, service_state = snapshots.read(state_dict, role)
         self._engine.lifecycle.restore_from(service_state)
         if own is None:
             self._use_graph(graph)
         self._engine.go_on(seeds, start)
-        self._loaded = copy.deepcopy(own_state(state_dict, share))
+        self._loaded = copy.deepcopy(own_state(state_dict, role))
 
     def stats(self) -> LoaderStats:
         """Return how the loader is doing; to be called at any moment.
@@ -251,7 +251,7 @@ class DataLoader2(Generic[T_co]):
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
 
     def _use_graph(self, datapipe: Any) -> None:
-        set_places(breadth_first(datapipe))
+        set_numbers(breadth_first(datapipe))
         self.datapipe = datapipe
         self._snapshots = Snapshots(datapipe)
         self._engine.lifecycle.use_graph(as_run(copy_graph(datapipe)))

@@ -25,7 +25,8 @@ from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
-from asyncloader.runtime import begin_task, call_soon, running_loop
+from asyncloader.runtime import begin_task, running_loop
+from asyncloader.waiting import call_soon
 
 _CLOSED = "the epoch was closed before its end"
 

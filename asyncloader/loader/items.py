@@ -24,7 +24,8 @@ from asyncloader.loader.gate import Gate
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
-from asyncloader.runtime import LoopThread, LoopWaiter, ThreadWaiter
+from asyncloader.runtime import LoopThread
+from asyncloader.waiting import LoopWaiter, ThreadWaiter
 
 
 class RunningItems(ABC):

@@ -16,7 +16,7 @@ from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.cursors import forget_passes, resume
 from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.passes import set_all_paused
-from asyncloader.datapipes.replaying import unplaced, with_orders
+from asyncloader.datapipes.replaying import unnumbered, with_orders
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
@@ -81,9 +81,9 @@ class Lifecycle:
         """Whether all that was handed out in the present epoch comes in the same order again."""
         return not self._unordered
 
-    def unplaced(self) -> str:
+    def unnumbered(self) -> str:
         """Return the name of a pipe of which no state can be taken, or nothing."""
-        return unplaced(self._unordered)
+        return unnumbered(self._unordered)
 
     @property
     def is_started(self) -> bool:

@@ -13,7 +13,7 @@ from asyncloader.errors import SnapshotError
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.ranks import ranks_in_words
 from asyncloader.services.elastic import refit
-from asyncloader.services.regrouping import Place, Share, divides_alike, regroup
+from asyncloader.services.regrouping import RankPlace, Role, divides_alike, regroup
 from asyncloader.snapshot.snapshot import Snapshot, decode
 
 
@@ -27,30 +27,30 @@ def moment_of(state: Any) -> list[Snapshot]:
     return snapshots
 
 
-def own_of(moment: Sequence[Snapshot], share: Share) -> Snapshot:
+def own_of(moment: Sequence[Snapshot], role: Role) -> Snapshot:
     """Return the snapshot of this loader's own rank; the first where the ranks are others."""
-    return moment[share.rank] if len(moment) == share.ranks else moment[0]
+    return moment[role.rank] if len(moment) == role.ranks else moment[0]
 
 
-def own_state(state: Any, share: Share) -> dict[str, Any] | None:
+def own_state(state: Any, role: Role) -> dict[str, Any] | None:
     """Return the state of this loader's own rank, out of what was loaded.
 
     There is none where other ranks took the states.
     """
     states = state if isinstance(state, list | tuple) else [state]
     for each in states:
-        if (each["position"]["rank"], each["position"]["ranks"]) == (share.rank, share.ranks):
+        if (each["position"]["rank"], each["position"]["ranks"]) == (role.rank, role.ranks):
             return dict(each)
     return None
 
 
-def start_for(datapipe: Any, moment: Sequence[Snapshot], share: Share) -> EpochStart | None:
-    """Return where in its epoch a loader with this share goes on; None for the next epoch."""
-    own = own_of(moment, share)
+def start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochStart | None:
+    """Return where in its epoch a loader with this role goes on; None for the next epoch."""
+    own = own_of(moment, role)
     if own.epoch_seed is None:
         return None
-    place = _place(datapipe, moment, own, share)
-    has_others = _is_begun(moment, own) and not _has_same_shares(own, share)
+    place = _place(datapipe, moment, own, role)
+    has_others = _is_begun(moment, own) and not _has_same_counts(own, role)
     return EpochStart(
         own.epoch_seed,
         place.items,
@@ -59,20 +59,20 @@ def start_for(datapipe: Any, moment: Sequence[Snapshot], share: Share) -> EpochS
         ahead=place.ahead,
         taken_with=own.workers if has_others else None,
         taken_in_order=own.in_order if _is_begun(moment, own) else None,
-        is_regrouped=_is_begun(moment, own) and not _has_same_items(datapipe, own, share),
+        is_regrouped=_is_begun(moment, own) and not _has_same_items(datapipe, own, role),
     )
 
 
-def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, share: Share) -> Place:
+def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role) -> RankPlace:
     if not _is_begun(moment, own):
-        return Place(0, {})
-    if _has_same_items(datapipe, own, share):
-        cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=share.workers)
-        return Place(own.items, cursors, own.ahead)
+        return RankPlace(0, {})
+    if _has_same_items(datapipe, own, role):
+        cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=role.workers)
+        return RankPlace(own.items, cursors, own.ahead)
     if len(moment) < own.ranks:
         raise SnapshotError(
             f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
-            f" {_who(share)}; load a list of the states of all {own.ranks} ranks, or each rank's"
+            f" {_who(role)}; load a list of the states of all {own.ranks} ranks, or each rank's"
             " own state with as many ranks and workers as before, or a state between epochs"
         )
     if not own.in_order:
@@ -80,8 +80,8 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, share: Shar
             "the states were taken with in_order=False, so that their items are not the first of"
             " any order; go on with as many ranks and workers as before"
         )
-    places = [Place(snapshot.items, snapshot.cursors) for snapshot in moment]
-    return regroup(datapipe, places, taken_with=own.workers, share=share)
+    places = [RankPlace(snapshot.items, snapshot.cursors) for snapshot in moment]
+    return regroup(datapipe, places, taken_with=own.workers, role=role)
 
 
 def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
@@ -89,21 +89,21 @@ def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
     return any(snapshot.items for snapshot in moment) or own.ahead > 0
 
 
-def _has_same_shares(own: Snapshot, share: Share) -> bool:
+def _has_same_counts(own: Snapshot, role: Role) -> bool:
     """Whether there are as many workers and ranks as there were."""
-    return (own.workers, own.ranks) == (share.workers, share.ranks)
+    return (own.workers, own.ranks) == (role.workers, role.ranks)
 
 
-def _has_same_items(datapipe: Any, own: Snapshot, share: Share) -> bool:
-    """Whether a loader with this share hands out the items that the state's loader did."""
-    if (own.rank, own.ranks) != (share.rank, share.ranks):
+def _has_same_items(datapipe: Any, own: Snapshot, role: Role) -> bool:
+    """Whether a loader with this role hands out the items that the state's loader did."""
+    if (own.rank, own.ranks) != (role.rank, role.ranks):
         return False
     # Where ranks divide among their workers, too, other workers are other items.
-    is_same = own.ranks == 1 or own.workers == share.workers
-    return is_same or divides_alike(datapipe, own.workers, share.workers)
+    is_same = own.ranks == 1 or own.workers == role.workers
+    return is_same or divides_alike(datapipe, own.workers, role.workers)
 
 
-def _who(one: Snapshot | Share) -> str:
+def _who(one: Snapshot | Role) -> str:
     return f"rank {one.rank} of {one.ranks} (with {one.workers} workers)"
 
 

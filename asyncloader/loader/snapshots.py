@@ -20,8 +20,8 @@ from asyncloader.graph.fingerprint import differences, fingerprint, read_without
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
-from asyncloader.services.regrouping import Share
-from asyncloader.snapshot.snapshot import Encoder, Snapshot
+from asyncloader.services.regrouping import Role
+from asyncloader.snapshot.snapshot import Snapshot, SnapshotEncoder
 from asyncloader.transport.code import dumps_code
 
 
@@ -37,20 +37,20 @@ class Snapshots:
         start: EpochStart | None,
         service_state: bytes | None,
         *,
-        share: Share,
+        role: Role,
         has_order: bool,
-        unplaced: str,
+        unnumbered: str,
         include_datapipe: bool,
     ) -> dict[str, Any]:
         """Return the state of a loader that goes on with ``start`` and then with ``seeds``.
 
-        ``has_order`` is whether all of the epoch comes in the same order again, and ``unplaced``
+        ``has_order`` is whether all of the epoch comes in the same order again, and ``unnumbered``
         the name of a pipe of which nobody knows what it has handed out, if there is one.
         """
-        self._check_possible(share)
-        if unplaced and start is not None and start.position:
+        self._check_possible(role)
+        if unnumbered and start is not None and start.position:
             raise SnapshotError(
-                f"{unplaced} hands out as results come, and no state says what it has handed out,"
+                f"{unnumbered} hands out as results come, and no state says what it has handed out,"
                 " as it was put into the graph by a reading service, or a function of one; put it"
                 " there before the loader is made, or pass ordered=True"
             )
@@ -59,10 +59,10 @@ class Snapshots:
             epoch=seeds.epoch,
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
-            workers=share.workers,
-            in_order=share.in_order if start is None else start.is_in_order(share.in_order),
-            rank=share.rank,
-            ranks=share.ranks,
+            workers=role.workers,
+            in_order=role.in_order if start is None else start.is_in_order(role.in_order),
+            rank=role.rank,
+            ranks=role.ranks,
             ahead=0 if start is None else start.ahead,
             cursors=_settled(start, has_order),
             service_state=service_state,
@@ -70,34 +70,34 @@ class Snapshots:
         )
         return self._encoder.encode(snapshot)
 
-    def read(self, state: Any, share: Share) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
+    def read(self, state: Any, role: Role) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
         """Return what a state says, or the states of all ranks of a run.
 
-        SnapshotError for one that is wrong, of another graph, or that a loader with this
-        share of the items cannot go on from.
+        SnapshotError for one that is wrong, of another graph, or that a loader in this
+        role cannot go on from.
         """
         moment = moment_of(state)
-        self._check_possible(share)
+        self._check_possible(role)
         for snapshot in moment:
             self._check_graph(snapshot)
-        own = own_of(moment, share)
-        start = start_for(self._datapipe, moment, share)
+        own = own_of(moment, role)
+        start = start_for(self._datapipe, moment, role)
         return EpochSeeds(own.seed, own.epoch), start, own.service_state
 
     def _check_graph(self, snapshot: Snapshot) -> None:
         different = differences(snapshot.fingerprint, self._fingerprint)
         if different:
             raise SnapshotError(f"the state is of another graph: {'; '.join(different)}")
-        for place in snapshot.cursors:
-            if place >= len(self._fingerprint):
+        for number in snapshot.cursors:
+            if number >= len(self._fingerprint):
                 raise SnapshotError(
-                    f"position.cursors has a place {place}, but the graph has only"
+                    f"position.cursors has a pipe {number}, but the graph has only"
                     f" {len(self._fingerprint)} pipes"
                 )
 
-    def _check_possible(self, share: Share) -> None:
+    def _check_possible(self, role: Role) -> None:
         refusal = self._refusal
-        if refusal is None and share.workers:
+        if refusal is None and role.workers:
             refusal = self._dealing_refusal
         if refusal is not None:
             raise SnapshotError(refusal)
@@ -135,8 +135,8 @@ class Snapshots:
             ) from error
 
     @functools.cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self._fingerprint)
+    def _encoder(self) -> SnapshotEncoder:
+        return SnapshotEncoder(self._fingerprint)
 
 
 def _settled(start: EpochStart | None, has_order: bool) -> Cursors:

@@ -128,14 +128,14 @@ def stats_of(
 
 
 class Names:
-    """What the pipes of a loader's graph are called, by their places."""
+    """What the pipes of a loader's graph are called, by their numbers."""
 
     def __init__(self, datapipe: Any, seconds: float) -> None:
         self._seconds = seconds
         pipes = [] if datapipe is None else breadth_first(datapipe)
         self._names = [stage_name(pipe) for pipe in pipes]
         self._sources = [not edges_of(pipe) for pipe in pipes]
-        self._places: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
 
     def stages(self, tallies: Iterable[Tally], where: str, total: float) -> list[StageStats]:
         """Return what pipes have come to that run there, where there were so many seconds."""
@@ -143,13 +143,13 @@ class Names:
 
     def order(self, stage: StageStats) -> int:
         """Return where a stage comes, the source first and what a service added last."""
-        return -self._places.get(id(stage), -1)
+        return -self._numbers.get(id(stage), -1)
 
     def _stage(self, tally: Tally, where: str, total: float) -> StageStats:
-        place = tally.place
+        number = tally.pipe
         items = None if tally.items == UNCOUNTED else tally.items
         stage = StageStats(
-            name=place if isinstance(place, str) else self._names[place],
+            name=number if isinstance(number, str) else self._names[number],
             where=where,
             items=items,
             rate=items / self._seconds if items is not None and self._seconds else None,
@@ -159,10 +159,10 @@ class Names:
             held=tally.held,
             room=tally.room,
             holds_calls=tally.holds_calls,
-            is_source=isinstance(place, int) and self._sources[place],
+            is_source=isinstance(number, int) and self._sources[number],
         )
-        if isinstance(place, int):
-            self._places[id(stage)] = place
+        if isinstance(number, int):
+            self._numbers[id(stage)] = number
         return stage
 
 
@@ -175,15 +175,15 @@ def _merged(tallies: Iterable[Sequence[Tally]]) -> list[Tally]:
     """Return the sums of what the same pipes have come to in several processes."""
     merged: dict[int | str, Tally] = {}
     for tally in (each for one in tallies for each in one):
-        before = merged.get(tally.place)
-        merged[tally.place] = tally if before is None else _sum(before, tally)
+        before = merged.get(tally.pipe)
+        merged[tally.pipe] = tally if before is None else _sum(before, tally)
     return list(merged.values())
 
 
 def _sum(one: Tally, other: Tally) -> Tally:
     is_counted = UNCOUNTED not in (one.items, other.items)
     return Tally(
-        one.place,
+        one.pipe,
         one.items + other.items if is_counted else UNCOUNTED,
         one.errors + other.errors,
         one.seconds + other.seconds,

@@ -1,6 +1,6 @@
 """A graph divided between the loader and its workers.
 
-This file is about ``divide``: each branch that workers run is taken out of the
+This file is about ``divide``: each part that workers run is taken out of the
 graph, and a ``FromWorkers`` takes its place there.
 """
 
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.cursors import (
-    place_of,
-    take_place_of,
+    number_of,
+    take_number_of,
 )
 from asyncloader.datapipes.kinds import functional_name
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import Branch, cut_graph
+from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
-from asyncloader.runtime import WorkerInfo
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import pack_code
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch import DispatchPlan
 from asyncloader.workers.from_loader import FromLoader
 from asyncloader.workers.main import WorkerPlan, shard_for_worker
@@ -38,15 +38,15 @@ from asyncloader.workers.supply import FromDispatcher
 
 @dataclass(frozen=True)
 class Division:
-    """The loader's part of a graph, and the branches that workers run."""
+    """The loader's part of a graph, and the parts that workers run."""
 
     #: What the loader iterates.
     root: Any
     #: What workers run.
-    branches: tuple[Branch, ...]
-    #: The last pipes of what workers run, one for each branch.
+    parts: tuple[WorkerPart, ...]
+    #: The last pipes of what workers run, one for each part.
     ends: tuple[Any, ...]
-    #: Where the workers' items enter the loader's part, one for each branch.
+    #: Where the workers' items enter the loader's part, one for each part.
     outlets: tuple[FromWorkers | FedFromWorkers, ...]
     seed_places: tuple[SeedPlaces, ...]
     shared: SharedPipes
@@ -66,9 +66,9 @@ class Division:
             return None
         places = self.shared.places_in(self.dispatch)
         plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
-        dealt = [self.dispatch in branch.inlets for branch in self.branches]
-        place = place_of(self.dispatch)
-        return DealPlan(pack_code(plan), -1 if place is None else place, dealt.index(True))
+        dealt = [self.dispatch in part.inlets for part in self.parts]
+        number = number_of(self.dispatch)
+        return DealPlan(pack_code(plan), -1 if number is None else number, dealt.index(True))
 
     def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
         """Return what each worker is told to run."""
@@ -76,7 +76,7 @@ class Division:
 
     @property
     def fed(self) -> int | None:
-        """The number of the branch whose source lives with the loader, if there is one."""
+        """The number of the part whose source lives with the loader, if there is one."""
         fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
         return next(fed, None)
 
@@ -87,20 +87,20 @@ class Division:
 
 
 def divide(datapipe: Any, num_workers: int) -> Division:
-    """Take the branches for workers out of the graph, which is changed."""
+    """Take the parts for workers out of the graph, which is changed."""
     shared = SharedPipes(datapipe)
     cut = cut_graph(datapipe)
-    is_read = any(cut.dispatch in branch.inlets for branch in cut.branches)
+    is_read = any(cut.dispatch in part.inlets for part in cut.parts)
     dispatch = cut.dispatch if is_read else None
     root, outlets, ends = datapipe, [], []
     droppers: tuple[str, ...] = ()
-    for branch in cut.branches:
-        droppers += tuple(stage_name(pipe) for pipe in branch.pipes if _may_drop(pipe))
-        is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in branch.inlets)
-        outlet: Any = FedFromWorkers(branch.end, cut.feed) if is_fed else FromWorkers(branch.end)
-        root = _end_of(replace_dp(traverse_dps(root), branch.end, outlet))
-        end = branch.end
-        for inlet in branch.inlets:
+    for part in cut.parts:
+        droppers += tuple(stage_name(pipe) for pipe in part.pipes if _may_drop(pipe))
+        is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in part.inlets)
+        outlet: Any = FedFromWorkers(part.end, cut.feed) if is_fed else FromWorkers(part.end)
+        root = _end_of(replace_dp(traverse_dps(root), part.end, outlet))
+        end = part.end
+        for inlet in part.inlets:
             stand_in = FromLoader() if inlet is cut.feed else FromDispatcher()
             end = _with_inlet(end, inlet, stand_in)
         if not is_fed:
@@ -109,7 +109,7 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         ends.append(end)
     return Division(
         root=root,
-        branches=cut.branches,
+        parts=cut.parts,
         outlets=tuple(outlets),
         ends=tuple(ends),
         seed_places=tuple(shared.places_in(end) for end in ends),
@@ -120,8 +120,8 @@ def divide(datapipe: Any, num_workers: int) -> Division:
 
 
 def _with_inlet(end: Any, pipe: Any, inlet: FromDispatcher) -> Any:
-    """Let what read a pipe that runs elsewhere read what is dealt; return the branch's end."""
-    take_place_of(inlet, pipe)
+    """Let what read a pipe that runs elsewhere read what is dealt; return the part's end."""
+    take_number_of(inlet, pipe)
     return _end_of(replace_dp(traverse_dps(end), pipe, inlet))
 
 
@@ -152,11 +152,11 @@ def _length_in(end: Any, dealt: int, info: WorkerInfo) -> int:
 
 
 def warn_of_repeats(division: Division) -> None:
-    """Warn of branches of which every worker would yield all items."""
-    for branch in division.branches:
-        if not branch.is_sharded:
+    """Warn of parts of which every worker would yield all items."""
+    for part in division.parts:
+        if not part.is_sharded:
             warnings.warn(
-                f"nothing shards the graph above {stage_name(branch.end)}: every item will come"
+                f"nothing shards the graph above {stage_name(part.end)}: every item will come"
                 " once from each worker. Put .sharding_filter() where items are to be divided"
                 " (after shuffle), or give the loader a ShardingPolicy adapter. If your iterable"
                 " takes its share by get_worker_info() itself, say so:"

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursor, Cursors, place_of
+from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.kinds import functional_name, is_dispatch
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import Branch, cut_graph
+from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.workers.alike import keeps_positions
@@ -27,7 +27,7 @@ from asyncloader.workers.messages import DealStart, Mark
 from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
 from asyncloader.workers.supply import FromDispatcher
 
-#: The cursor of a branch that goes on by its position alone, in however many workers.
+#: The cursor of a part that goes on by its position alone, in however many workers.
 SPREAD = "spread"
 
 
@@ -43,11 +43,11 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
         f"the state was taken with {_workers(taken_with)} and cannot go on with"
         f" {_workers(run_with)}"
     )
-    for branch in cut_graph(datapipe).branches:
-        division = _division_of(branch.end, clash)
-        above = {place_of(pipe) for pipe in breadth_first(division)} - {place_of(division)}
-        own = fitted.pop(_place(branch.end), None)
-        found = {place: fitted.pop(place) for place in list(fitted) if place in above}
+    for part in cut_graph(datapipe).parts:
+        division = _division_of(part.end, clash)
+        above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
+        own = fitted.pop(_number(part.end), None)
+        found = {number: fitted.pop(number) for number in list(fitted) if number in above}
         if own is not None and not own.get("in_order", True):
             raise SnapshotError(
                 f"the state was taken with {_workers(taken_with)} and in_order=False, so that it"
@@ -57,24 +57,24 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
             found = _least_advanced(own, above)
         elif own is not None and SPREAD in own:
             found = dict(own[SPREAD])
-        for pipe in branch.pipes:
-            fitted.pop(_place(pipe), None)
+        for pipe in part.pipes:
+            fitted.pop(_number(pipe), None)
         if run_with:
-            deals = _place(division) if is_dispatch(division) else None
-            fitted[_place(branch.end)] = {SPREAD: list(map(list, found.items())), "deals": deals}
+            deals = _number(division) if is_dispatch(division) else None
+            fitted[_number(part.end)] = {SPREAD: list(map(list, found.items())), "deals": deals}
         else:
             fitted |= found
     return fitted
 
 
-def check_division(branches: Iterable[Branch], taken_with: int) -> None:
+def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
     """Raise SnapshotError, naming the pipe in the way, if a place cannot be divided anew.
 
-    ``branches`` are what workers run, as the services made it; they may be divided already.
+    ``parts`` are what workers run, as the services made it; they may be divided already.
     """
     clash = f"the state was taken with {_workers(taken_with)}, and no other number can go on"
-    for branch in branches:
-        _division_of(branch.end, clash)
+    for part in parts:
+        _division_of(part.end, clash)
 
 
 def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
@@ -92,7 +92,7 @@ def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
 
 
 def _division_of(end: Any, clash: str) -> Any:
-    """Return the pipe that divides a branch's items, if only one-to-one pipes follow it."""
+    """Return the pipe that divides a part's items, if only one-to-one pipes follow it."""
     wiring, pipe = Wiring(end), end
     is_dealt = any(map(_deals, breadth_first(end)))
     # What is dealt is divided already: a filter behind it divides among ranks alone.
@@ -114,7 +114,7 @@ def _deals(pipe: Any) -> bool:
 
 
 def _named(pipe: Any) -> str:
-    is_ours = place_of(pipe) is not None
+    is_ours = number_of(pipe) is not None
     return stage_name(pipe) if is_ours else f"{stage_name(pipe)}, which a reading service added,"
 
 
@@ -138,12 +138,12 @@ def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:
     count = len(place.starts)
     marks = [start.mark for start in place.starts]
     behind = min(enumerate(marks), key=lambda pair: pair[1].position * count + pair[0])[1]
-    return {place: cursor for place, cursor in behind.cursors.items() if place in above}
+    return {number: cursor for number, cursor in behind.cursors.items() if number in above}
 
 
-def _place(pipe: Any) -> int:
-    place = place_of(pipe)
-    return -1 if place is None else place
+def _number(pipe: Any) -> int:
+    number = number_of(pipe)
+    return -1 if number is None else number
 
 
 def _workers(count: int) -> str:

@@ -1,4 +1,4 @@
-"""A branch whose source lives with the loader.
+"""A part whose source lives with the loader.
 
 This file is about ``FedFromWorkers``: in the loader's graph it stands between that source
 and whatever reads what the workers make of its items.
@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursors, take_place_of
+from asyncloader.datapipes.cursors import Cursors, take_number_of
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.reading import abegin
@@ -27,10 +27,10 @@ class FedFromWorkers(IterDataPipe[Any]):
     is_stand_in = True
 
     def __init__(self, end: Any, source: Any) -> None:
-        self.branch = stage_name(end)
+        self.part = stage_name(end)
         self.source = source
         self.stream: FedStream | None = None
-        take_place_of(self, end)
+        take_number_of(self, end)
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they come."""
@@ -62,4 +62,4 @@ class FedFromWorkers(IterDataPipe[Any]):
         """Add nothing: what was dealt never comes again."""
 
     def __repr__(self) -> str:
-        return f"FedFromWorkers({self.branch})"
+        return f"FedFromWorkers({self.part})"

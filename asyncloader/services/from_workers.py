@@ -1,6 +1,6 @@
 """What stands in the loader's graph for what workers run.
 
-This file is about ``FromWorkers``: it yields the items of a branch, and knows where all its
+This file is about ``FromWorkers``: it yields the items of a part, and knows where all its
 workers stand.
 """
 
@@ -15,14 +15,14 @@ from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     cursor_of,
-    place_of,
+    number_of,
     put_cursor,
-    take_place_of,
+    take_number_of,
 )
 from asyncloader.datapipes.journal import Journal
 from asyncloader.datapipes.kinds import is_without_order
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.tidings import unplaced_in
+from asyncloader.datapipes.tidings import unnumbered_in
 from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place
@@ -34,7 +34,7 @@ Run = list[int]
 
 
 class FromWorkers(IterDataPipe[Any]):
-    """Yield the items of a branch that runs in workers; stands in the branch's place.
+    """Yield the items of a part that runs in workers; stands in the part's place.
 
     Where workers are taken as they come, or hand out as they come, no order comes again by
     itself: then what was taken after a cursor belongs to it, and what the workers told since.
@@ -45,20 +45,20 @@ class FromWorkers(IterDataPipe[Any]):
     is_stand_in = True
 
     def __init__(self, end: Any) -> None:
-        self.branch = stage_name(end)
+        self.part = stage_name(end)
         self.length: int | None = None
         #: Whether the workers run pipes that may yield another number of items.
         self.is_changed = False
         #: The name of a pipe in the workers of which no state can be taken, if there is one.
-        self.unplaced = ""
+        self.unnumbered = ""
         self.stream: WorkerStream | None = None
         self._running: WorkerStream | None = None
         self._taken = 0
         self._unwanted = 0
         self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
-        # What a reading service put into the graph has no place there.
-        placed = (pipe for pipe in breadth_first(end) if place_of(pipe) is not None)
-        take_place_of(self, next(placed, end))
+        # What a reading service put into the graph has no number there.
+        numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
+        take_number_of(self, next(numbered, end))
 
     def __len__(self) -> int:
         if self.is_changed:
@@ -92,7 +92,7 @@ class FromWorkers(IterDataPipe[Any]):
         """
         self.stream, self._running = stream, None
         self._taken = self._unwanted = 0
-        self.unplaced = ""
+        self.unnumbered = ""
         self._is_in_order = stream.is_in_order
         self._tells = may_be_changed or not self._workers_have_order
         if self._tells:
@@ -160,7 +160,7 @@ class FromWorkers(IterDataPipe[Any]):
             for run in _runs(seen, stream.positions()):
                 self._runs.add(run)
         for worker, pieces in stream.told():
-            self.unplaced = self.unplaced or unplaced_in(pieces)
+            self.unnumbered = self.unnumbered or unnumbered_in(pieces)
             self._told.add([worker, pieces])
         return items
 
@@ -177,7 +177,7 @@ class FromWorkers(IterDataPipe[Any]):
                 yield item
 
     def __repr__(self) -> str:
-        return f"FromWorkers({self.branch})"
+        return f"FromWorkers({self.part})"
 
 
 def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Run], list[Run]]:

@@ -28,7 +28,7 @@ from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing
 from asyncloader.graph.walk import breadth_first, pipes_of
-from asyncloader.runtime import WorkerInfo, in_thread
+from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import result_of
@@ -37,6 +37,7 @@ from asyncloader.services.elastic import check_division
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import Parcel, pack_code
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.alike import check_alike
 from asyncloader.workers.birth import check_method
@@ -146,7 +147,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
-        self._check_refit = partial(check_division, division.branches)
+        self._check_refit = partial(check_division, division.parts)
         self._division = division
         self._pool = WorkerPool(
             plan,
@@ -254,7 +255,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             check_alike(pipes, datapipe, self.graph_changer())
             # Among other ranks alone, no workers' items are divided anew.
             if taken_with:
-                check_division(cut_graph(given).branches, taken_with)
+                check_division(cut_graph(given).parts, taken_with)
 
         self._check_refit = check_refit
         return self._prefetched(datapipe)

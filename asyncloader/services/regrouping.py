@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, place_of
+from asyncloader.datapipes.cursors import Cursors, number_of
 from asyncloader.datapipes.kinds import is_filter_of_shards
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
@@ -29,8 +29,8 @@ from asyncloader.workers.alike import keeps_positions
 
 
 @dataclass(frozen=True)
-class Share:
-    """What of all items a loader hands out, and in how many workers its graph runs."""
+class Role:
+    """Which rank of how many a loader is, and in how many workers its graph runs."""
 
     workers: int
     in_order: bool
@@ -38,14 +38,14 @@ class Share:
     ranks: int
 
     @classmethod
-    def of(cls, service: ReadingServiceInterface) -> Share:
-        """Return what a service's loader hands out."""
+    def of(cls, service: ReadingServiceInterface) -> Role:
+        """Return the role of the loader that has this service."""
         rank, ranks = service.rank()
         return cls(service.worker_count(), service.is_in_order(), rank, ranks)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """How many items a rank has handed out, and where its pipes stood then or before."""
 
     items: int
@@ -54,7 +54,9 @@ class Place:
     ahead: int = 0
 
 
-def regroup(datapipe: Any, places: Sequence[Place], *, taken_with: int, share: Share) -> Place:
+def regroup(
+    datapipe: Any, places: Sequence[RankPlace], *, taken_with: int, role: Role
+) -> RankPlace:
     """Return where a rank goes on from the places of all ranks of a run.
 
     SnapshotError, naming the pipe in the way, where it cannot. Each of the ranks had
@@ -62,17 +64,17 @@ def regroup(datapipe: Any, places: Sequence[Place], *, taken_with: int, share: S
     """
     counts = [place.items for place in places]
     if not any(counts):
-        return Place(0, {})
-    division = _division(datapipe, len(places), share)
+        return RankPlace(0, {})
+    division = _division(datapipe, len(places), role)
     position = whole_position(counts, _block(datapipe, division, taken_with))
-    above = {place_of(pipe) for pipe in breadth_first(division)} - {place_of(division)}
+    above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
     # The first rank's cursors are those of its last item or before, and so before the position.
     alone = refit(datapipe, places[0].cursors, taken_with=taken_with, run_with=0)
-    whole = {place: cursor for place, cursor in alone.items() if place in above}
-    block = _block(datapipe, division, share.workers)
-    items = [items_before(position, rank, share.ranks, block) for rank in range(share.ranks)]
-    cursors = refit(datapipe, whole, taken_with=0, run_with=share.workers)
-    return Place(items[share.rank], cursors, items[share.rank] - min(items))
+    whole = {number: cursor for number, cursor in alone.items() if number in above}
+    block = _block(datapipe, division, role.workers)
+    items = [items_before(position, rank, role.ranks, block) for rank in range(role.ranks)]
+    cursors = refit(datapipe, whole, taken_with=0, run_with=role.workers)
+    return RankPlace(items[role.rank], cursors, items[role.rank] - min(items))
 
 
 def divides_alike(datapipe: Any, workers: int, other: int) -> bool:
@@ -108,11 +110,11 @@ def whole_position(counts: Sequence[int], block: int) -> int:
     return position
 
 
-def _division(datapipe: Any, ranks: int, share: Share) -> Any:
+def _division(datapipe: Any, ranks: int, role: Role) -> Any:
     """Return the pipe that divides the items among ranks, if only one-to-one pipes follow it."""
     if not any(map(_divides_among_ranks, breadth_first(datapipe))):
         raise SnapshotError(
-            f"the states were taken on {_ranks(ranks)} and here are {_ranks(share.ranks)}: nothing"
+            f"the states were taken on {_ranks(ranks)} and here are {_ranks(role.ranks)}: nothing"
             " divides the items among the ranks, so that each has a place of its own. Use as many"
             " ranks as before"
         )
@@ -123,8 +125,8 @@ def _division(datapipe: Any, ranks: int, share: Share) -> Any:
         if not keeps_positions(pipe) and not divides(pipe):
             break
     raise SnapshotError(
-        f"the states were taken on {_ranks(ranks)} and here are {_ranks(share.ranks)}, with"
-        f" {share.workers} workers each: {stage_name(pipe)} comes out otherwise for another number"
+        f"the states were taken on {_ranks(ranks)} and here are {_ranks(role.ranks)}, with"
+        f" {role.workers} workers each: {stage_name(pipe)} comes out otherwise for another number"
         " of them. Put it before the pipe that divides the items among the ranks, or use as many"
         " ranks and workers as before"
     )
@@ -140,8 +142,8 @@ def _block(datapipe: Any, division: Any, workers: int) -> int:
         if divides(pipe):
             # The workers divide among them what is the rank's already.
             return 1
-    branches = cut_graph(datapipe).branches
-    is_in_workers = any(pipe is division for branch in branches for pipe in branch.pipes)
+    parts = cut_graph(datapipe).parts
+    is_in_workers = any(pipe is division for part in parts for pipe in part.pipes)
     return workers if is_in_workers else 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.function import blame, is_async, unawaited
-from asyncloader.runtime import get_worker_info
+from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.failure import pack_error
 
 

@@ -20,12 +20,12 @@ from asyncloader.datapipes.exchange import Nobody, Waiter
 from asyncloader.datapipes.kinds import lives_with_loader
 from asyncloader.errors import LoaderClosed, LoaderError, Overloaded
 from asyncloader.graph.walk import breadth_first
-from asyncloader.runtime import LoopWaiter
 from asyncloader.serving.ledger import Ledger, Request
 from asyncloader.serving.readership import Readership
 from asyncloader.serving.rewiring import rewired
 from asyncloader.serving.server import Loader, Server
 from asyncloader.serving.stats import Counts, FeedStats
+from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_async_pipe
 from asyncloader.datapipes.batching import Batcher
-from asyncloader.datapipes.cursors import take_place_of
+from asyncloader.datapipes.cursors import take_number_of
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.kinds import can, is_splitter
 from asyncloader.datapipes.naming import stage_name
@@ -117,7 +117,7 @@ def _with(end: Any, pipe: Any, stage: Any) -> Any:
     if stage is pipe:
         return end
     # In stats and errors it goes by the name of the pipe that the user wrote.
-    take_place_of(stage, pipe)
+    take_number_of(stage, pipe)
     stage.known_as = stage_name(pipe)
     return next(iter(replace_dp(traverse_dps(end), pipe, stage).values()))[0]
 

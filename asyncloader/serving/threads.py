@@ -34,23 +34,23 @@ class ThreadStage(AsyncMapper[Envelope]):
     def __init__(self, pipe: ThreadMapper[Any], wants: Wants) -> None:
         apply = ColumnFunction.of(pipe.fn, pipe.input_col, pipe.output_col)
         count = pipe.concurrency or os.cpu_count() or 1
-        self.crew = Threads(carried(apply, pipe, wants))
-        super().__init__(pipe.source, self.crew, concurrency=count, ordered=pipe.ordered)
+        self.threads = InThreads(carried(apply, pipe, wants))
+        super().__init__(pipe.source, self.threads, concurrency=count, ordered=pipe.ordered)
         # The pipe stands nowhere any more, but is named where its function fails.
         pipe.source = ()
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
-        self.crew.start(self.concurrency)
+        self.threads.start(self.concurrency)
         try:
             async with aclosing(AsyncMapper.__aiter__(self)) as results:  # type: ignore[type-var]
                 async for result in results:
                     yield result
                     del result
         finally:
-            await self.crew.aclose()
+            await self.threads.aclose()
 
 
-class Threads:
+class InThreads:
     """A plain function as an async one, which runs it in daemon threads."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -79,7 +79,7 @@ class Threads:
         await in_thread(ended_threads, self._threads)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Threads, (self._function,)
+        return InThreads, (self._function,)
 
 
 def _started(function: Callable[[Any], Any], jobs: Jobs, number: int) -> threading.Thread:

@@ -12,8 +12,9 @@ from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.errors import LoaderError
-from asyncloader.runtime import call_soon, running_loop
+from asyncloader.runtime import running_loop
 from asyncloader.serving.ledger import Ledger
+from asyncloader.waiting import call_soon
 
 
 class Unanswered:

@@ -16,7 +16,7 @@ from asyncloader.snapshot.text import from_text, to_text
 
 VERSION = 3
 
-#: The cursors of a graph's pipes, by their places in it.
+#: The cursors of a graph's pipes, by their numbers in it.
 Cursors = dict[int, dict[str, Any]]
 
 _FIELDS = (
@@ -59,7 +59,7 @@ class Snapshot:
     graph: bytes | None = None
 
 
-class Encoder:
+class SnapshotEncoder:
     """Writes the snapshots of one graph; what is as in the one before is not made anew."""
 
     def __init__(self, fingerprint: list[dict[str, Any]]) -> None:
@@ -105,7 +105,7 @@ class Encoder:
         known, text = self._cursors
         are_same = all(map(is_, known.values(), cursors.values()))
         if known.keys() != cursors.keys() or not are_same:
-            by_name = {str(place): cursor for place, cursor in sorted(cursors.items())}
+            by_name = {str(number): cursor for number, cursor in sorted(cursors.items())}
             text = to_text(by_name, "the state of a pipe")
             self._cursors = cursors, text
         return text
@@ -176,12 +176,12 @@ def _cursors(value: Any) -> Cursors:
     name = "position.cursors"
     if not isinstance(value, dict):
         raise SnapshotError(f"{name} must be a dict, not {_kind(value)}")
-    for place, cursor in value.items():
-        if not isinstance(place, str) or not place.isdecimal():
-            raise SnapshotError(f"{name} has a key {place!r} that is no place in a graph")
+    for number, cursor in value.items():
+        if not isinstance(number, str) or not number.isdecimal():
+            raise SnapshotError(f"{name} has a key {number!r} that is no pipe's number")
         if not isinstance(cursor, dict):
-            raise SnapshotError(f"{name}[{place!r}] must be a dict, not {_kind(cursor)}")
-    return {int(place): cursor for place, cursor in value.items()}
+            raise SnapshotError(f"{name}[{number!r}] must be a dict, not {_kind(cursor)}")
+    return {int(number): cursor for number, cursor in value.items()}
 
 
 def _count(value: Any, name: str) -> int:

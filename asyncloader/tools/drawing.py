@@ -43,7 +43,7 @@ def places(target: Target, workers: int) -> Labels:
     }
     if workers == 0:
         return [(pipe, words["loader"]) for pipe, _ in cut.places]
-    if not any(cut.dispatch in branch.inlets for branch in cut.branches):
+    if not any(cut.dispatch in part.inlets for part in cut.parts):
         # There is nobody to deal to.
         words["dispatcher"] = words["loader"]
     return [(pipe, words[place]) for pipe, place in cut.places]

@@ -60,10 +60,10 @@ def counts_up_to(cores: int) -> list[int]:
 
 def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
     """Return the adapters that a graph needs to be divided among workers, and why."""
-    branches = cut_graph(datapipe).branches
-    if not branches:
+    parts = cut_graph(datapipe).parts
+    if not parts:
         return [], "no part of this graph can be copied into workers, so they change nothing"
-    if all(branch.is_sharded for branch in branches):
+    if all(part.is_sharded for part in parts):
         return [], ""
     return [ShardingPolicy()], (
         "nothing shards this graph: it was tried as ShardingPolicy() divides it, which you"

@@ -18,8 +18,8 @@ class Packing:
     """A payload that is made item by item.
 
     An item is pickled, and its buffers are copied, when it is added: it may be
-    changed afterwards. Small items of nothing but numbers and strings are pickled together
-    at the end: of those that can be changed a copy waits for it.
+    changed afterwards. Plain items, small and of nothing but numbers and strings, are
+    pickled together at the end: of those that can be changed a copy waits for it.
     One thread adds; another may ``finish`` if no ``add`` is under way.
     """
 
@@ -39,7 +39,7 @@ class Packing:
         return len(self.pickles) + len(self.plain)
 
     def add(self, item: Any) -> bool:
-        """Add an item; whether it waits to be pickled together with others.
+        """Add an item; whether it is a plain one, which waits to be pickled together with others.
 
         One that cannot be pickled raises, and the others stay.
         """
@@ -105,7 +105,7 @@ _PLAIN_BYTES = 1 << 14
 
 
 def _plain_size(item: Any) -> int:
-    """The bytes of a small item of numbers and strings, roughly; 0 for any other item."""
+    """The bytes of a plain item, roughly; 0 for any other item."""
     kind = type(item)
     if kind is list or kind is tuple:
         return _size_of(item)

@@ -22,14 +22,14 @@ class Dealing:
         """Add a mark that was reported."""
         self._marks.append(load_mark(mark))
 
-    def start(self, place: int, workers: Sequence[Mark]) -> DealStart:
+    def start(self, pipe: int, workers: Sequence[Mark]) -> DealStart:
         """Return how dealing goes on for workers that go on from these marks."""
-        dealt = _dealt(place, workers)
+        dealt = _dealt(pipe, workers)
         return DealStart(self._marks[self._newest(dealt)], dealt)
 
-    def forget_before(self, place: int, workers: Sequence[Mark]) -> None:
+    def forget_before(self, pipe: int, workers: Sequence[Mark]) -> None:
         """Keep only what workers need that go on from these marks, or from later ones."""
-        del self._marks[: self._newest(_dealt(place, workers))]
+        del self._marks[: self._newest(_dealt(pipe, workers))]
 
     def _newest(self, dealt: tuple[int, ...]) -> int:
         # The next item of a worker is dealt in that worker's turn.
@@ -38,6 +38,6 @@ class Dealing:
         return old_enough[-1] if old_enough else 0
 
 
-def _dealt(place: int, workers: Sequence[Mark]) -> tuple[int, ...]:
+def _dealt(pipe: int, workers: Sequence[Mark]) -> tuple[int, ...]:
     """Return how many of the items dealt to each worker its mark leaves behind."""
-    return tuple(mark.cursors.get(place, {}).get("taken", 0) for mark in workers)
+    return tuple(mark.cursors.get(pipe, {}).get("taken", 0) for mark in workers)

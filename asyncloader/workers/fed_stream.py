@@ -1,4 +1,4 @@
-"""The items of a branch whose source lives with the loader.
+"""The items of a part whose source lives with the loader.
 
 This file is about ``FedStream``: it deals the source's items to the least busy worker, and
 hands on what comes back as it comes. A worker's death costs only what that worker had.
@@ -18,13 +18,14 @@ from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.weighing import is_heavy
 from asyncloader.errors import LoaderError, PipelineError, TransportError
-from asyncloader.runtime import LoopWaiter, begin_task, in_thread
+from asyncloader.runtime import begin_task, in_thread
+from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.link import Link
 from asyncloader.workers.place import StreamPlace, first_place
 from asyncloader.workers.silence import Silence
-from asyncloader.workers.worker_stream import Crew, PoolSettings
+from asyncloader.workers.worker_stream import Pool, PoolSettings
 
 logger = logging.getLogger("asyncloader")
 
@@ -32,8 +33,8 @@ logger = logging.getLogger("asyncloader")
 class FedStream:
     """What comes back of the items that are dealt in one epoch."""
 
-    def __init__(self, crew: Crew, number: int, waiter: LoopWaiter, settings: PoolSettings) -> None:
-        self._crew = crew
+    def __init__(self, pool: Pool, number: int, waiter: LoopWaiter, settings: PoolSettings) -> None:
+        self._pool = pool
         self._number = number
         self._waiter = waiter
         self._settings = settings
@@ -51,7 +52,7 @@ class FedStream:
 
     def begin(self) -> None:
         """Have the workers begin; to be called before ``deal`` and ``take``."""
-        self._inboxes = self._crew.begin_stream(self._number, self.place())
+        self._inboxes = self._pool.begin_stream(self._number, self.place())
 
     def place(self) -> StreamPlace:
         """Return the beginning: what was dealt never comes again."""
@@ -76,7 +77,7 @@ class FedStream:
             await aclose_items(items)
             self._is_dealt = True
             # One whose worker is being replaced hands on what it was told.
-            for link in self._crew.links:
+            for link in self._pool.links:
                 if link.line is not None:
                     link.line.finish()
             self._waiter.wake()
@@ -104,7 +105,7 @@ class FedStream:
     # Dealing ----------------------------------------------------------------------------
 
     def _living(self) -> list[Link]:
-        return [link for link in self._crew.links if link.failure is None and link.line is not None]
+        return [link for link in self._pool.links if link.failure is None and link.line is not None]
 
     def _line_to(self, link: Link) -> FeedLine:
         line = link.line
@@ -148,7 +149,7 @@ class FedStream:
             return True
         if any(link.failure is not None for link in self._unburied()):
             return True
-        return any(map(self._has_news_of, self._crew.links, self._inboxes))
+        return any(map(self._has_news_of, self._pool.links, self._inboxes))
 
     def _has_news_of(self, link: Link, inbox: Inbox) -> bool:
         if inbox.is_over():
@@ -176,7 +177,7 @@ class FedStream:
 
         One that is asked where it stands is buried with what it says.
         """
-        return {*self._crew.links, *self._lines} - self._buried - self._silence.dying
+        return {*self._pool.links, *self._lines} - self._buried - self._silence.dying
 
     def _of_dead(self) -> list[Any]:
         """Return what dead workers had; they are replaced where that is wanted."""
@@ -220,7 +221,7 @@ class FedStream:
     async def _recovered(self) -> None:
         try:
             # Another may die while one is replaced.
-            while await self._crew.recover():
+            while await self._pool.recover():
                 self._dealer.wake()
             left = self._failure()
         except LoaderError as error:
@@ -235,17 +236,17 @@ class FedStream:
         """Whether no worker is left, and none will come."""
         if self._recovery is not None or self._silence.dying:
             return False
-        return not any(link.failure is None for link in self._crew.links)
+        return not any(link.failure is None for link in self._pool.links)
 
     def _failure(self) -> BaseException | None:
-        failures = (link.failure for link in self._crew.links)
+        failures = (link.failure for link in self._pool.links)
         return next((failure for failure in failures if failure is not None), None)
 
     def _check(self) -> None:
         """Raise what ends the stream."""
         if self._error is not None:
             raise self._error
-        for link, inbox in zip(self._crew.links, self._inboxes, strict=True):
+        for link, inbox in zip(self._pool.links, self._inboxes, strict=True):
             if link.epoch_failure is not None:
                 raise link.epoch_failure
             if inbox.is_over() and inbox.error is not None and inbox.error is not link.failure:

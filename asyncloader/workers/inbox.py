@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.tidings import Piece, followed, unplaced_in
+from asyncloader.datapipes.tidings import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
 from asyncloader.transport.decoder import Admitted, Decoder
 from asyncloader.workers.item_frames import NO_NOTE, Note, load_mark, load_told
@@ -30,9 +30,9 @@ class Noted(NamedTuple):
         mark = load_mark(self.mark) if isinstance(self.mark, bytes) else self.mark
         return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
 
-    def unplaced(self) -> str:
+    def unnumbered(self) -> str:
         """Return the name of a pipe of which nothing can be told, or nothing."""
-        return unplaced_in(self._pieces())
+        return unnumbered_in(self._pieces())
 
     def _pieces(self) -> list[Piece]:
         return [piece for told in self.told for piece in load_told(told)]

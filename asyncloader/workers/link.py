@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from asyncloader.errors import SnapshotError, TransportError, WorkerDied, WorkerStartupError
-from asyncloader.runtime import call_soon, running_loop
+from asyncloader.runtime import running_loop
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
+from asyncloader.waiting import call_soon
 from asyncloader.workers.account import WorkerStats, load_tally
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.death import how_it_ended

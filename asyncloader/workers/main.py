@@ -26,10 +26,11 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
-from asyncloader.runtime import LoopThread, WorkerInfo
+from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.account import Account
 from asyncloader.workers.alike import check_alike, is_as_long
 from asyncloader.workers.failure import pack_error

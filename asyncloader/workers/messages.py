@@ -27,8 +27,8 @@ from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.errors import TransportError
-from asyncloader.runtime import WorkerInfo
 from asyncloader.seeds import SeedGenerator
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.random_states import States
 
 

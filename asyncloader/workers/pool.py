@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.runtime import LoopWaiter, call_soon
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import Parcel
+from asyncloader.waiting import LoopWaiter, call_soon
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.dealing import Dealing
 from asyncloader.workers.fed_stream import FedStream
@@ -178,8 +178,8 @@ class WorkerPool:
             return None
         marks = [link.inboxes[number].mark.read() for link in self.links]
         dealing = self._dispatcher.dealing
-        dealing.forget_before(self._deal.place, marks)
-        return dealing.start(self._deal.place, marks)
+        dealing.forget_before(self._deal.pipe, marks)
+        return dealing.start(self._deal.pipe, marks)
 
     async def recover(self) -> bool:
         """Replace the workers that died; whether there were any and that may be done."""
@@ -249,7 +249,7 @@ class WorkerPool:
         number = self._deal.stream
         inboxes = [link.inboxes[number] for link in self.links if number in link.inboxes]
         marks = [inbox.latest_mark.read() for inbox in inboxes]
-        return self._dispatcher.dealing.start(self._deal.place, marks) if marks else None
+        return self._dispatcher.dealing.start(self._deal.pipe, marks) if marks else None
 
     async def _read_to_the_end(self, lost: list[Link]) -> None:
         waiter = LoopWaiter(asyncio.get_running_loop())
@@ -288,7 +288,7 @@ class WorkerPool:
     def _is_lost_for_good(self, link: Link) -> bool:
         """Whether nobody knows what a process has handed out, which its failure says then."""
         inboxes = (inbox for number, inbox in link.inboxes.items() if number != self._fed)
-        name = next(filter(None, (inbox.latest_mark.unplaced() for inbox in inboxes)), "")
+        name = next(filter(None, (inbox.latest_mark.unnumbered() for inbox in inboxes)), "")
         if name and link.failure is not None:
             link.failure.add_note(
                 f"{link.name} is not replaced: {name} hands out as results come, and nobody knows"

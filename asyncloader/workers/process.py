@@ -18,6 +18,7 @@ from functools import partial
 
 from asyncloader.deadline import time_left
 from asyncloader.shield import shielded
+from asyncloader.waiting import release
 from asyncloader.workers.deathwatch import DeathWatch
 from asyncloader.workers.pidfd import is_readable, kill_pidfd
 from asyncloader.workers.plan import Born
@@ -75,7 +76,7 @@ class Process:
         """Wait for the process to end, on any loop; return its exit code."""
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
-        watch = self.on_death(loop, partial(_resolve, dead))
+        watch = self.on_death(loop, partial(release, dead))
         try:
             await dead
         finally:
@@ -207,11 +208,6 @@ async def _all_dead(processes: list[Process], timeout: float) -> None:
     for wait in late:
         wait.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 _alive: set[Process] = set()

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from asyncloader.datapipes.registering import homes_of_methods
 from asyncloader.errors import WorkerDied, WorkerStartupError
-from asyncloader.runtime import LoopWaiter, WorkerInfo
 from asyncloader.transport.code import Parcel
+from asyncloader.waiting import LoopWaiter
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.birth import start_process
 from asyncloader.workers.link import Link
 from asyncloader.workers.messages import Setup
@@ -38,8 +39,8 @@ class DealPlan:
     """What the dispatching process is told to run, and for whom."""
 
     plan: Parcel
-    #: The place of its last pipe.
-    place: int
+    #: The number of its last pipe.
+    pipe: int
     #: The stream that is made of what it deals; there may be others beside it.
     stream: int
 

@@ -15,8 +15,8 @@ from typing import Any
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
-from asyncloader.runtime import Stopped
 from asyncloader.transport.packing import NUMBERS, Packing
+from asyncloader.waiting import Stopped
 from asyncloader.workers.item_frames import Note
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
@@ -33,7 +33,7 @@ FRAME_CREDITS = 4
 
 
 class Stream:
-    """The items of one branch of the graph in one epoch, and the frame that is open."""
+    """The items of one part of the graph in one epoch, and the frame that is open."""
 
     def __init__(
         self,
@@ -195,14 +195,14 @@ class Stream:
     def _add_one_of_many(self, item: Any) -> bool:
         """Add an item that others will follow; whether the open frame is to be sent now.
 
-        Small ones look at the clock and at the size after 1, 2, 4, 8 … of them.
+        Plain ones look at the clock and at the size after 1, 2, 4, 8 … of them.
         """
-        is_small = self._add(item)
+        is_plain = self._add(item)
         count = self._packing.count
-        return not (is_small and count & (count - 1)) and self._is_due()
+        return not (is_plain and count & (count - 1)) and self._is_due()
 
     def _add(self, item: Any) -> bool:
-        """Add an item to the open frame; whether that was cheap."""
+        """Add an item to the open frame; whether it is a plain one, which is pickled later."""
         with self._lock:
             try:
                 return self._packing.add(item)

@@ -14,12 +14,12 @@ from typing import Any
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import Cursors, cursor_of, dropped, put_cursor
 from asyncloader.errors import LoaderError, TransportError
-from asyncloader.runtime import Stopped
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.wire import close_all
+from asyncloader.waiting import Stopped
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.item_frames import split_items
 from asyncloader.workers.messages import (

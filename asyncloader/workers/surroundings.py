@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from asyncloader.runtime import WorkerInfo, set_worker_info
+from asyncloader.worker_info import WorkerInfo, set_worker_info
 from asyncloader.workers.heap import keep_freed_memory
 from asyncloader.workers.late_imports import when_imported
 

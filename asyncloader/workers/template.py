@@ -56,7 +56,7 @@ _QUIET_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
-class Request:
+class ForkRequest:
     """A child to fork, and the loader's surroundings, which are to be the child's."""
 
     name: str
@@ -151,7 +151,7 @@ class _Template:
         finally:
             fds.close_all()
 
-    def _fork(self, request: Request, fds: ChildFds) -> tuple[int, int]:
+    def _fork(self, request: ForkRequest, fds: ChildFds) -> tuple[int, int]:
         template = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -188,7 +188,7 @@ class _Template:
             kill_pidfd(pidfd)
         os._exit(0)
 
-    def _become(self, request: Request, fds: ChildFds, template: int) -> NoReturn:
+    def _become(self, request: ForkRequest, fds: ChildFds, template: int) -> NoReturn:
         code = 1
         try:
             self._let_go()
@@ -204,7 +204,7 @@ class _Template:
             os.close(child.status)
 
 
-def _live(request: Request, fds: ChildFds, template: int, loader_fd: int) -> None:
+def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) -> None:
     os.dup2(fds.stdout, 1)
     os.dup2(fds.stderr, 2)
     for fd in (fds.stdout, fds.stderr, fds.status):
@@ -214,7 +214,7 @@ def _live(request: Request, fds: ChildFds, template: int, loader_fd: int) -> Non
     run_main(request.main, socket.socket(fileno=fds.sock), pickle.loads(request.args))
 
 
-def _move_in(request: Request) -> None:
+def _move_in(request: ForkRequest) -> None:
     """Take on the loader's surroundings of the moment it asked for this child."""
     if request.cwd is not None:
         # A folder that was removed since leaves the child where the template is.
@@ -229,7 +229,7 @@ def _move_in(request: Request) -> None:
     warnings.filters.extend(request.warning_filters)  # type: ignore[attr-defined]
 
 
-def _receive(control: socket.socket) -> tuple[Request, ChildFds]:
+def _receive(control: socket.socket) -> tuple[ForkRequest, ChildFds]:
     head, fds = receive_with_fds(control, _LENGTH.size, 4)
     (length,) = _LENGTH.unpack(head)
     payload = bytearray()

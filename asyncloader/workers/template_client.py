@@ -26,7 +26,7 @@ from asyncloader.errors import WorkerStartupError
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from asyncloader.workers.plan import Born, ProcessPlan
 from asyncloader.workers.signals import sigint_held
-from asyncloader.workers.template import EXITCODE, PROGRAM, REPLY, Request, receive_with_fds
+from asyncloader.workers.template import EXITCODE, PROGRAM, REPLY, ForkRequest, receive_with_fds
 
 # A loader that gives up privileges gets children without them from a new template.
 Kind = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
@@ -84,7 +84,7 @@ class Template:
             self.end()
         return not self._ended
 
-    def fork(self, request: Request, sock: socket.socket, deadline: float) -> Born:
+    def fork(self, request: ForkRequest, sock: socket.socket, deadline: float) -> Born:
         """Fork a child, or raise TemplateGone, or WorkerStartupError if that cannot help."""
         status_fd, told_fd = os.pipe()
         try:
@@ -117,7 +117,7 @@ class Template:
         self._process.returncode = 0
 
     def _ask(
-        self, request: Request, sock: socket.socket, told_fd: int, deadline: float
+        self, request: ForkRequest, sock: socket.socket, told_fd: int, deadline: float
     ) -> tuple[int, int]:
         self._control.settimeout(max(self._patience, deadline - time.monotonic()))
         try:
@@ -202,8 +202,8 @@ def _wanted_modules() -> list[str]:
     return sorted(name for name in sys.modules if name.startswith(wanted))
 
 
-def _request(plan: ProcessPlan) -> Request:
-    return Request(
+def _request(plan: ProcessPlan) -> ForkRequest:
+    return ForkRequest(
         name=plan.name,
         main=plan.main,
         args=pickle.dumps(plan.args),

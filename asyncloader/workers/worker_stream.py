@@ -1,4 +1,4 @@
-"""The items of one branch of the graph, from all workers.
+"""The items of one part of the graph, from all workers.
 
 This file is about ``WorkerStream``: it waits for whoever owes an item, hands on
 what is due, and grants the workers more.
@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.tidings import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.runtime import LoopWaiter, in_thread
+from asyncloader.runtime import in_thread
+from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.item_frames import load_told
 from asyncloader.workers.last_words import add_last_words
@@ -46,8 +47,8 @@ class PoolSettings:
     max_restarts: int | None = None
 
 
-class Crew(Protocol):
-    """The workers, as a stream of theirs sees them."""
+class Pool(Protocol):
+    """A WorkerPool, as a stream of its workers sees it."""
 
     links: list[Link]
 
@@ -69,12 +70,12 @@ class Crew(Protocol):
 
 
 class WorkerStream:
-    """The items of one branch in one epoch, from all workers."""
+    """The items of one part in one epoch, from all workers."""
 
     def __init__(
-        self, crew: Crew, number: int, epoch: int, waiter: LoopWaiter, settings: PoolSettings
+        self, pool: Pool, number: int, epoch: int, waiter: LoopWaiter, settings: PoolSettings
     ) -> None:
-        self._crew = crew
+        self._pool = pool
         self._number = number
         self._epoch = epoch
         self._waiter = waiter
@@ -128,7 +129,7 @@ class WorkerStream:
         """Return where the stream goes on after what was taken."""
         if not self._inboxes:
             return self._place
-        deal = self._crew.deal_start(self._number)
+        deal = self._pool.deal_start(self._number)
         return place_after_taken(self._inboxes, self._merge.turns(), deal)
 
     async def take(self) -> list[Any]:
@@ -143,13 +144,13 @@ class WorkerStream:
                 items = self._merge.take()
             except WorkerDied:
                 # Whoever died may have been replaced meanwhile for another stream.
-                if not await self._crew.recover() and self._failure() is not None:
+                if not await self._pool.recover() and self._failure() is not None:
                     raise
             self._grant()
         return items
 
     def _begin(self) -> None:
-        self._inboxes = self._crew.begin_stream(self._number, self._place)
+        self._inboxes = self._pool.begin_stream(self._number, self._place)
         if self._keeps_told:
             for inbox in self._inboxes:
                 inbox.told = deque()
@@ -194,7 +195,7 @@ class WorkerStream:
         self._ask()
 
     def _failure(self) -> BaseException | None:
-        for link in self._crew.all_links():
+        for link in self._pool.all_links():
             if link.failure is not None or link.epoch_failure is not None:
                 return link.failure or link.epoch_failure
         return None
@@ -203,20 +204,20 @@ class WorkerStream:
         """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
         if self._settings.credits:
             return
-        for link, inbox in zip(self._crew.links, self._inboxes, strict=True):
+        for link, inbox in zip(self._pool.links, self._inboxes, strict=True):
             if not inbox.is_asked and not inbox.has_something():
                 inbox.is_asked = True
                 link.send(Grant(self._epoch, self._number, 1))
 
     def _hurry(self) -> None:
         for inbox in self._merge.awaited():
-            self._crew.links[inbox.worker].send(Hurry(self._epoch, self._number))
+            self._pool.links[inbox.worker].send(Hurry(self._epoch, self._number))
 
     def _grant(self) -> None:
         if not self._settings.credits:
             return
         # A grant wakes the worker, so several go together; it has credits left meanwhile.
-        for link, inbox in zip(self._crew.links, self._inboxes, strict=True):
+        for link, inbox in zip(self._pool.links, self._inboxes, strict=True):
             if inbox.credits_done > self._settings.credits // 2:
                 link.send(Grant(self._epoch, self._number, inbox.credits_done))
                 inbox.credits_done = 0
@@ -235,7 +236,7 @@ class WorkerStream:
         return time.monotonic() - max(self._most_silent().last_heard, begun)
 
     def _most_silent(self) -> Link:
-        owing = (self._crew.links[inbox.worker] for inbox in self._merge.awaited())
+        owing = (self._pool.links[inbox.worker] for inbox in self._merge.awaited())
         return min(owing, key=lambda link: link.last_heard)
 
     async def _complain(self, begun: float) -> None:
@@ -255,7 +256,7 @@ class WorkerStream:
         link.fail(failure)
         # It may wait for the dispatching process, and that one hang. Both are of no use to an
         # epoch that has failed.
-        dispatching = [each for each in self._crew.all_links() if each.worker is None]
+        dispatching = [each for each in self._pool.all_links() if each.worker is None]
         await add_last_words(failure, [link, *dispatching])
         link.process.kill()
         raise failure

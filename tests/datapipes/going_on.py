@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, put_cursors, resume, set_places
+from asyncloader.datapipes.cursors import Cursors, put_cursors, resume, set_numbers
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.reading import begin
 from asyncloader.graph import breadth_first
@@ -14,7 +14,7 @@ from asyncloader.graph import breadth_first
 
 def placed(graph: Any) -> Any:
     """Return a graph whose pipes know their places."""
-    set_places(breadth_first(graph))
+    set_numbers(breadth_first(graph))
     return graph
 
 

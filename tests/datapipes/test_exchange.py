@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.runtime import Stopped
+from asyncloader.waiting import Stopped
 
 
 class Item:

@@ -40,5 +40,6 @@ async def test_nobody_gets_a_module_that_is_still_being_imported(
 
 
 async def test_who_lacks_a_module_is_told_what_to_install() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"x needs nothing: pip install 'asyncloader.c.'"):
-        await imported("nothing.like_it", "x", "c")
+    advice = r"x needs nothing: pip install 'asyncloader\[cloud\]'"
+    with pytest.raises(ModuleNotFoundError, match=advice):
+        await imported("nothing.like_it", "x")

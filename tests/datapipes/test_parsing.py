@@ -19,8 +19,6 @@ from asyncloader.datapipes.iter import (
 )
 from tests.leaks import leaves_nothing
 
-TABLE = b'name,text\na,"two\nlines"\nb,"comma, quote ""\n""'
-
 
 def rows(parser: Any, content: Any, **arguments: Any) -> list[Any]:
     stream = StringIO(content, newline="") if isinstance(content, str) else BytesIO(content)

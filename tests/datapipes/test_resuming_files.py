@@ -11,7 +11,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursors, put_cursors, resume, set_places
+from asyncloader.datapipes.cursors import Cursors, put_cursors, resume, set_numbers
 from asyncloader.datapipes.iter import FileLister, FileOpener
 from asyncloader.datapipes.reading import begin
 from tests.datapipes.test_archives import packed_tar, packed_zip
@@ -137,7 +137,7 @@ class Noted(io.BytesIO):
 def test_archives_that_are_done_are_not_read_again(folder: Path, kind: str, step: int) -> None:
     opens = Opens([str(folder / f"{number}.{kind}") for number in range(FILES)])
     pipe = getattr(opens, f"load_from_{kind}")()
-    set_places([pipe, opens])
+    set_numbers([pipe, opens])
     items = begin(pipe)
     before = [next(items) for _ in range(step)]
     cursors: Cursors = {}

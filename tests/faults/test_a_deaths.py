@@ -20,7 +20,8 @@ import pytest
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.runtime import get_worker_info, new_event_loop
+from asyncloader.runtime import new_event_loop
+from asyncloader.worker_info import get_worker_info
 from asyncloader.workers import last_words, link, worker_stream
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from tests.faults.child import (

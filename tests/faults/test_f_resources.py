@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
-from asyncloader.runtime import get_worker_info
 from asyncloader.transport import frame
 from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.messages import Kind
 from tests.faults.child import METHODS, collected, loader_of, numbers, play
 

@@ -15,15 +15,8 @@ from asyncloader.datapipes.iter import (
     ShardingRoundRobinDispatcher,
     Zipper,
 )
-from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.graph import (
-    breadth_first,
-    cut_graph,
-    edges_of,
-    lowest_common_ancestor,
-    replicable_branches,
-    unsharded_sources,
-)
+from asyncloader.datapipes.map import MapDataPipe, SequenceWrapper
+from asyncloader.graph import breadth_first, cut_graph, edges_of
 
 DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 
@@ -64,11 +57,15 @@ def dealt(pipe: Any) -> Any:
 
 
 def everywhere(end: Any) -> dict[str, set[int]]:
-    cut = cut_graph(end)
-    return {
-        place: {id(pipe) for pipe in cut.pipes_in(place)}  # type: ignore[arg-type]
-        for place in ("dispatcher", "workers", "loader")
-    }
+    return {place: ids(*pipes_in(place, end)) for place in ("dispatcher", "workers", "loader")}
+
+
+def pipes_in(place: str, end: Any) -> list[Any]:
+    return [pipe for pipe, where in cut_graph(end).places if where == place]
+
+
+def ends_of_parts(end: Any) -> list[Any]:
+    return [part.end for part in cut_graph(end).parts]
 
 
 def ids(*pipes: Any) -> set[int]:
@@ -79,24 +76,23 @@ def upto(*ends: Any) -> set[int]:
     return {id(pipe) for end in ends for pipe in breadth_first(end)}
 
 
-# One branch -----------------------------------------------------------------------------
+# One part -----------------------------------------------------------------------------
 
 
 def test_a_replicable_graph_runs_in_the_workers() -> None:
     end = source().sharding_filter().map(str)
     cut = cut_graph(end)
     assert (cut.dispatch, cut.feed) == (None, None)
-    assert [branch.end for branch in cut.branches] == [end]
-    assert cut.branches[0].pipes == tuple(breadth_first(end))
-    assert cut.pipes_in("workers") == breadth_first(end)
-    assert cut.place_of(end) == "workers"
+    assert [part.end for part in cut.parts] == [end]
+    assert cut.parts[0].pipes == tuple(breadth_first(end))
+    assert pipes_in("workers", end) == breadth_first(end)
 
 
 def test_pipes_that_run_once_stay_with_the_loader_and_so_does_all_below() -> None:
     work = source().map(str)
     pinned = Pinned(work)
     end = pinned.map(len)
-    assert replicable_branches(end) == [work]
+    assert ends_of_parts(end) == [work]
     assert everywhere(end) == {
         "dispatcher": set(),
         "workers": upto(work),
@@ -105,14 +101,14 @@ def test_pipes_that_run_once_stay_with_the_loader_and_so_does_all_below() -> Non
 
 
 def test_a_source_that_runs_once_leaves_nothing_to_the_workers() -> None:
-    cut = cut_graph(Pinned().map(str))
-    assert cut.branches == ()
-    assert len(cut.pipes_in("loader")) == 2
+    end = Pinned().map(str)
+    assert cut_graph(end).parts == ()
+    assert pipes_in("loader", end) == breadth_first(end)
 
 
 def test_torch_pipes_are_cut_as_well() -> None:
     work = torch_iter.IterableWrapper([1]).shuffle().sharding_filter().map(str)
-    assert replicable_branches(Pinned(work)) == [work]
+    assert ends_of_parts(Pinned(work)) == [work]
 
 
 # Dispatching ----------------------------------------------------------------------------
@@ -124,8 +120,8 @@ def test_a_chain_is_cut_after_the_dispatch() -> None:
     end = Pinned(work)
     cut = cut_graph(end)
     assert cut.dispatch is dispatch
-    (branch,) = cut.branches
-    assert (branch.end, branch.inlets, branch.is_sharded) == (work, (dispatch,), True)
+    (part,) = cut.parts
+    assert (part.end, part.inlets, part.is_sharded) == (work, (dispatch,), True)
     assert everywhere(end) == {
         "dispatcher": upto(dispatch),
         "workers": ids(work, work.source),
@@ -146,15 +142,14 @@ def test_pipes_that_run_once_may_stand_above_the_dispatch() -> None:
 @pytest.mark.parametrize("wrap", [lambda pipe: pipe, Pinned])
 def test_below_a_dispatch_at_the_end_workers_have_nothing_to_run(wrap: Any) -> None:
     dispatch = dealt(source())
-    (branch,) = cut_graph(wrap(dispatch)).branches
-    assert (branch.end, branch.pipes, branch.inlets) == (dispatch, (), (dispatch,))
+    (part,) = cut_graph(wrap(dispatch)).parts
+    assert (part.end, part.pipes, part.inlets) == (dispatch, (), (dispatch,))
 
 
 def test_two_dispatches_are_cut_below_both() -> None:
     both = dealt(source()).map(str).zip(dealt(source()))
     end = both.map(len)
     assert cut_graph(end).dispatch is both
-    assert lowest_common_ancestor(end, edges_of(both)) is both
     assert everywhere(end) == {
         "dispatcher": upto(both),
         "workers": ids(end),
@@ -178,7 +173,6 @@ def test_a_dispatch_in_one_of_two_zipped_branches_leaves_the_other_to_the_worker
         "workers": ids(end, edges_of(end)[0]) | upto(other),
         "loader": set(),
     }
-    assert cut.branches[0].unsharded == ()
 
 
 @pytest.mark.parametrize("wrap", [IterableWrapper, torch_iter.IterableWrapper])
@@ -226,8 +220,8 @@ def test_a_dispatch_that_one_reads_twice_cannot_be_the_cut() -> None:
 def test_what_one_with_the_loader_reads_twice_stays_with_the_loader() -> None:
     shard = source().sharding_filter()
     shared = shard.map(str)
-    (branch,) = cut_graph(ZippedOnce(shared, shared)).branches
-    assert branch.end is shard
+    (part,) = cut_graph(ZippedOnce(shared, shared)).parts
+    assert part.end is shard
 
 
 def test_a_dispatch_on_each_branch_of_a_splitter_is_cut_where_they_meet() -> None:
@@ -236,20 +230,20 @@ def test_a_dispatch_on_each_branch_of_a_splitter_is_cut_where_they_meet() -> Non
     assert cut_graph(both.map(len)).dispatch is both
 
 
-# Several branches -----------------------------------------------------------------------
+# Several parts -----------------------------------------------------------------------
 
 
-def test_several_replicable_branches_are_each_cut() -> None:
+def test_several_replicable_parts_are_each_cut() -> None:
     one, other = source().map(str), source().map(int)
     end = Pinned(one).zip(Pinned(other))
     cut = cut_graph(end)
-    assert [branch.end for branch in cut.branches] == [one, other]
+    assert [part.end for part in cut.parts] == [one, other]
     assert everywhere(end)["workers"] == upto(one, other)
 
 
-def test_a_branch_directly_beside_a_pipe_that_runs_once_is_cut_too() -> None:
+def test_a_part_directly_beside_a_pipe_that_runs_once_is_cut_too() -> None:
     one, other = source().map(str), source().map(int)
-    assert replicable_branches(Pinned(one).zip(other)) == [other, one]
+    assert ends_of_parts(Pinned(one).zip(other)) == [other, one]
 
 
 @pytest.mark.parametrize("wrap", [IterableWrapper, torch_iter.IterableWrapper])
@@ -259,14 +253,14 @@ def test_a_splitter_whose_branches_end_in_different_places_stays_with_the_loader
     top = wrap(range(4)).map(str)
     left, right = top.fork(2)
     end = Pinned(left).zip(right.map(int))
-    assert replicable_branches(end) == [top]
+    assert ends_of_parts(end) == [top]
     assert everywhere(end)["loader"] == upto(end) - upto(top)
 
 
 def test_a_pipe_with_two_readers_at_the_loader_is_not_cut() -> None:
     shared = source().map(str)
     end = Pinned(shared).zip(Pinned(shared))
-    assert replicable_branches(end) == [shared.source]
+    assert ends_of_parts(end) == [shared.source]
 
 
 def test_what_is_looked_up_by_key_is_not_cut_off() -> None:
@@ -277,7 +271,7 @@ def test_what_is_looked_up_by_key_is_not_cut_off() -> None:
         def is_replicable(self) -> bool:
             return False
 
-    assert cut_graph(ByKey(SequenceWrapper("abc").map(str))).branches == ()
+    assert cut_graph(ByKey(SequenceWrapper("abc").map(str))).parts == ()
 
 
 # Sources that live with the loader --------------------------------------------------------
@@ -289,16 +283,16 @@ def test_the_graph_is_cut_right_after_a_source_that_lives_with_the_loader() -> N
     end = Pinned(work)
     cut = cut_graph(end)
     assert cut.feed is feed
-    (branch,) = cut.branches
-    assert (branch.end, branch.pipes, branch.inlets) == (work, (work,), (feed,))
-    assert (branch.is_sharded, branch.unsharded) == (True, ())
+    (part,) = cut.parts
+    assert (part.end, part.pipes, part.inlets) == (work, (work,), (feed,))
+    assert part.is_sharded
     assert everywhere(end)["loader"] == ids(end, feed)
 
 
 def test_a_feed_that_only_the_loader_reads_sends_nothing() -> None:
     cut = cut_graph(Pinned(Live()).map(str))
-    assert (cut.feed, cut.branches) == (None, ())
-    assert cut_graph(Live()).branches == ()
+    assert (cut.feed, cut.parts) == (None, ())
+    assert cut_graph(Live()).parts == ()
 
 
 def test_two_feeds_meet_at_the_loader() -> None:
@@ -317,31 +311,29 @@ def test_a_feed_and_a_dispatch_on_one_path_are_an_error() -> None:
 
 def test_a_feed_beside_a_dispatch_is_two_inlets() -> None:
     feed, dispatch = Live(), dealt(source())
-    (branch,) = cut_graph(feed.zip(dispatch).map(str)).branches
-    assert branch.inlets == (feed, dispatch)
+    (part,) = cut_graph(feed.zip(dispatch).map(str)).parts
+    assert part.inlets == (feed, dispatch)
 
 
 # Sharding -------------------------------------------------------------------------------
 
 
-def test_sources_that_every_worker_reads_in_full_are_named() -> None:
-    plain, sharded = source(), source()
-    end = plain.map(str).zip(sharded.sharding_filter())
-    assert unsharded_sources(end) == [plain]
-    (branch,) = cut_graph(end).branches
-    assert (branch.unsharded, branch.is_sharded) == ((plain,), True)
-    (branch,) = cut_graph(plain.map(str)).branches
-    assert (branch.unsharded, branch.is_sharded) == ((plain,), False)
+def test_a_part_is_sharded_where_any_of_its_pipes_shards() -> None:
+    plain, sharded = source(), source().sharding_filter()
+    (part,) = cut_graph(plain.map(str).zip(sharded)).parts
+    assert part.is_sharded
+    (part,) = cut_graph(plain.map(str)).parts
+    assert not part.is_sharded
 
 
 def test_a_filter_among_ranks_does_not_shard_among_workers() -> None:
-    (branch,) = cut_graph(source().sharding_filter(DISTRIBUTED)).branches
-    assert not branch.is_sharded
+    (part,) = cut_graph(source().sharding_filter(DISTRIBUTED)).parts
+    assert not part.is_sharded
 
 
 def test_a_filter_that_runs_with_the_loader_does_not_shard_among_workers() -> None:
-    (branch,) = cut_graph(Pinned(source()).sharding_filter()).branches
-    assert not branch.is_sharded
+    (part,) = cut_graph(Pinned(source()).sharding_filter()).parts
+    assert not part.is_sharded
 
 
 def test_circles_cannot_be_cut() -> None:
@@ -357,14 +349,13 @@ def test_a_large_graph_is_cut_in_one_pass() -> None:
     for _ in range(500):
         left, right = end.fork(2)
         end = left.zip(right)
-    assert len(cut_graph(Pinned(end)).pipes_in("workers")) == 2001
+    assert len(pipes_in("workers", Pinned(end))) == 2001
 
 
-def test_an_ancestor_needs_pipes_and_a_place_to_cut() -> None:
-    end = source()
-    with pytest.raises(ValueError, match="at least one pipe"):
-        lowest_common_ancestor(end, [])
-    left, _ = end.fork(2)
-    (splitter,) = edges_of(left)
-    with pytest.raises(ValueError, match="can be cut nowhere"):
-        lowest_common_ancestor(splitter, [splitter])
+def test_two_dispatches_that_only_a_map_pipe_joins_are_an_error() -> None:
+    class ByKey(MapDataPipe[Any]):
+        def __init__(self, *pipes: Any) -> None:
+            self.pipes = pipes
+
+    with pytest.raises(ValueError, match="can be cut nowhere below sharding_round_robin_dispatch"):
+        cut_graph(ByKey(dealt(source()), dealt(source())))

@@ -145,8 +145,8 @@ def test_a_cut_never_divides_what_shares_a_pass(end: Any) -> None:
     cut = cut_graph(end)
     pipes = breadth_first(end)
     place = {id(pipe): where for pipe, where in cut.places}
-    ends = {id(branch.end) for branch in cut.branches}
-    crossing = ends | {id(pipe) for branch in cut.branches for pipe in branch.inlets}
+    ends = {id(part.end) for part in cut.parts}
+    crossing = ends | {id(pipe) for part in cut.parts for pipe in part.inlets}
     assert list(map(id, pipes)) == list(place)
     for pipe in pipes:
         readers = [reader for reader in pipes if any(edge is pipe for edge in edges_of(reader))]
@@ -156,11 +156,11 @@ def test_a_cut_never_divides_what_shares_a_pass(end: Any) -> None:
             assert not is_splitter(pipe)
         if is_once(pipe):
             assert place[id(pipe)] != "workers"
-    for branch in cut.branches:
-        inside = {id(pipe) for pipe in branch.pipes}
+    for part in cut.parts:
+        inside = {id(pipe) for pipe in part.pipes}
         assert all(
-            id(edge) in inside or any(edge is inlet for inlet in branch.inlets)
-            for pipe in branch.pipes
+            id(edge) in inside or any(edge is inlet for inlet in part.inlets)
+            for pipe in part.pipes
             for edge in edges_of(pipe)
         )
 
@@ -179,7 +179,7 @@ def run_in_parts(end: Any) -> list[Any]:
     """Run what goes to each process by itself, and send the items on as lists."""
     cut = cut_graph(end)
     crossings = [] if cut.dispatch is None else [cut.dispatch]
-    crossings += [branch.end for branch in cut.branches if branch.pipes]
+    crossings += [part.end for part in cut.parts if part.pipes]
     for pipe in crossings:
         received = IterableWrapper(list(pipe))
         ((end, _),) = replace_dp(traverse_dps(end), pipe, received).values()

@@ -23,7 +23,7 @@ from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.items import LoopItems
 from asyncloader.loader.iterators import SyncIterator
-from asyncloader.runtime import LoopWaiter, ThreadWaiter
+from asyncloader.waiting import LoopWaiter, ThreadWaiter
 
 
 def numbers(count: int = 1000) -> IterDataPipe[int]:

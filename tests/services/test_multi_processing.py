@@ -26,7 +26,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, WorkerStartupError
-from asyncloader.runtime import WorkerInfo
+from asyncloader.worker_info import WorkerInfo
 from tests.collecting import drain, drain_async
 from tests.cpu_time import share_of_a_core
 from tests.leaks import leaves_nothing

@@ -26,7 +26,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.runtime import get_worker_info
+from asyncloader.worker_info import get_worker_info
 from tests.leaks import leaves_nothing
 
 LONG = 60.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from asyncloader.tools.target import TargetError, load_target
 from tests.tools import graphs
 
 MODULE = "tests.tools.graphs"
-FILE = Path(graphs.__file__)
 
 
 @pytest.mark.parametrize("name", ["pipe", "new_pipe", "dealt", "looked_up", "Holder.pipe"])
@@ -77,17 +75,16 @@ def test_a_module_that_fails_is_the_cause(code, says, tmp_path, monkeypatch):
     assert raised.value.__cause__ is not None
 
 
-def test_a_file_that_hides_a_module_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("json.py", r"json\.py cannot be told from the module 'json'"),
+        ("train.v2.py", r"train\.v2\.py cannot be imported, as there is a dot"),
+    ],
+)
+def test_a_file_whose_name_names_no_module_of_its_own_is_refused(name, says, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(sys.path))
-    file = tmp_path / "json.py"
+    file = tmp_path / name
     file.write_text("pipe = None\n")
-    with pytest.raises(TargetError, match=r"json\.py cannot be told from the module 'json'"):
-        load_target(f"{file}:pipe")
-
-
-def test_a_file_with_a_dot_in_its_name_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(sys.path))
-    file = tmp_path / "train.v2.py"
-    file.write_text("pipe = None\n")
-    with pytest.raises(TargetError, match=r"train\.v2\.py cannot be imported, as there is a dot"):
+    with pytest.raises(TargetError, match=says):
         load_target(f"{file}:pipe")

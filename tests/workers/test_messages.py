@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader.errors import TransportError
-from asyncloader.runtime import WorkerInfo
 from asyncloader.seeds import SeedGenerator
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.item_frames import (
     Note,
     dump_mark,

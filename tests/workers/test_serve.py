@@ -16,7 +16,6 @@ import torch
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError
 from asyncloader.graph.seeding import SharedPipes
-from asyncloader.runtime import WorkerInfo
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import unchanged
 from asyncloader.transport.arena_view import ArenaView
@@ -25,6 +24,7 @@ from asyncloader.transport.code import dumps_code
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.payload import read_layout
+from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers import main, messages
 from asyncloader.workers.failure import unpack_error
 from asyncloader.workers.item_frames import split_items

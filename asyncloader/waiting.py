@@ -1,0 +1,117 @@
+"""Waiting: a thread or a task that waits until something is so, and those who wake it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Stopped(GeneratorExit):
+    """Raised in a thread that waits, when what it works for is being closed.
+
+    It is a GeneratorExit, so the generators on the way out close as they would
+    for ``generator.close()``.
+    """
+
+
+class ThreadWaiter:
+    """Lets one thread wait until something is so; any thread may wake or stop it."""
+
+    def __init__(self) -> None:
+        # Free when it rings. An event of threading's could be left half-way by an interrupt.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._waiting = False
+        self.stopped = False
+
+    def until(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Block until ``ready()``; raise Stopped once ``stop()`` was called.
+
+        Returns whether it is ready: False if it was not within ``timeout`` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not ready():
+            if self.stopped:
+                raise Stopped
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            # Announce the wait before the last look, so that no wake falls between.
+            self._bell.acquire(False)
+            self._waiting = True
+            if not ready() and not self.stopped:
+                self._bell.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
+            self._waiting = False
+        return True
+
+    def wake(self) -> None:
+        """Make a waiting thread look again."""
+        if self._waiting:
+            self._ring()
+
+    def stop(self) -> None:
+        """End this and every later wait with Stopped."""
+        self.stopped = True
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._bell.locked():
+            # Another thread may have let it ring just now.
+            with contextlib.suppress(RuntimeError):
+                self._bell.release()
+
+
+class LoopWaiter:
+    """Lets one task wait until something is so; any thread may wake it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready()``."""
+        while not ready():
+            # Announce the wait before the last look, so that no wake falls between.
+            self._future = future = self._loop.create_future()
+            if not ready():
+                try:
+                    await future
+                finally:
+                    self._future = None
+
+    async def news(self) -> None:
+        """Wait for the next ``wake``; for one who is woken on the loop only."""
+        self._future = future = self._loop.create_future()
+        try:
+            await future
+        finally:
+            self._future = None
+
+    def wake(self) -> None:
+        """Make a waiting task look again."""
+        future = self._future
+        if future is None:
+            return
+        if asyncio._get_running_loop() is self._loop:
+            release(future)
+        else:
+            call_soon(self._loop, release, future)
+        # An interrupt before this, and it is woken once more.
+        if self._future is future:
+            self._future = None
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:
+    """Call a function on a loop, from any thread; a closed loop has nobody left to serve."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
+
+
+def release(future: asyncio.Future[None]) -> None:
+    """Let whoever awaits the future go on; to be called on its loop."""
+    if not future.done():
+        future.set_result(None)
