@@ -185,11 +185,8 @@ def forget_passes(pipes: Iterable[Any]) -> None:
     """Let the next passes of all these pipes begin at the beginning, whatever was before."""
     for pipe in pipes:
         fields = getattr(pipe, "__dict__", {})
-        for name in (_START, _CROSSING, _BEGINNINGS, COURSE):
+        for name in ("current_pass", _START, _CROSSING, _BEGINNINGS, COURSE):
             fields.pop(name, None)
-        # A splitter sees for itself which of its passes are over.
-        if hasattr(pipe, "is_splitter") and not pipe.is_splitter():
-            fields.pop("current_pass", None)
 
 
 def forget_starts(pipes: Iterable[Any]) -> None:
