@@ -10,6 +10,7 @@ import codecs
 import inspect
 import math
 import operator
+import sys
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -22,7 +23,8 @@ def checked_count(name: str, value: Any, *, at_least: int) -> int:
     count = checked_integer(name, value)
     if count < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {count}")
-    return count
+    # Nobody counts any further, and much of Python cannot.
+    return min(count, sys.maxsize)
 
 
 def checked_integer(name: str, value: Any) -> int:

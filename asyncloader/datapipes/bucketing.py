@@ -7,6 +7,7 @@ max_token_bucketize, whose batches have as many items as fit into a count of tok
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -153,7 +154,7 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     @property
     def section(self) -> int:
         """How many items are taken before the buffer is emptied."""
-        return max(2 * self.buffer_size, 1000)
+        return min(max(2 * self.buffer_size, 1000), sys.maxsize)
 
 
 @dataclass

@@ -17,19 +17,19 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
-from asyncloader.datapipes.branching import OutlastingPass
-from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, first_cursors, put_cursors
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
-from asyncloader.datapipes.replaying import put_to_come
+from asyncloader.datapipes.uneven_pass import UnevenPass
+from asyncloader.datapipes.upstream import resume_one
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def readers(sources: tuple[Iterable[T], ...]) -> Iterator[list[Iterator[T]]]:
+def readers(sources: Iterable[Iterable[T]]) -> Iterator[list[Iterator[T]]]:
     """Give an iterator for each source and close them all, also those not read to the end."""
     with contextlib.ExitStack() as stack:
         iterators = []
@@ -48,7 +48,7 @@ def put_all(sources: Iterable[Any], into: Cursors) -> None:
 def resume_all(sources: Iterable[Any], position: int, cursors: Cursors) -> None:
     """Let every source go on after its first ``position`` items."""
     for source in sources:
-        resume(source, position, cursors)
+        resume_one(source, position, cursors)
 
 
 @functional_datapipe("zip")
@@ -215,12 +215,11 @@ class MultiplexerLongest(IterDataPipe[T]):
 
 
 @dataclass
-class MuxLongestPass(OutlastingPass[T]):
+class MuxLongestPass(UnevenPass[T]):
     """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
 
     marks = ("yielded", "turn", "rounds")
 
-    sources: tuple[Iterable[T], ...]
     yielded: int = 0
     turn: int = -1
     rounds: int = 0
@@ -229,24 +228,18 @@ class MuxLongestPass(OutlastingPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "ended": sorted(self.ended)}
 
-    def put_above(self, into: Cursors) -> None:
-        begun = len(self.sources) if self.rounds else self.turn + 1
-        put_all(self.sources[:begun], into)
-        for source in self.sources[begun:]:
-            put_to_come(source, into)
-        super().put_above(into)
-
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
         self.ended = set(cursor["ended"])
-        for place, source in enumerate(self.sources):
-            # One that has ended had fewer items than this.
-            resume(source, self.rounds + (place <= self.turn), cursors)
+        # One that has ended had fewer items than this.
+        taken = (self.rounds + (place <= self.turn) for place in range(len(self.sources)))
+        self.resume_each(taken, cursors)
         return position - self.yielded
 
     def __iter__(self) -> Iterator[T]:
+        self.note_begin()
         with readers(self.sources) as iterators:
             first = self.turn + 1
             while len(self.ended) < len(iterators):
@@ -259,6 +252,7 @@ class MuxLongestPass(OutlastingPass[T]):
                         self.note_end(self.sources[turn])
                         continue
                     self.turn = turn
+                    self.note_taken(turn)
                     self.yielded += 1
                     yield item
                 self.rounds += 1

@@ -114,14 +114,15 @@ class Crew:
         if self._is_closed:
             # Who could not be waited for comes late.
             raise Stopped
+        # Where no thread can be started no job may be waited for.
+        if len(self._threads) < self._count:
+            self._threads.append(self._start_thread(len(self._threads)))
         job = Job(position, item)
         with self._lock:
             self._begun += 1
             self._last = position
             self._results.begun(position, job)
         self._jobs.put(job)
-        if len(self._threads) < self._count:
-            self._threads.append(self._start_thread(len(self._threads)))
         del item, job
         self._reader.until(self._has_room)
 

@@ -103,8 +103,8 @@ def started(pipe: Iterable[T]) -> Iterator[T]:
     """Begin a pass where ``resume`` said, or at the first item."""
     start = take_start(pipe)
     if hasattr(pipe, "load_state_dict"):
-        position, count = _loaded(pipe, start)
-        return dropped(_counted(pipe, iter(pipe), count), position - count)
+        position, cursor = _noted(pipe, start)
+        return dropped(_counted(pipe, cursor), position - _yielded(cursor))
     if start is None:
         return iter(pipe)
     if hasattr(pipe, "iter_from"):
@@ -118,8 +118,8 @@ def astarted(pipe: AsyncIterable[T]) -> AsyncIterable[T]:
     """Begin an async pass where ``resume`` said, or at the first item."""
     start = take_start(pipe)
     if hasattr(pipe, "load_state_dict"):
-        position, count = _loaded(pipe, start)
-        return adropped(_acounted(pipe, aiter(pipe), count), position - count)
+        position, cursor = _noted(pipe, start)
+        return adropped(_acounted(pipe, cursor), position - _yielded(cursor))
     if start is None:
         # One that yields groups is asked for those instead.
         return pipe if hasattr(pipe, "groups") else aiter(pipe)
@@ -185,11 +185,8 @@ def forget_passes(pipes: Iterable[Any]) -> None:
     """Let the next passes of all these pipes begin at the beginning, whatever was before."""
     for pipe in pipes:
         fields = getattr(pipe, "__dict__", {})
-        for name in (_START, _CROSSING, _BEGINNINGS, COURSE):
+        for name in ("current_pass", _START, _CROSSING, _BEGINNINGS, COURSE):
             fields.pop(name, None)
-        # A splitter sees for itself which of its passes are over.
-        if hasattr(pipe, "is_splitter") and not pipe.is_splitter():
-            fields.pop("current_pass", None)
 
 
 def forget_starts(pipes: Iterable[Any]) -> None:
@@ -250,20 +247,29 @@ def _cursor_with_state(pipe: Any) -> Cursor:
     return {"yielded": fields[_COUNT], "state": copy.deepcopy(pipe.state_dict())}
 
 
-def _loaded(pipe: Any, start: tuple[int, Cursors] | None) -> tuple[int, int]:
-    """Give a user's source its own state back; return the position, and that of the state."""
+def _noted(pipe: Any, start: tuple[int, Cursors] | None) -> tuple[int, Cursor | None]:
+    """Note where a user's source begins; return the position, and the cursor from before it."""
     position, cursors = start or (0, {})
     cursor = cursor_of(pipe, cursors)
     vars(pipe).pop(_COUNT, None)
     vars(pipe)[_LOADED] = cursor
-    if cursor is None:
-        return position, 0
-    pipe.load_state_dict(cursor["state"])
-    return position, cursor["yielded"]
+    return position, cursor
 
 
-def _counted(pipe: Any, items: Iterator[T], count: int) -> Iterator[T]:
-    fields = vars(pipe)
+def _yielded(cursor: Cursor | None) -> int:
+    return 0 if cursor is None else cursor["yielded"]
+
+
+def _load(pipe: Any, cursor: Cursor | None) -> None:
+    # Not before the first item is asked for. A pass may end without asking this source for
+    # any, and then the state would be there for the next pass, which begins at the beginning.
+    if cursor is not None:
+        pipe.load_state_dict(cursor["state"])
+
+
+def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
+    _load(pipe, cursor)
+    fields, count, items = vars(pipe), _yielded(cursor), iter(pipe)
     try:
         for item in items:
             count += 1
@@ -273,8 +279,9 @@ def _counted(pipe: Any, items: Iterator[T], count: int) -> Iterator[T]:
         close_items(items)
 
 
-async def _acounted(pipe: Any, items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
-    fields = vars(pipe)
+async def _acounted(pipe: Any, cursor: Cursor | None) -> AsyncIterator[Any]:
+    _load(pipe, cursor)
+    fields, count, items = vars(pipe), _yielded(cursor), aiter(pipe)
     try:
         async for item in items:
             count += 1

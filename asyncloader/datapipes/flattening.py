@@ -121,8 +121,23 @@ def collecting(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) -> list[Any]:
-    return [item async for item in function(*args)]
+async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) -> Iterable[Any]:
+    items: list[Any] = []
+    try:
+        async for item in function(*args):
+            items.append(item)  # noqa: PERF401 - what came before an error counts
+    except Exception as error:  # noqa: BLE001 - user code ran; it is raised in its place
+        return _followed_by(error, items)
+    return items
+
+
+def _followed_by(error: Exception, items: list[Any]) -> Iterator[Any]:
+    yield from items
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame.
+        del error
 
 
 @dataclass

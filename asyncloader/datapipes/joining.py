@@ -24,7 +24,7 @@ from asyncloader.datapipes.base import (
     MapDataPipe,
     functional_datapipe,
 )
-from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors
 from asyncloader.datapipes.function import blame, calling, is_async
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.passes import Pass
@@ -36,6 +36,7 @@ from asyncloader.datapipes.rereading import (
     numbers_in,
     runs_of,
 )
+from asyncloader.datapipes.upstream import part_of, resume_one
 
 
 class Joiner(IterDataPipe[Any]):
@@ -128,7 +129,9 @@ class IterJoinPass(Pass[Any]):
     ref_taken: int = 0
     has_dropped: bool = False
     waiting: dict[Any, Held[Any]] = field(default_factory=dict, repr=False)
-    #: The numbers of those that waited where this pass goes on from, and the cursors there.
+    #: How many of the other source were taken where this pass goes on from, the numbers of
+    #: those that waited, and the cursors there.
+    ref_began_at: int = 0
     waited: list[int] = field(default_factory=list, repr=False)
     cursors: Cursors = field(default_factory=dict, repr=False)
 
@@ -190,6 +193,8 @@ class IterJoinPass(Pass[Any]):
         oldest = next(iter(self.waiting.values()), None)
         if oldest is not None:
             add_cursors(oldest.before, into)
+        elif self.ref_taken == self.ref_began_at:
+            add_cursors(self.cursors, into)
         else:
             put_cursors(self.pipe.ref_datapipe, into)
 
@@ -197,8 +202,10 @@ class IterJoinPass(Pass[Any]):
         if cursor is None:
             return position
         self.yielded, self.ref_taken = cursor["yielded"], cursor["ref_taken"]
-        self.waited, self.cursors = numbers_in(cursor["waiting"]), cursors
-        resume(self.pipe.source, self.yielded, cursors)
+        self.ref_began_at = self.ref_taken
+        self.waited = numbers_in(cursor["waiting"])
+        self.cursors = part_of(self.pipe.ref_datapipe, cursors)
+        resume_one(self.pipe.source, self.yielded, cursors)
         return position - self.yielded
 
 

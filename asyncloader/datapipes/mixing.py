@@ -13,12 +13,10 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.branching import OutlastingPass
 from asyncloader.datapipes.combining import readers
-from asyncloader.datapipes.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import put_to_come
-from asyncloader.datapipes.upstream import beginning
+from asyncloader.datapipes.uneven_pass import UnevenPass
 from asyncloader.datapipes.weights import checked_weight
 from asyncloader.seeds import checked_seed
 
@@ -59,31 +57,23 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
 
 
 @dataclass
-class MixPass(OutlastingPass[T]):
+class MixPass(UnevenPass[T]):
     """One pass over a SampleMultiplexer: the draws made, and what each source has given."""
 
     marks = ("seed", "drawn", "yielded")
 
-    sources: Sequence[Iterable[T]]
     weights: Sequence[float]
     seed: int
     drawn: int = 0
     yielded: int = 0
-    taken: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.taken = [0] * len(self.sources)
-        #: Where the sources stood when this pass began, or went on.
-        self.began_at = [0] * len(self.sources)
-        self.began_with: list[Cursors] = []
 
     def __iter__(self) -> Iterator[T]:
         draw = Random(self.seed).random
         for _ in range(self.drawn):
             draw()
-        self.began_with = [beginning(source) for source in self.sources]
-        with readers(tuple(self.sources)) as iterators:
+        self.note_begin()
+        with readers(self.sources) as iterators:
             while (turn := self._draw_turn(draw())) is not None:
                 self.drawn += 1
                 item = next(iterators[turn], _END)
@@ -91,8 +81,7 @@ class MixPass(OutlastingPass[T]):
                     self.ended.append(turn)
                     self.note_end(self.sources[turn])
                     continue
-                self.taken[turn] += 1
-                self.began_with[turn] = {}
+                self.note_taken(turn)
                 self.yielded += 1
                 yield item
 
@@ -109,25 +98,13 @@ class MixPass(OutlastingPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "taken": [*self.taken], "ended": [*self.ended]}
 
-    def put_above(self, into: Cursors) -> None:
-        for turn, source in enumerate(self.sources):
-            if self.taken[turn] > self.began_at[turn]:
-                put_cursors(source, into)
-            else:
-                into.update(self.began_with[turn])
-                if not self.taken[turn]:
-                    put_to_come(source, into)
-        super().put_above(into)
-
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in ("seed", "drawn", "yielded"):
             setattr(self, name, cursor[name])
-        self.taken, self.ended = [*cursor["taken"]], [*cursor["ended"]]
-        self.began_at = [*self.taken]
-        for source, taken in zip(self.sources, self.taken, strict=True):
-            resume(source, taken, cursors)
+        self.ended = [*cursor["ended"]]
+        self.resume_each(cursor["taken"], cursors)
         return position - self.yielded
 
 

@@ -55,7 +55,10 @@ def _settings(pipe: object) -> list[str]:
 
 
 def _value_of(pipe: object, parameter: inspect.Parameter) -> Any:
-    value = getattr(pipe, parameter.name, parameter.default)
+    try:
+        value = getattr(pipe, parameter.name, parameter.default)
+    except Exception:  # noqa: BLE001 - a property of the user's own ran; what is said goes on
+        return parameter.default
     # A setting that is not kept under its name may have that of a fluent method.
     return parameter.default if hasattr(value, "builds") else value
 

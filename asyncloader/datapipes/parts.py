@@ -23,9 +23,12 @@ def parts_of(running: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[
     """Return the parts of an item, in a pass that has a ``pipe`` and counts its ``errors``."""
     try:
         result = expand(item)
+        # Beginning to read it is the user's code as well.
+        parts = iter(result) if isinstance(result, Iterable) else None
     except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
         return _instead(error, item, running)
-    parts = _iterated(result, running.pipe)
+    if parts is None:
+        raise _no_parts(result, running.pipe)
     return parts if running.pipe.tolerance.is_strict else _tolerated(parts, item, running)
 
 
@@ -55,15 +58,17 @@ def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
 
 def _instead(error: BaseException, item: Any, running: Any) -> Iterator[Any]:
     answer = stand_in(error, item, running)
-    return iter(()) if answer is SKIPPED else _iterated(answer, running.pipe)
+    if answer is SKIPPED:
+        return iter(())
+    if not isinstance(answer, Iterable):
+        raise _no_parts(answer, running.pipe)
+    return iter(answer)
 
 
-def _iterated(result: Any, pipe: object) -> Iterator[Any]:
-    if isinstance(result, Iterable):
-        return iter(result)
+def _no_parts(result: Any, pipe: object) -> TypeError:
     if result.__class__ is CoroutineType:
-        raise unawaited(pipe, result)
-    raise TypeError(
+        return unawaited(pipe, result)
+    return TypeError(
         f"fn must return something to iterate, got {type(result).__name__}"
         f" from the function of {pipe!r}"
     )

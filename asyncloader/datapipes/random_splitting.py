@@ -146,6 +146,7 @@ class SharePass(Pass[T]):
         return self.split.source
 
     def __iter__(self) -> Iterator[T]:
+        self._check_valid()
         split = self.split
         draws = Draws(split.expected_lengths(), split.total_length, self.seed)
         own = list(split.weights).index(self.key)
@@ -162,11 +163,14 @@ class SharePass(Pass[T]):
             if is_own:
                 self.yielded += 1
                 yield item
-            if self.is_invalid:
-                raise IteratorInvalidated(
-                    f"this iterator has been invalidated: a share of {split!r} is being"
-                    " iterated anew"
-                )
+                self._check_valid()
+
+    def _check_valid(self) -> None:
+        if self.is_invalid:
+            raise IteratorInvalidated(
+                f"this iterator has been invalidated: a share of {self.split!r} is being"
+                " iterated anew"
+            )
 
 
 class Draws:
@@ -197,6 +201,9 @@ class Draws:
 
 def _scaled(weights: list[float], total: int) -> list[float]:
     whole = sum(weights)
+    if whole == total:
+        # Multiplied and divided, large ones would not all be what they were.
+        return [*weights]
     return [float(weight) * total / whole for weight in weights] if whole else weights
 
 

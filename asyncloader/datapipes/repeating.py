@@ -7,6 +7,7 @@ ended: concat (in its iter and map forms), cycle, and repeat.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -123,6 +124,13 @@ class MapConcater(MapDataPipe[T]):
         return item
 
 
+def told(pipe: object, count: int) -> int:
+    """Return a number of items as a length; TypeError where it is too large to be one."""
+    if count > sys.maxsize:
+        raise TypeError(f"{pipe!r} has {count} items, which is more than a length can tell")
+    return count
+
+
 @functional_datapipe("cycle")
 class Cycler(IterDataPipe[T]):
     """Yield the source's items ``count`` times over; without a count, for ever.
@@ -144,7 +152,7 @@ class Cycler(IterDataPipe[T]):
     def __len__(self) -> int:
         if self.count is None:
             raise TypeError(f"{self!r} goes on for ever and has no length")
-        return self.count * len(self.source)
+        return told(self, self.count * len(self.source))
 
     def new_pass(self) -> CyclePass[T]:
         return CyclePass(self.source, self.count)
@@ -238,7 +246,7 @@ class Repeater(IterDataPipe[T]):
         self.times = checked_count("times", times, at_least=2)
 
     def __len__(self) -> int:
-        return self.times * len(self.source)
+        return told(self, self.times * len(self.source))
 
     def new_pass(self) -> RepeatPass[T]:
         return RepeatPass(self.source, self.times)

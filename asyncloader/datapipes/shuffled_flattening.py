@@ -70,10 +70,10 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
 
     def __len__(self) -> int:
         # Only what is in memory is looked at: another source would have to be read.
-        source = self.source
         is_plain = self.fn is itself and not self.tolerance.leaves_out
-        if is_plain and isinstance(source, IterableWrapper) and len(source) >= 0:
-            return sum(map(len, source.iterable))  # type: ignore[arg-type]
+        wrapped = self.source.iterable if isinstance(self.source, IterableWrapper) else None
+        if is_plain and isinstance(wrapped, list | tuple | dict | set | frozenset):
+            return sum(map(len, wrapped))
         raise TypeError(f"{self!r} cannot say how many items it has")
 
     def new_pass(self) -> ShuffledFlatMapPass[T]:

@@ -30,7 +30,8 @@ class IterableWrapper(IterDataPipe[T]):
     whole again in the next; what cannot be copied is read as it is, with a
     warning. An iterator can be read only once: a second pass is a TypeError.
     ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
-    that asks ``get_worker_info``.
+    that asks ``get_worker_info``. A set has the same order in all processes of a loader; sort
+    it where another run is to go on with a state.
 
     >>> list(IterableWrapper([1, 2, 3]))
     [1, 2, 3]
@@ -63,6 +64,13 @@ class IterableWrapper(IterDataPipe[T]):
         if self.shards_itself:
             raise TypeError(f"{self!r} has no length: how many items are a worker's is not known")
         return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()
+        if isinstance(self.iterable, set | frozenset):
+            # Every process has another order for a set of texts: their shares would not fit.
+            return {**state, "iterable": list(self.iterable)}
+        return state
 
     def is_async(self) -> bool:
         return isinstance(self.iterable, AsyncIterable)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, cursors_of, first_cursors
+from asyncloader.datapipes.cursors import Cursors, cursors_of, first_cursors, resume
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.kinds import is_splitter
 
@@ -29,6 +29,22 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
+
+
+def part_of(source: Any, cursors: Cursors) -> Cursors:
+    """Return those of a graph's cursors with which one of several sources is to go on.
+
+    They are those of what is above it. What it does not move on from it says again, and that
+    must not come upon what another source says of itself by then. Where the branches of a
+    splitter stand, however, each of them has to know of all.
+    """
+    branches = {place: each for place, each in cursors.items() if "splitter" in each}
+    return branches | cursors_of(pipes_from(source, to_splitters=True), cursors)
+
+
+def resume_one(source: Any, position: int, cursors: Cursors) -> None:
+    """Let the next pass of one of several sources begin after its first ``position`` items."""
+    resume(source, position, part_of(source, cursors))
 
 
 def beginning(source: Any) -> Cursors:

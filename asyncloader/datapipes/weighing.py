@@ -54,7 +54,7 @@ def _own_weight(item: Any) -> int:
 
 
 def _elements(item: Any) -> int | None:
-    nbytes = getattr(item, "nbytes", None)
+    nbytes = _said(item, "nbytes")
     return nbytes if isinstance(nbytes, int) else None
 
 
@@ -63,7 +63,17 @@ def _parts(item: Any) -> list[Any]:
         return [*item.keys(), *item.values()]
     if isinstance(item, list | tuple | set | frozenset):
         return list(item)
-    fields = getattr(item, "__dict__", None)
+    if _said(item, "is_sparse") is True:  # one of torch's, which is made of two others
+        return [item._indices(), item._values()]
+    fields = _said(item, "__dict__")
     if not isinstance(fields, dict) or _elements(item) is not None:
         return []
     return list(fields.values())
+
+
+def _said(item: Any, name: str) -> Any:
+    """Return what an item says of itself, or None: asking it may run code that fails."""
+    try:
+        return getattr(item, name, None)
+    except Exception:  # noqa: BLE001 - a property of the item's own ran
+        return None

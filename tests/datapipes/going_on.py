@@ -49,6 +49,19 @@ def assert_goes_on(make: Callable[[], Any], least: int = 4) -> None:
             assert rest_of(make(), position, cursors) == items[position:], (position, taken_at)
 
 
+def assert_goes_on_twice(make: Callable[[], Any]) -> None:
+    """Hold a graph that goes on to going on again, from what its cursors say then."""
+    items, along = cursors_along(make())
+    for first in range(1, len(items)):
+        graph = placed(make())
+        resume(graph, first, plain(along[first]))
+        for position, item in enumerate(begin(graph), first + 1):
+            assert item == items[position - 1]
+            cursors: Cursors = {}
+            put_cursors(graph, cursors)
+            assert rest_of(make(), position, plain(cursors)) == items[position:], (first, position)
+
+
 def plain(cursors: Cursors) -> Cursors:
     """Return cursors as they come out of a snapshot, which holds plain data."""
     return {int(place): cursor for place, cursor in json.loads(json.dumps(cursors)).items()}

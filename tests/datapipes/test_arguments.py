@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from asyncloader.datapipes.iter import (
     FileLister,
     IterableWrapper,
+    IterDataPipe,
     RandomSplitter,
     SampleMultiplexer,
 )
@@ -189,6 +191,40 @@ def test_an_error_over_an_item_is_noted_to_come_from_the_pipe(make: Any, name: s
     with pytest.raises(TypeError) as caught:
         list(make(numbers()))
     assert caught.value.__notes__ == [f"raised in {name}"]
+
+
+#: Pipes that hold, let pass or go over as much as there is, by whatever large number.
+WITHOUT_BOUND: dict[str, Callable[[int], Any]] = {
+    "batch": lambda most: numbers().batch(most).unbatch(),
+    "header": lambda most: numbers().header(most),
+    "max_token_bucketize": lambda most: (
+        numbers().max_token_bucketize(9, int, buffer_size=most).unbatch()
+    ),
+    "bucketbatch": lambda most: numbers().bucketbatch(1, batch_num=most, sort_key=list).unbatch(),
+    "map_batches": lambda most: numbers().map_batches(list, most),
+    "cycle": lambda most: numbers().cycle(most).header(3),
+    "repeat": lambda most: numbers().repeat(most).header(3).enumerate().map(max),
+}
+
+
+@pytest.mark.parametrize("most", [sys.maxsize, 10**30])
+@pytest.mark.parametrize("name", WITHOUT_BOUND)
+@pytest.mark.filterwarnings("ignore:the length of header")
+def test_a_count_may_be_larger_than_anybody_counts(name: str, most: int) -> None:
+    assert sorted(WITHOUT_BOUND[name](most)) == [0, 1, 2]
+
+
+def test_a_property_that_fails_does_not_keep_a_pipe_from_its_name() -> None:
+    class Table(IterDataPipe[int]):
+        def __init__(self, path: str, count: int = 0) -> None:
+            self.path = path
+            self.rows = None
+
+        @property
+        def count(self) -> int:
+            return len(self.rows)  # type: ignore[arg-type]  # it was not opened yet
+
+    assert repr(Table("a.txt")) == "Table('a.txt')"
 
 
 def test_a_setting_with_the_name_of_a_fluent_method_is_not_taken_for_one() -> None:

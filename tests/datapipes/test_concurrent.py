@@ -151,6 +151,19 @@ def test_thread_map_leaves_no_threads_behind():
     assert threading.active_count() <= before
 
 
+def test_a_thread_that_cannot_be_started_is_an_error_and_no_wait(monkeypatch):
+    start = threading.Thread.start
+
+    def start_unless_it_maps(thread):
+        if "thread_map" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_it_maps)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(numbers().thread_map(str))
+
+
 def test_thread_map_of_a_function_that_returns_a_coroutine_names_async_map():
     async def later(number):
         return number

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
-from tests.datapipes.going_on import assert_goes_on, cursors_along, rest_of
+from tests.datapipes.going_on import (
+    assert_goes_on,
+    assert_goes_on_twice,
+    cursors_along,
+    rest_of,
+)
 from tests.datapipes.watched import Watched, WatchedAsync
 
 PRICES = {"tea": 3, "bun": 2, "jam": 4}
@@ -148,6 +154,38 @@ def test_they_go_on_from_any_place() -> None:
             WatchedAsync([3, 2, 1, 0, 7, 6, 5, 4]), itself
         )
     )
+
+
+def joined() -> Any:
+    """Return a graph that holds items while it is read."""
+    refs = IterableWrapper(range(9)).batch(3).map(backwards).unbatch()
+    return IterableWrapper(range(9)).zip_with_iter(refs, itself)
+
+
+def backwards(batch: list[int]) -> list[int]:
+    return batch[::-1]
+
+
+def one() -> Any:
+    return IterableWrapper([1]).flatmap(lambda number: [number])
+
+
+#: Graphs of several sources, of which some wait, or have ended, while the others move on.
+BESIDE: dict[str, Callable[[], Any]] = {
+    "zip_longest": lambda: joined().zip_longest(one()),
+    "zip": lambda: joined().zip(IterableWrapper(range(5)).mux(IterableWrapper(range(5)))),
+    "mux_longest": lambda: joined().mux_longest(one()),
+    "mix": lambda: SampleMultiplexer({joined(): 1, one(): 1}, seed=3),
+    "zip_with_iter": lambda: IterableWrapper(range(8, -1, -1)).zip_with_iter(
+        joined().map(first), itself
+    ),
+    "an ended source that waits": lambda: joined().concat(one().repeat(2)).zip_longest(one()),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_they_go_on_twice_beside_others(name: str) -> None:
+    assert_goes_on_twice(BESIDE[name])
 
 
 def test_going_on_reads_again_only_what_waits_and_what_follows() -> None:

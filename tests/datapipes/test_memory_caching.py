@@ -111,6 +111,14 @@ def test_a_lookup_is_made_once() -> None:
     assert len(cached) == 2
 
 
+class Untold:
+    """Fails when it is asked for its size."""
+
+    @property
+    def nbytes(self) -> int:
+        raise RuntimeError("nobody knows")
+
+
 @pytest.mark.parametrize(
     ("item", "bytes_in_it"),
     [
@@ -118,6 +126,8 @@ def test_a_lookup_is_made_once() -> None:
         ([b"x" * 1000, b"y" * 1000], 2000),
         ({"a": (b"x" * 1000,)}, 1000),
         (torch.zeros(1000, dtype=torch.float32), 4000),
+        (torch.ones(1000, dtype=torch.float32).to_sparse(), 12000),
+        ([Untold(), b"x" * 1000], 1000),
     ],
 )
 def test_the_weight_of_an_item_is_that_of_all_in_it(item: Any, bytes_in_it: int) -> None:

@@ -41,6 +41,14 @@ def test_whole_numbers_give_just_these_lengths(counts: list[int], seed: int) -> 
     assert [len(share) for share in shares] == counts
 
 
+def test_large_whole_numbers_give_just_these_lengths() -> None:
+    counts = {number: 10**9 + number for number in range(99)}
+    total = sum(counts.values())
+    shares = IterableWrapper(range(9)).random_split(counts, seed=0, total_length=total)
+
+    assert [len(share) for share in shares] == list(counts.values())
+
+
 def test_a_split_is_that_of_torchdata() -> None:
     # So that a model trained before is not validated by what it was trained on.
     train, valid = IterableWrapper(range(10)).random_split(HALVES, seed=0)
@@ -86,6 +94,11 @@ def test_a_pass_over_one_share_invalidates_those_over_the_others() -> None:
     with pytest.raises(IteratorInvalidated, match="iterator has been invalidated"):
         next(items)
     assert source.open == 0
+
+    not_begun = iter(train)
+    iter(valid)
+    with pytest.raises(IteratorInvalidated, match="iterator has been invalidated"):
+        next(not_begun)
 
 
 def test_a_copy_of_a_share_is_split_by_itself() -> None:

@@ -52,6 +52,21 @@ def test_other_seeds_mix_in_another_way() -> None:
     assert list(pipe) != list(pipe)
 
 
+class Loading:
+    """Knows how many lists it has, and would have to load them to know how long they are."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        raise AssertionError("they are loaded")
+
+
+def test_a_length_is_told_only_of_what_is_in_memory() -> None:
+    with pytest.raises(TypeError, match="cannot say how many"):
+        len(IterableWrapper(Loading()).shuffled_flatmap())
+
+
 def test_without_shuffling_it_is_flatmap() -> None:
     pipe = IterableWrapper(range(5)).shuffled_flatmap(lambda n: [n] * n).set_shuffle(False)
 

@@ -1,5 +1,7 @@
 """Where items come from."""
 
+import pickle
+
 import pytest
 
 from asyncloader.datapipes.iter import IterableWrapper
@@ -11,6 +13,16 @@ def test_an_iterator_is_read_once_and_then_refused():
     assert list(pipe) == [1, 2]
     with pytest.raises(TypeError, match="read only once"):
         list(pipe)
+
+
+def test_a_set_has_the_same_order_in_all_processes():
+    # One that was larger has another order when it is made anew. One of texts has another
+    # in every process, so that the workers' shares would not fit together.
+    numbers = set(range(100))
+    numbers.difference_update({*range(100)} - {1, 8})
+    assert list(numbers) != list(set(numbers))
+    twin = pickle.loads(pickle.dumps(IterableWrapper(numbers)))
+    assert list(twin) == list(numbers)
 
 
 @pytest.mark.parametrize("wrapper", [IterableWrapper, SequenceWrapper])

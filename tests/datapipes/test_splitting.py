@@ -10,19 +10,32 @@ import numpy
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
+from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.crossing import from_thread
-from asyncloader.datapipes.cursors import Cursors, put_cursors, resume
 from asyncloader.datapipes.home import Home, run_at
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
-from asyncloader.datapipes.reading import begin
 from asyncloader.errors import IteratorInvalidated
-from tests.datapipes.going_on import assert_goes_on, cursors_along, placed, plain, rest_of
+from tests.datapipes.going_on import (
+    assert_goes_on,
+    assert_goes_on_twice,
+)
 from tests.datapipes.watched import Failing, Watched, WatchedAsync
 
 
 def parity(number: int) -> int:
     return number % 2
+
+
+class Passes(IterDataPipe[int]):
+    """Yields the number of its pass, again and again."""
+
+    edges = ()
+    count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.count += 1
+        yield from [self.count] * 8
 
 
 def odd_only(number: int) -> int | None:
@@ -113,6 +126,14 @@ def test_a_branch_that_was_left_alone_begins_again(name: str) -> None:
 
     assert source.open == 0
     assert [list(right), list(left)] == shares(name)[::-1]
+
+
+def test_an_epoch_hands_out_nothing_of_the_one_before() -> None:
+    left, right = Passes().round_robin_demux(2)
+    with DataLoader2(left.header(1).concat(right)) as loader:
+        epochs = [set(loader) for _ in range(3)]
+
+    assert epochs == [{1, 2}, {3, 4}, {5, 6}]
 
 
 @every_splitter
@@ -369,18 +390,8 @@ def test_branches_go_on_where_some_have_ended(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_branches_go_on_twice_where_some_have_ended(name: str) -> None:
-    def make() -> Any:
-        return ENDINGS[name](*IterableWrapper(range(12)).filter(bool).demux(2, is_low))
-
-    items, along = cursors_along(make())
-    for first in range(1, len(items)):
-        graph = placed(make())
-        resume(graph, first, plain(along[first]))
-        for position, item in enumerate(begin(graph), first + 1):
-            assert item == items[position - 1]
-            cursors: Cursors = {}
-            put_cursors(graph, cursors)
-            assert rest_of(make(), position, plain(cursors)) == items[position:]
+    source = IterableWrapper(range(12))
+    assert_goes_on_twice(lambda: ENDINGS[name](*source.filter(bool).demux(2, is_low)))
 
 
 def is_low(number: int) -> bool:

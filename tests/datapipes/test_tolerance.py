@@ -35,6 +35,21 @@ def halves(number):
     yield half(number)
 
 
+async def halves_soon(number):
+    yield number
+    yield half(number)
+
+
+class Halves:
+    """Fails where it is to be iterated, as what opens a file then."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __iter__(self):
+        return iter([half(self.number)])
+
+
 def half_of_all(batch):
     return [half(number) for number in batch]
 
@@ -148,11 +163,27 @@ def test_a_filter_that_fails_leaves_the_item_out_or_asks():
     assert list(asked) == [1, 2, 3, 4, 6, 7, 8, 9, 15]
 
 
-def test_what_an_expansion_made_before_it_failed_is_kept():
-    pipe = IterableWrapper([4, 5, 6]).flatmap(halves, on_error="skip")
-    assert list(pipe) == [4, 2, 5, 6, 3]
-    answered = IterableWrapper([4, 5, 6]).flatmap(halves, on_error=lambda error, n: "ab")
+@pytest.mark.parametrize("function", [halves, halves_soon])
+def test_what_an_expansion_made_before_it_failed_is_kept(function):
+    source = IterableWrapper([4, 5, 6])
+    assert list(source.flatmap(function, on_error="skip")) == [4, 2, 5, 6, 3]
+    answered = source.flatmap(function, on_error=lambda error, n: "ab")
     assert list(answered) == [4, 2, 5, "a", "b", 6, 3]
+    strict = iter(source.flatmap(function))
+    assert [next(strict) for _ in range(3)] == [4, 2, 5]
+    with pytest.raises(LookupError) as caught:
+        next(strict)
+    assert caught.value.__notes__ == [f"raised in flatmap({function.__name__})"]
+
+
+def test_an_expansion_may_fail_where_it_is_begun_to_be_read():
+    source = IterableWrapper([4, 5, 6])
+    assert list(source.flatmap(Halves, on_error="skip")) == [2, 3]
+    assert list(source.flatmap(Halves, on_error=lambda error, n: "ab")) == [2, "a", "b", 3]
+    assert sorted(source.shuffled_flatmap(Halves, on_error="skip")) == [2, 3]
+    with pytest.raises(LookupError) as caught:
+        list(source.flatmap(Halves))
+    assert caught.value.__notes__ == ["raised in flatmap(Halves)"]
 
 
 async def test_an_expansion_goes_on_inside_an_answer_and_counts_it_once():

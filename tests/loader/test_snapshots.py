@@ -540,6 +540,17 @@ def test_a_source_that_was_told_its_place_and_not_read_since_still_stands_there(
     assert items == expected
 
 
+def test_a_source_that_was_told_its_place_and_never_asked_begins_the_next_epoch_anew():
+    def make() -> Any:
+        return it.IterableWrapper(range(3)).zip(Log(5))
+
+    with loader_at(3, make) as loader:
+        state = loader.state_dict(include_datapipe=False)
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader)] == [[], [(0, 0), (1, 1), (2, 2)]]
+
+
 def test_a_place_that_is_no_plain_data_is_refused_by_its_type():
     class Odd(Log):
         def state_dict(self) -> Any:
