@@ -22,6 +22,7 @@ from asyncloader.graph.settings import (
     set_graph_random_seed,
 )
 from asyncloader.graph.walk import (
+    DataPipe,
     DataPipeGraph,
     breadth_first,
     find_dps,
@@ -32,6 +33,7 @@ from asyncloader.graph.walk import (
 __all__ = [
     "Branch",
     "Cut",
+    "DataPipe",
     "DataPipeGraph",
     "apply_random_seed",
     "apply_sharding",
