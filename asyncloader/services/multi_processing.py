@@ -36,6 +36,7 @@ from asyncloader.services.division import Division, divide, warn_of_repeats
 from asyncloader.services.elastic import check_division
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
+from asyncloader.services.in_process import HERE
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.workers.account import WorkerStats
 from asyncloader.workers.alike import check_alike
@@ -113,12 +114,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         )
         self.main_prefetch_cnt = checked_count("main_prefetch_cnt", main_prefetch_cnt, at_least=0)
         self.worker_init_fn = (
-            None if worker_init_fn is None else checked_function("worker_init_fn", worker_init_fn)
+            None
+            if worker_init_fn is None
+            else checked_function("worker_init_fn", worker_init_fn, takes=2)
         )
         self.worker_reset_fn = (
             None
             if worker_reset_fn is None
-            else checked_function("worker_reset_fn", worker_reset_fn)
+            else checked_function("worker_reset_fn", worker_reset_fn, takes=3)
         )
         self.in_order = in_order
         self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
@@ -297,10 +300,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 def _nothing_to_check(taken_with: int) -> None:
     """What there is to check before there is a graph."""
-
-
-#: What a worker's functions are told when there is no worker: it is the only one.
-HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
 def _check_is_here(datapipe: Any) -> None:

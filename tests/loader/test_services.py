@@ -12,6 +12,7 @@ import pytest
 from asyncloader import (
     DataLoader2,
     InProcessReadingService,
+    MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
 )
@@ -301,6 +302,36 @@ async def test_in_process_service_calls_its_functions_and_prefetches():
     assert calls == ["init", "reset", "reset"]
 
 
+def marked(datapipe, info):
+    return datapipe.map(lambda item: (item, info.worker_id, info.num_workers))
+
+
+def seeded(datapipe, info, seed_generator):
+    seed = seed_generator.generate_shared_seed() + info.worker_id
+    return datapipe.map(lambda item: (*item, seed))
+
+
+def set_aside(worker_id):
+    """Do nothing."""
+
+
+def in_lists(datapipe, size=2):
+    return datapipe.batch(size)
+
+
+def test_in_process_service_takes_the_functions_of_the_service_with_workers():
+    service = InProcessReadingService(init_fn=marked, reset_fn=seeded)
+    with DataLoader2(IterableWrapper(range(2)), reading_service=service) as loader:
+        loader.seed(1)
+        epochs = [list(loader) for _ in range(2)]
+    assert [item[:3] for item in epochs[0]] == [(0, 0, 1), (1, 0, 1)]
+    assert epochs[0][0][3] == epochs[0][1][3] != epochs[1][0][3]
+    # What the graph alone is enough for gets no more.
+    service = InProcessReadingService(init_fn=in_lists, reset_fn=in_lists)
+    with DataLoader2(IterableWrapper(range(4)), reading_service=service) as loader:
+        assert list(loader) == [[[0, 1], [2, 3]]]
+
+
 def test_the_service_is_copied():
     service = SequentialReadingService(InProcessReadingService(prefetch_cnt=3))
     loader = DataLoader2(IterableWrapper([1]), reading_service=service)
@@ -489,6 +520,25 @@ def test_a_reset_that_returns_no_graph_is_named():
 def test_arguments_of_the_in_process_service_are_checked(arguments, error):
     with pytest.raises(error, match=next(iter(arguments))):
         InProcessReadingService(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "function"),
+    [
+        (InProcessReadingService, "init_fn", seeded),
+        (InProcessReadingService, "reset_fn", marked),
+        # As torch's DataLoader wants it, of a worker's number.
+        (MultiProcessingReadingService, "worker_init_fn", set_aside),
+        (MultiProcessingReadingService, "worker_reset_fn", marked),
+    ],
+)
+def test_functions_that_do_not_take_what_they_are_given_are_refused_at_once(
+    service, name, function
+):
+    with pytest.raises(
+        ValueError, match=f"^{name} must take what it is given: .*{function.__name__}"
+    ):
+        service(**{name: function})
 
 
 # Lengths --------------------------------------------------------------------------------
