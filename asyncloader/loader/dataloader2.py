@@ -15,6 +15,7 @@ from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursors import set_places
+from asyncloader.datapipes.naming import kind_name
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import as_run
@@ -292,15 +293,17 @@ def _iter_pipe(datapipe: Any) -> Any:
     if is_map_pipe(datapipe):
         return MapToIterConverter(datapipe)
     raise TypeError(
-        f"DataLoader2 takes a datapipe, got {type(datapipe).__name__}; wrap"
-        f" {_wrapper_for(datapipe)} first, from asyncloader.datapipes"
+        f"DataLoader2 takes a datapipe, got {kind_name(datapipe)}; {_way_to_a_pipe(datapipe)}"
     )
 
 
-def _wrapper_for(data: object) -> str:
+def _way_to_a_pipe(data: object) -> str:
+    if isinstance(data, type):
+        return f"make one of it by {data.__name__}(...)"
+    wrapper = "iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
     if hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
-        return "it in map.SequenceWrapper(...)"
-    return "it in iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
+        wrapper = "map.SequenceWrapper(...)"
+    return f"wrap it in {wrapper} first, from asyncloader.datapipes"
 
 
 def _check_adapters(adapters: object) -> None:

@@ -188,6 +188,11 @@ def test_what_is_no_pipe_is_refused_with_the_wrapper_to_use(data):
         DataLoader2(data)
 
 
+def test_the_class_of_a_pipe_is_told_from_a_pipe():
+    with pytest.raises(TypeError, match=r"got the class IterableWrapper; make one .* by Iterable"):
+        DataLoader2(IterableWrapper)
+
+
 def test_the_graph_is_copied_and_its_data_is_not():
     rows = [[1], [2]]
     pipe = IterableWrapper(rows, deepcopy=False).shuffle()
