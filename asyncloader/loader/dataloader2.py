@@ -126,14 +126,14 @@ class DataLoader2(Generic[T_co]):
         self._engine.seed(seed)
         self._loaded = None
 
-    def limit(self, num_items: int | None) -> None:
-        """End iteration after ``num_items`` more without ending the epoch.
+    def limit(self, num_batches: int | None) -> None:
+        """End iteration after ``num_batches`` more items without ending the epoch.
 
         ``resume`` lets as many pass again. The limit holds for this and later
         iterators, until None takes it away.
         """
-        self._gate.limit(num_items)
-        self._engine.lifecycle.limit(num_items)
+        self._gate.limit(num_batches)
+        self._engine.lifecycle.limit(num_batches)
 
     def pause(self) -> None:
         """Hand out nothing until ``resume``, and let no worker work; items in progress finish.

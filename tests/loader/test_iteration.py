@@ -339,7 +339,7 @@ def test_a_stop_iteration_from_user_code_is_not_the_end():
 async def test_limit_ends_iteration_and_resume_goes_on():
     async with DataLoader2(numbers(10)) as loader:
         iterator = aiter(loader)
-        iterator.limit(3)
+        iterator.limit(num_batches=3)
         assert [item async for item in iterator] == [0, 1, 2]
         assert [item async for item in iterator] == []
         iterator.resume()
@@ -350,7 +350,7 @@ async def test_limit_ends_iteration_and_resume_goes_on():
 
 def test_limit_of_the_loader_holds_for_each_epoch():
     with DataLoader2(numbers(10)) as loader:
-        loader.limit(4)
+        loader.limit(num_batches=4)
         assert list(loader) == [0, 1, 2, 3]
         assert list(loader) == [0, 1, 2, 3]
         loader.limit(None)
