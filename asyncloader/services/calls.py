@@ -109,7 +109,9 @@ class ServiceCalls:
         if not self._takes_reset:
             own = await result_of(begin(seed_generator))
             return iter_reset_fn if own is None else _composed(iter_reset_fn, own)
-        given = iter_reset_fn if self._is_async else _plain(iter_reset_fn)
+        given: Callable[[Any], Any] | None = iter_reset_fn
+        if not self._is_async:
+            given = None if iter_reset_fn is unchanged else PlainReset(iter_reset_fn)
         returned = await result_of(begin(seed_generator, given))
         return iter_reset_fn if returned is None else _awaited(returned)
 
@@ -198,15 +200,21 @@ def _composed(first: IterResetFn, then: Callable[[Any], Any]) -> IterResetFn:
     return composed
 
 
-def _plain(reset: IterResetFn) -> Callable[[Any], Any] | None:
-    """Return a reset for a service written in the plain style, which calls without awaiting."""
-    if reset is unchanged:
-        return None
+def as_reset(given: Callable[[Any], Any] | None) -> IterResetFn:
+    """Return the reset to await, given what a service passes on that may be in the plain style."""
+    if given is None:
+        return unchanged
+    return given.reset if isinstance(given, PlainReset) else _awaited(given)
 
-    def plain(datapipe: Any) -> Any:
-        return _finished(reset(datapipe))
 
-    return plain
+class PlainReset:
+    """A reset for a service written in the plain style, which calls without awaiting."""
+
+    def __init__(self, reset: IterResetFn) -> None:
+        self.reset = reset
+
+    def __call__(self, datapipe: Any) -> Any:
+        return _finished(self.reset(datapipe))
 
 
 def _finished(work: Any) -> Any:

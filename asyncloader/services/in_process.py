@@ -22,7 +22,7 @@ from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.runtime import WorkerInfo, get_worker_info
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import result_of
+from asyncloader.services.calls import as_reset, result_of
 
 #: What functions for workers are told when there is no worker: this process is the only one.
 HERE = WorkerInfo(num_workers=1, worker_id=0)
@@ -67,12 +67,12 @@ class InProcessReadingService(ReadingServiceInterface):
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
-        reset_fn = self.reset_fn
+        before, reset_fn = as_reset(iter_reset_fn), self.reset_fn
         if reset_fn is None:
-            return iter_reset_fn
+            return before
 
         async def reset(datapipe: Any) -> Any:
-            datapipe = await iter_reset_fn(datapipe)
+            datapipe = await before(datapipe)
             # In a row with workers this runs in each of them.
             info = get_worker_info() or HERE
             own = seed_generator.spawn(info.worker_id)

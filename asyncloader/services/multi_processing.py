@@ -31,7 +31,7 @@ from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import WorkerInfo, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import result_of
+from asyncloader.services.calls import as_reset, result_of
 from asyncloader.services.division import Division, divide, warn_of_repeats
 from asyncloader.services.elastic import check_division
 from asyncloader.services.fed import FedFromWorkers
@@ -173,18 +173,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
+        reset = as_reset(iter_reset_fn)
         if seed_generator.taken_with is not None:
             self._check_refit(seed_generator.taken_with)
         if self._pool is None or self._division is None:
-            return self._reset_here(seed_generator, iter_reset_fn)
-        resets = await self._pickled_resets(iter_reset_fn)
+            return self._reset_here(seed_generator, reset)
+        resets = await self._pickled_resets(reset)
         if self._pool.has_dead():
             await self._pool.restart()
         shared_seeds = self._division.shared.draw(seed_generator)
         streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
         may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
         self._division.connect(streams, may_be_changed=may_be_changed)
-        return iter_reset_fn
+        return reset
 
     async def finalize_iteration(self) -> None:
         if self._pool is not None:

@@ -228,6 +228,45 @@ async def test_services_in_the_plain_style_work(service, items):
             assert [item async for item in loader] == items
 
 
+class PassesOn(Plain):
+    """Leaves all to another service, in the plain style."""
+
+    def __init__(self, service):
+        self.service = service
+
+    def initialize(self, datapipe):
+        return self.service.initialize(datapipe)
+
+    def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        return self.service.initialize_iteration(seed_generator, iter_reset_fn)
+
+
+class AsBefore(InProcessReadingService):
+    def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        return super().initialize_iteration(seed_generator, iter_reset_fn)
+
+
+def squared(datapipe, *more):
+    return datapipe.map(lambda x: x * x)
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        InProcessReadingService(reset_fn=squared),
+        MultiProcessingReadingService(num_workers=0, worker_reset_fn=squared),
+        SequentialReadingService(InProcessReadingService(reset_fn=squared)),
+        AsBefore(reset_fn=squared),
+    ],
+    ids=["in-process", "workers", "sequential", "derived"],
+)
+def test_a_service_in_the_plain_style_may_leave_its_moments_to_one_of_ours(service):
+    for before, items in ([], [0, 1, 4]), ([Plain()], [100, 400, 900]):
+        together = SequentialReadingService(*before, PassesOn(service))
+        with DataLoader2(IterableWrapper(range(3)), reading_service=together) as loader:
+            assert [list(loader), list(loader)] == [items, items]
+
+
 class AsyncSource(Plain):
     def initialize(self, datapipe):
         class Stream:
