@@ -146,6 +146,7 @@ def iterable_source(value: Any) -> Any:
 
     if is_pipe(value):
         return value
+    _check_is_one_source(value)
     if isinstance(value, Iterable):
         return IterableWrapper(value, deepcopy=False)
     if hasattr(type(value), "__getitem__"):
@@ -155,6 +156,17 @@ def iterable_source(value: Any) -> Any:
             f"an async iterable ({type(value).__name__}) is read through IterableWrapper(...)"
         )
     raise TypeError(f"a pipe reads from pipes and iterables, got {kind_name(value)}")
+
+
+def _check_is_one_source(value: Any) -> None:
+    from asyncloader.datapipes.base import is_pipe
+
+    # As of fork, or where the sources of zip are put together by hand.
+    if isinstance(value, list | tuple) and value and is_pipe(value[0]):
+        raise TypeError(
+            f"a pipe reads from pipes and iterables, got a {type(value).__name__} of pipes; pass"
+            " each of them by itself, as *pipes does"
+        )
 
 
 def checked_graph(name: str, function: object, value: Any) -> Any:
@@ -181,6 +193,7 @@ def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def keyed_source(value: Any) -> Any:
     """Return something that items can be looked up in; raise TypeError otherwise."""
+    _check_is_one_source(value)
     if not hasattr(type(value), "__getitem__"):
         raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
     return value
