@@ -327,8 +327,10 @@ def _pickled_plan(plan: WorkerPlan) -> Parcel:
 def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
     try:
         return dump_resets(iter_reset_fn, worker_reset_fn)
+    except WorkerStartupError:
+        raise  # which says whose it is
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(
-            f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"
-            " let it capture plain values only"
+            f"{resets_name(worker_reset_fn)} cannot be sent to the workers: {error!r}; let it"
+            " capture plain values only"
         ) from error

@@ -14,9 +14,12 @@ from asyncloader import (
     InProcessReadingService,
     MultiProcessingReadingService,
     ReadingServiceInterface,
+    SeedGenerator,
     SequentialReadingService,
+    WorkerStartupError,
 )
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.workers.resets import dump_resets, load_resets
 
 
 class Recorder(ReadingServiceInterface):
@@ -265,6 +268,39 @@ def test_a_service_in_the_plain_style_may_leave_its_moments_to_one_of_ours(servi
         together = SequentialReadingService(*before, PassesOn(service))
         with DataLoader2(IterableWrapper(range(3)), reading_service=together) as loader:
             assert [list(loader), list(loader)] == [items, items]
+
+
+class HoldsALock(ReadingServiceInterface):
+    async def initialize_iteration(self, seed_generator, iter_reset_fn):
+        lock = threading.Lock()
+
+        async def reset(datapipe):
+            with lock:
+                return await iter_reset_fn(datapipe)
+
+        return reset
+
+
+class HoldsALockPlainly(Plain):
+    def initialize_iteration(self, seed_generator):
+        lock = threading.Lock()
+        return lambda datapipe: lock and datapipe
+
+
+@pytest.mark.parametrize("holder", [HoldsALock(), HoldsALockPlainly()])
+async def test_of_several_resets_the_one_that_cannot_be_sent_to_workers_is_named(holder):
+    service = SequentialReadingService(Plain(), SequentialReadingService(holder), Plain())
+    reset = await service.initialize_iteration(SeedGenerator(1))
+    with pytest.raises(
+        WorkerStartupError, match=rf"the reset of {type(holder).__qualname__} .*_thread\.lock"
+    ):
+        dump_resets(reset, None)
+
+
+async def test_resets_arrive_at_workers_as_they_were():
+    service = SequentialReadingService(Plain(), Short(), PassesOn(AsBefore(reset_fn=squared)))
+    reset, _ = load_resets(dump_resets(await service.initialize_iteration(SeedGenerator(1)), None))
+    assert list(await reset(IterableWrapper([1, 2]))) == [100, 400]
 
 
 class AsyncSource(Plain):
