@@ -87,7 +87,7 @@ class SeedGenerator:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed(entropy() if seed is None else seed)
+        self.seed(seed)
         #: Whether it was given its seed, and did not draw one.
         self.is_chosen = seed is not None
         #: After how many items on every rank the epoch is gone on with; None for a new one.
@@ -105,9 +105,9 @@ class SeedGenerator:
         """The seed from which all processes draw the shared seeds."""
         return self._shared.key
 
-    def seed(self, seed: int) -> None:
-        """Start both streams again from ``seed``, a number of 64 bits."""
-        self._shared = self._worker = Stream(checked_seed(seed))
+    def seed(self, seed: int | None = None) -> None:
+        """Start both streams again from ``seed``, a number of 64 bits, or from one drawn anew."""
+        self._shared = self._worker = Stream(checked_seed(entropy() if seed is None else seed))
 
     def adopt(self, key: int) -> None:
         """Go on as a generator with the seed ``key`` would that has drawn as much as this."""

@@ -113,8 +113,10 @@ def test_without_a_seed_torch_governs():
     torch.manual_seed(1)
     first, second = SeedGenerator(), SeedGenerator()
     torch.manual_seed(1)
-    assert SeedGenerator() == first
-    assert first != second
+    again = SeedGenerator()
+    assert again == first
+    again.seed()
+    assert again == second != first
 
 
 def test_importing_the_package_imports_no_torch():

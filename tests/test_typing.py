@@ -5,11 +5,19 @@ import sys
 
 SCRIPT = """
 from pathlib import Path
+from collections.abc import Callable
 from typing import Any, assert_type
 
-from asyncloader import DataLoader2
-from asyncloader.datapipes.iter import FileLister, IterableWrapper, IterDataPipe
+from asyncloader import (
+    CheckpointableReadingServiceInterface, DataLoader2, InProcessReadingService,
+    MultiProcessingReadingService, ReadingServiceInterface, SeedGenerator, WorkerInfo,
+)
+from asyncloader.adapters import Adapter
+from asyncloader.datapipes.iter import (
+    FileLister, IterableWrapper, IterDataPipe, RandomSplitter, SampleMultiplexer,
+)
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.graph import DataPipe
 
 
 def decode(number: int) -> str:
@@ -46,6 +54,71 @@ files = IterableWrapper([Path("a.txt")]).open_files("rb")
 async def main() -> None:
     async for batch in loader:
         assert_type(batch, list[str])
+
+
+numbers = IterableWrapper([1, 2])
+pairs = numbers.enumerate()
+prices = SequenceWrapper([1.0])
+assert_type(numbers.thread_map(lambda n: str(n)), IterDataPipe[str])
+assert_type(pairs.thread_map(decode, input_col=1), IterDataPipe[Any])
+assert_type(numbers.threadpool_map(decode, max_workers=2), IterDataPipe[str])
+assert_type(pairs.threadpool_map(decode, input_col=1), IterDataPipe[Any])
+assert_type(numbers.zip_with_map(prices, lambda n: n), IterDataPipe[tuple[int, float]])
+assert_type(numbers.zip_with_iter(pairs, lambda n: n, lambda p: p[0]).header(1),
+            IterDataPipe[tuple[int, tuple[int, int]]])
+first, second = numbers.fork(2)
+weights = {first: 0.5, second: 0.5}
+SampleMultiplexer(weights).batch(2)
+train, valid = RandomSplitter(numbers, {"train": 0.5, "valid": 0.5}, seed=0)
+train.override_seed(1).map(decode)
+
+
+class InTorchdatasStyle(CheckpointableReadingServiceInterface):
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        return datapipe.batch(2)
+
+    def initialize_iteration(
+        self,
+        seed_generator: SeedGenerator,
+        iter_reset_fn: Callable[[DataPipe], DataPipe] | None = None,
+    ) -> Callable[[DataPipe], DataPipe] | None:
+        return iter_reset_fn
+
+    def finalize(self) -> None:
+        pass
+
+    def checkpoint(self) -> bytes:
+        return b""
+
+    def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
+        return datapipe
+
+
+class Brief(ReadingServiceInterface):
+    def initialize_iteration(self, seed_generator: SeedGenerator) -> None:
+        seed_generator.generate_seed()
+
+
+class Async(ReadingServiceInterface):
+    async def initialize(self, datapipe: IterDataPipe[int]) -> IterDataPipe[list[int]]:
+        return datapipe.batch(2)
+
+    async def finalize(self) -> None:
+        await super().finalize()
+
+
+class Head(Adapter):
+    def __call__(self, datapipe: IterDataPipe[int]) -> IterDataPipe[int]:
+        return datapipe.header(1)
+
+
+def init(datapipe: IterDataPipe[int], info: WorkerInfo) -> IterDataPipe[int]:
+    return datapipe
+
+
+for service in (InTorchdatasStyle(), Brief(), Async(), InProcessReadingService(init_fn=init)):
+    DataLoader2(numbers, [Head()], service)
+DataLoader2(numbers, Head(), MultiProcessingReadingService(2, worker_init_fn=init))
 """
 
 

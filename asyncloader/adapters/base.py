@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
+from asyncloader.datapipes.naming import kind_name
 
 #: What is accepted as an adapter: a function from graph to graph.
 AdapterFn = Callable[[Any], Any]
@@ -55,8 +56,7 @@ def adapted(datapipe: Any, adapters: AdapterFn | Iterable[AdapterFn] | None) -> 
     [[0, 1], [2, 3]]
     """
     for adapter in _each(adapters):
-        if not callable(adapter):
-            raise TypeError(f"an adapter must be callable, got {type(adapter).__name__}")
+        _check_adapter(adapter)
         datapipe = adapter(datapipe)
         if not is_pipe(datapipe):
             raise TypeError(
@@ -79,6 +79,16 @@ def appended(datapipe: Any, name: str, *args: Any) -> Any:
             " looked up by key; put .to_iter_datapipe() at its end"
         )
     return method(datapipe, *args)
+
+
+def _check_adapter(adapter: object) -> None:
+    if not callable(adapter):
+        raise TypeError(f"an adapter must be callable, got {type(adapter).__name__}")
+    if isinstance(adapter, type) and issubclass(adapter, Adapter):
+        # Called with a graph, the class would take it for its first setting.
+        raise TypeError(
+            f"an adapter is an object, got {kind_name(adapter)}: pass {adapter.__name__}(...)"
+        )
 
 
 def _each(adapters: AdapterFn | Iterable[AdapterFn] | None) -> Iterable[AdapterFn]:

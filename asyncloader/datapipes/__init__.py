@@ -1,0 +1,25 @@
+"""What a graph is composed of: the iter pipes are in ``iter``, the map pipes in ``map``."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncloader.datapipes import iter, map
+    from asyncloader.datapipes.base import functional_datapipe
+
+__all__ = ["functional_datapipe", "iter", "map"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    # A process imports the families of pipes that its graph is made of, and no others.
+    found: Any
+    if name == "map":
+        import asyncloader.datapipes.map as found
+    elif name in ("functional_datapipe", "iter"):
+        import asyncloader.datapipes.iter as found
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found.functional_datapipe if name == "functional_datapipe" else found

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.naming import function_name, kind_name
 
 
 def checked_count(name: str, value: Any, *, at_least: int) -> int:
@@ -74,17 +74,28 @@ def checked_function(name: str, value: Any, *, takes: int | None = None) -> Any:
 
 def check_takes(name: str, function: Callable[..., Any], count: int) -> None:
     """Raise ValueError for a function that cannot be called with so many arguments."""
+    if refusal := _refusal(function, count):
+        raise ValueError(
+            f"{name} must take what it is given: {function_name(function)} cannot be called with"
+            f" {count} positional argument(s) ({refusal})"
+        )
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments, as far as can be seen."""
+    return not _refusal(function, count)
+
+
+def _refusal(function: Callable[..., Any], count: int) -> str:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # functions written in C often cannot tell
+        return ""  # functions written in C often cannot tell
     try:
         signature.bind(*[None] * count)
     except TypeError as error:
-        raise ValueError(
-            f"{name} must take what it is given: {function_name(function)} cannot be called with"
-            f" {count} positional argument(s) ({error})"
-        ) from None
+        return str(error)
+    return ""
 
 
 def checked_mapping(name: str, value: Any) -> Any:
@@ -137,6 +148,7 @@ def iterable_source(value: Any) -> Any:
 
     if is_pipe(value):
         return value
+    _check_is_one_source(value)
     if isinstance(value, Iterable):
         return IterableWrapper(value, deepcopy=False)
     if hasattr(type(value), "__getitem__"):
@@ -145,7 +157,18 @@ def iterable_source(value: Any) -> Any:
         raise TypeError(
             f"an async iterable ({type(value).__name__}) is read through IterableWrapper(...)"
         )
-    raise TypeError(f"a pipe reads from pipes and iterables, got {type(value).__name__}")
+    raise TypeError(f"a pipe reads from pipes and iterables, got {kind_name(value)}")
+
+
+def _check_is_one_source(value: Any) -> None:
+    from asyncloader.datapipes.base import is_pipe
+
+    # As of fork, or where the sources of zip are put together by hand.
+    if isinstance(value, list | tuple) and value and is_pipe(value[0]):
+        raise TypeError(
+            f"a pipe reads from pipes and iterables, got a {type(value).__name__} of pipes; pass"
+            " each of them by itself, as *pipes does"
+        )
 
 
 def checked_graph(name: str, function: object, value: Any) -> Any:
@@ -172,8 +195,9 @@ def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def keyed_source(value: Any) -> Any:
     """Return something that items can be looked up in; raise TypeError otherwise."""
+    _check_is_one_source(value)
     if not hasattr(type(value), "__getitem__"):
-        raise TypeError(f"items are looked up in map pipes, got {type(value).__name__}")
+        raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
     return value
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
@@ -36,6 +36,19 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     >>> list(SampleMultiplexer({rare: 1, common: 3}, seed=2))
     [0, 1, 'a', 'b', 2, 3, 4, 5]
     """
+
+    @overload
+    def __init__(
+        self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None
+    ) -> None: ...
+
+    # A dict made elsewhere is one of just the pipes that are in it.
+    @overload
+    def __init__(
+        self: SampleMultiplexer[Any],
+        pipes_to_weights_dict: Mapping[Any, float],
+        seed: int | None = None,
+    ) -> None: ...
 
     def __init__(
         self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None

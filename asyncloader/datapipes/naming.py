@@ -41,6 +41,11 @@ def function_name(function: object) -> str:
     return str(name).rpartition("<locals>.")[2] if name else type(function).__name__
 
 
+def kind_name(value: object) -> str:
+    """Return what a value that is none of those wanted is called: by its type, a class by name."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 def _settings(pipe: object) -> list[str]:
     parameters = list(inspect.signature(type(pipe)).parameters.values())
     shown = []

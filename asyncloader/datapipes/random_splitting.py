@@ -14,7 +14,7 @@ import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_count, checked_mapping, iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -43,6 +43,36 @@ class RandomSplitter(IterDataPipe[T]):
     >>> list(valid), len(train)
     ([0, 6, 9], 7)
     """
+
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None = None,
+    ) -> list[Share[T]]: ...
+
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None = None,
+        *,
+        target: Hashable,
+    ) -> Share[T]: ...
+
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None,
+        target: Hashable,
+    ) -> Share[T]: ...
 
     def __new__(  # type: ignore[misc]
         cls,

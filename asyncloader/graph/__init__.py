@@ -15,6 +15,7 @@ from asyncloader.graph.settings import (
     set_graph_random_seed,
 )
 from asyncloader.graph.walk import (
+    DataPipe,
     DataPipeGraph,
     breadth_first,
     find_dps,
@@ -24,6 +25,7 @@ from asyncloader.graph.walk import (
 
 __all__ = [
     "Cut",
+    "DataPipe",
     "DataPipeGraph",
     "WorkerPart",
     "apply_random_seed",

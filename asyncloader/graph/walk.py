@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.edges import edges_of
-from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.naming import kind_name, stage_name
+
+#: A pipe of either kind.
+DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]
 
 #: A graph in nested form: each pipe's id, with the pipe and the graph it reads from.
-DataPipeGraph: TypeAlias = "dict[int, tuple[Any, DataPipeGraph]]"
+DataPipeGraph: TypeAlias = dict[int, tuple[Any, "DataPipeGraph"]]
 
 
 def traverse_dps(datapipe: Any) -> DataPipeGraph:
@@ -93,7 +96,7 @@ class Wiring:
 
     def __init__(self, datapipe: Any) -> None:
         if not is_pipe(datapipe):
-            raise TypeError(f"a graph ends in a datapipe, got {type(datapipe).__name__}")
+            raise TypeError(f"a graph ends in a datapipe, got {kind_name(datapipe)}")
         self.end = datapipe
         self._sources: dict[int, list[Any]] = {}
         self.pipes: list[Any] = [datapipe]

@@ -15,6 +15,7 @@ from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursors import set_numbers
+from asyncloader.datapipes.naming import kind_name
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import as_run
@@ -125,14 +126,14 @@ class DataLoader2(Generic[T_co]):
         self._engine.seed(seed)
         self._loaded = None
 
-    def limit(self, num_items: int | None) -> None:
-        """End iteration after ``num_items`` more without ending the epoch.
+    def limit(self, num_batches: int | None) -> None:
+        """End iteration after ``num_batches`` more items without ending the epoch.
 
         ``resume`` lets as many pass again. The limit holds for this and later
         iterators, until None takes it away.
         """
-        self._gate.limit(num_items)
-        self._engine.lifecycle.limit(num_items)
+        self._gate.limit(num_batches)
+        self._engine.lifecycle.limit(num_batches)
 
     def pause(self) -> None:
         """Hand out nothing until ``resume``, and let no worker work; items in progress finish.
@@ -292,15 +293,17 @@ def _iter_pipe(datapipe: Any) -> Any:
     if is_map_pipe(datapipe):
         return MapToIterConverter(datapipe)
     raise TypeError(
-        f"DataLoader2 takes a datapipe, got {type(datapipe).__name__}; wrap"
-        f" {_wrapper_for(datapipe)} first, from asyncloader.datapipes"
+        f"DataLoader2 takes a datapipe, got {kind_name(datapipe)}; {_way_to_a_pipe(datapipe)}"
     )
 
 
-def _wrapper_for(data: object) -> str:
+def _way_to_a_pipe(data: object) -> str:
+    if isinstance(data, type):
+        return f"make one of it by {data.__name__}(...)"
+    wrapper = "iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
     if hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
-        return "it in map.SequenceWrapper(...)"
-    return "it in iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
+        wrapper = "map.SequenceWrapper(...)"
+    return f"wrap it in {wrapper} first, from asyncloader.datapipes"
 
 
 def _check_adapters(adapters: object) -> None:

@@ -76,15 +76,15 @@ class DataLoader2Iterator(Generic[T_co]):
         self._running: RunningItems | None = None
         _alive.add(self)
 
-    def limit(self, num_items: int | None) -> None:
-        """End iteration after ``num_items`` more without ending the epoch.
+    def limit(self, num_batches: int | None) -> None:
+        """End iteration after ``num_batches`` more items without ending the epoch.
 
         ``resume`` lets as many pass again. The limit holds for this and later
         iterators of the loader, until None takes it away.
         """
-        self._hand.gate.limit(num_items)
+        self._hand.gate.limit(num_batches)
         if self._is_live():
-            self._engine.lifecycle.limit(num_items)
+            self._engine.lifecycle.limit(num_batches)
 
     def pause(self) -> None:
         """Hand out nothing until ``resume``, and let no worker work."""

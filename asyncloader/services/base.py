@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.account import WorkerStats
+
+P = ParamSpec("P")
 
 #: A coroutine function that prepares a graph for an epoch and returns it. It acts
 #: on the graph it is given, ignores pipes it does not find, and captures values
@@ -27,6 +29,16 @@ IterResetFn = Callable[[Any], Awaitable[Any]]
 async def unchanged(datapipe: Any) -> Any:
     """The reset that changes nothing."""
     return datapipe
+
+
+def either_colour(method: Callable[P, Awaitable[Any]]) -> Callable[P, Any]:
+    """Let type checkers accept a plain ``def`` in place of this method, as a loader does."""
+    return method
+
+
+def any_style(method: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """Let them accept one that takes less, too, or other resets."""
+    return method
 
 
 @dataclass(frozen=True)
@@ -54,16 +66,19 @@ class ReadingServiceInterface:
     [[0, 1], [2, 3]]
     """
 
+    @either_colour
     async def initialize(self, datapipe: Any) -> Any:
         """Adapt the graph, once, before the first epoch; return what is to be iterated."""
         return datapipe
 
+    @either_colour
     async def verify(self, facts: Facts) -> None:
         """Compare what must be the same elsewhere, once all services are initialized.
 
         What it raises keeps the loader from starting, as if ``initialize`` had raised it.
         """
 
+    @any_style
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
@@ -75,9 +90,11 @@ class ReadingServiceInterface:
         """
         return iter_reset_fn
 
+    @either_colour
     async def finalize_iteration(self) -> None:
         """End an epoch, at its natural end or when it is abandoned; once for each."""
 
+    @either_colour
     async def finalize(self) -> None:
         """Give back everything the service holds; it may be called more than once."""
 
@@ -165,6 +182,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
         """Return the service's state; called at any moment, and must not wait."""
         raise NotImplementedError(f"{type(self).__qualname__} must define checkpoint")
 
+    @either_colour
     async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
         """Adapt the graph as ``initialize`` does, going on from a checkpoint."""
         raise NotImplementedError(f"{type(self).__qualname__} must define restore")

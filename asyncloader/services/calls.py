@@ -21,6 +21,7 @@ from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, unchanged
+from asyncloader.transport.code import dumps_code, loads_code
 
 _A_LITTLE = 0.1
 #: How late ours may be, which keep to the time that is left by themselves, on a busy machine.
@@ -108,10 +109,17 @@ class ServiceCalls:
         begin = self.service.initialize_iteration
         if not self._takes_reset:
             own = await result_of(begin(seed_generator))
-            return iter_reset_fn if own is None else _composed(iter_reset_fn, own)
-        given = iter_reset_fn if self._is_async else _plain(iter_reset_fn)
+            return iter_reset_fn if own is None else self._own(_composed(iter_reset_fn, own))
+        given: Callable[[Any], Any] | None = iter_reset_fn
+        if not self._is_async:
+            given = None if iter_reset_fn is unchanged else PlainReset(iter_reset_fn)
         returned = await result_of(begin(seed_generator, given))
-        return iter_reset_fn if returned is None else _awaited(returned)
+        if returned is None or returned is given:
+            return iter_reset_fn
+        return self._own(_awaited(returned))
+
+    def _own(self, reset: IterResetFn) -> ServiceReset:
+        return ServiceReset(reset, type(self.service).__qualname__)
 
     async def finalize_iteration(self) -> None:
         """End the epoch."""
@@ -198,15 +206,44 @@ def _composed(first: IterResetFn, then: Callable[[Any], Any]) -> IterResetFn:
     return composed
 
 
-def _plain(reset: IterResetFn) -> Callable[[Any], Any] | None:
-    """Return a reset for a service written in the plain style, which calls without awaiting."""
-    if reset is unchanged:
-        return None
+def as_reset(given: Callable[[Any], Any] | None) -> IterResetFn:
+    """Return the reset to await, given what a service passes on that may be in the plain style."""
+    if given is None:
+        return unchanged
+    return given.reset if isinstance(given, PlainReset) else _awaited(given)
 
-    def plain(datapipe: Any) -> Any:
-        return _finished(reset(datapipe))
 
-    return plain
+class ServiceReset:
+    """A reset that a service returned. It says whose it is where it cannot be pickled."""
+
+    def __init__(self, reset: IterResetFn, service_name: str) -> None:
+        self._reset = reset
+        self._service_name = service_name
+
+    async def __call__(self, datapipe: Any) -> Any:
+        return await self._reset(datapipe)
+
+    def __reduce__(self) -> Any:
+        # By itself, so that one which includes it is not taken for it; what arrives is the reset.
+        try:
+            return loads_code, (dumps_code(self._reset),)
+        except WorkerStartupError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise WorkerStartupError(
+                f"the reset of {self._service_name} cannot be sent to the workers: {error!r}; let"
+                " it capture plain values only"
+            ) from error
+
+
+class PlainReset:
+    """A reset for a service written in the plain style, which calls without awaiting."""
+
+    def __init__(self, reset: IterResetFn) -> None:
+        self.reset = reset
+
+    def __call__(self, datapipe: Any) -> Any:
+        return _finished(self.reset(datapipe))
 
 
 def _finished(work: Any) -> Any:

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from asyncloader.datapipes.naming import kind_name
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
 
@@ -22,9 +23,9 @@ def own_service(service: ReadingServiceInterface | None) -> ReadingServiceInterf
     if service is None:
         return InProcessReadingService()
     if not isinstance(service, ReadingServiceInterface):
-        is_class = isinstance(service, type)
-        kind = f"the class {service.__name__}" if is_class else type(service).__name__
-        raise TypeError(f"reading_service must derive from ReadingServiceInterface, got {kind}")
+        raise TypeError(
+            f"reading_service must derive from ReadingServiceInterface, got {kind_name(service)}"
+        )
     return copy.deepcopy(service, {id(each): each for each in _functions_of(service)})
 
 

@@ -10,24 +10,31 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.arguments import (
+    check_takes,
     checked_count,
     checked_function,
     checked_graph,
     iterable_source,
+    takes,
 )
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import result_of
+from asyncloader.services.calls import as_reset, result_of
+from asyncloader.worker_info import WorkerInfo, get_worker_info
+
+#: What functions for workers are told when there is no worker: this process is the only one.
+HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
 class InProcessReadingService(ReadingServiceInterface):
     """Run the graph in this process; the global random generators are left alone.
 
-    ``prefetch_cnt`` items are held ready at the end of the graph. ``init_fn`` is
-    called once with the graph, ``reset_fn`` at each epoch; both return the graph
-    to use and may be async.
+    ``prefetch_cnt`` items are held ready at the end of the graph. ``init_fn(pipe)`` is
+    called once, ``reset_fn(pipe)`` at each epoch; both return the pipe and may be async.
+    Those of ``MultiProcessingReadingService`` do as well: what takes more than the pipe is
+    given a ``WorkerInfo``, and ``reset_fn`` the ``SeedGenerator``.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -40,16 +47,18 @@ class InProcessReadingService(ReadingServiceInterface):
     def __init__(
         self,
         prefetch_cnt: int = 0,
-        init_fn: Callable[[Any], Any] | None = None,
-        reset_fn: Callable[[Any], Any] | None = None,
+        init_fn: Callable[[Any], Any] | Callable[[Any, WorkerInfo], Any] | None = None,
+        reset_fn: Callable[[Any], Any]
+        | Callable[[Any, WorkerInfo, SeedGenerator], Any]
+        | None = None,
     ) -> None:
         self.prefetch_cnt = checked_count("prefetch_cnt", prefetch_cnt, at_least=0)
-        self.init_fn = None if init_fn is None else checked_function("init_fn", init_fn)
-        self.reset_fn = None if reset_fn is None else checked_function("reset_fn", reset_fn)
+        self.init_fn = None if init_fn is None else _checked("init_fn", init_fn, 2)
+        self.reset_fn = None if reset_fn is None else _checked("reset_fn", reset_fn, 3)
 
     async def initialize(self, datapipe: Any) -> Any:
         if self.init_fn is not None:
-            returned = await result_of(self.init_fn(datapipe))
+            returned = await result_of(_called(self.init_fn, datapipe, HERE))
             datapipe = iterable_source(checked_graph("init_fn", self.init_fn, returned))
         if self.prefetch_cnt:
             datapipe = Prefetcher(datapipe, self.prefetch_cnt)
@@ -58,12 +67,16 @@ class InProcessReadingService(ReadingServiceInterface):
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
-        reset_fn = self.reset_fn
+        before, reset_fn = as_reset(iter_reset_fn), self.reset_fn
         if reset_fn is None:
-            return iter_reset_fn
+            return before
 
         async def reset(datapipe: Any) -> Any:
-            return await result_of(reset_fn(await iter_reset_fn(datapipe)))
+            datapipe = await before(datapipe)
+            # In a row with workers this runs in each of them.
+            info = get_worker_info() or HERE
+            own = seed_generator.spawn(info.worker_id)
+            return await result_of(_called(reset_fn, datapipe, info, own))
 
         return reset
 
@@ -72,3 +85,15 @@ class InProcessReadingService(ReadingServiceInterface):
 
     def __repr__(self) -> str:
         return stage_name(self)
+
+
+def _checked(name: str, function: Any, count: int) -> Any:
+    checked_function(name, function)
+    if not takes(function, 1):
+        check_takes(name, function, count)
+    return function
+
+
+def _called(function: Callable[..., Any], datapipe: Any, *more: Any) -> Any:
+    """Call a function with a graph; with all the rest as well where it needs more."""
+    return function(datapipe) if takes(function, 1) else function(datapipe, *more)

@@ -31,11 +31,12 @@ from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import result_of
+from asyncloader.services.calls import as_reset, result_of
 from asyncloader.services.division import Division, divide, warn_of_repeats
 from asyncloader.services.elastic import check_division
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
+from asyncloader.services.in_process import HERE
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.account import WorkerStats
@@ -114,12 +115,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         )
         self.main_prefetch_cnt = checked_count("main_prefetch_cnt", main_prefetch_cnt, at_least=0)
         self.worker_init_fn = (
-            None if worker_init_fn is None else checked_function("worker_init_fn", worker_init_fn)
+            None
+            if worker_init_fn is None
+            else checked_function("worker_init_fn", worker_init_fn, takes=2)
         )
         self.worker_reset_fn = (
             None
             if worker_reset_fn is None
-            else checked_function("worker_reset_fn", worker_reset_fn)
+            else checked_function("worker_reset_fn", worker_reset_fn, takes=3)
         )
         self.in_order = in_order
         self.timeout = None if timeout is None else checked_seconds("timeout", timeout)
@@ -171,18 +174,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
+        reset = as_reset(iter_reset_fn)
         if seed_generator.taken_with is not None:
             self._check_refit(seed_generator.taken_with)
         if self._pool is None or self._division is None:
-            return self._reset_here(seed_generator, iter_reset_fn)
-        resets = await self._pickled_resets(iter_reset_fn)
+            return self._reset_here(seed_generator, reset)
+        resets = await self._pickled_resets(reset)
         if self._pool.has_dead():
             await self._pool.restart()
         shared_seeds = self._division.shared.draw(seed_generator)
         streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
         may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
         self._division.connect(streams, may_be_changed=may_be_changed)
-        return iter_reset_fn
+        return reset
 
     async def finalize_iteration(self) -> None:
         if self._pool is not None:
@@ -300,10 +304,6 @@ def _nothing_to_check(taken_with: int) -> None:
     """What there is to check before there is a graph."""
 
 
-#: What a worker's functions are told when there is no worker: it is the only one.
-HERE = WorkerInfo(num_workers=1, worker_id=0)
-
-
 def _check_is_here(datapipe: Any) -> None:
     if any(isinstance(pipe, FromWorkers | FedFromWorkers) for pipe in breadth_first(datapipe)):
         raise ValueError(
@@ -328,8 +328,10 @@ def _pickled_plan(plan: WorkerPlan) -> Parcel:
 def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
     try:
         return dump_resets(iter_reset_fn, worker_reset_fn)
+    except WorkerStartupError:
+        raise  # which says whose it is
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(
-            f"the reset of {function_name(iter_reset_fn)} cannot be sent to the workers: {error!r};"
-            " let it capture plain values only"
+            f"{resets_name(worker_reset_fn)} cannot be sent to the workers: {error!r}; let it"
+            " capture plain values only"
         ) from error

@@ -23,7 +23,7 @@ from asyncloader.services.base import (
     ReadingServiceInterface,
     unchanged,
 )
-from asyncloader.services.calls import ServiceCalls, graph_changer, is_users
+from asyncloader.services.calls import ServiceCalls, as_reset, graph_changer, is_users
 from asyncloader.workers.account import WorkerStats
 
 
@@ -110,9 +110,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
         # Each service gets the function of those before it and returns one that includes it.
+        reset = as_reset(iter_reset_fn)
         for service in self._calls:
-            iter_reset_fn = await service.initialize_iteration(seed_generator, iter_reset_fn)
-        return iter_reset_fn
+            reset = await service.initialize_iteration(seed_generator, reset)
+        return reset
 
     async def finalize_iteration(self) -> None:
         await all_of(service.finalize_iteration for service in reversed(self._calls))

@@ -26,6 +26,11 @@ def test_what_is_no_adapter_is_a_type_error() -> None:
         adapted(IterableWrapper([1]), ["shuffle"])  # type: ignore[list-item]
 
 
+def test_the_class_of_an_adapter_is_told_from_an_adapter() -> None:
+    with pytest.raises(TypeError, match=r"got the class Shuffle: pass Shuffle\(\.\.\.\)"):
+        adapted(IterableWrapper([1]), Shuffle)
+
+
 def test_an_adapter_returns_a_graph() -> None:
     class Forgetful(Adapter):
         def __call__(self, datapipe: Any) -> Any:

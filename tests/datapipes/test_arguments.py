@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 from asyncloader.datapipes.iter import (
+    Concater,
     FileLister,
     IterableWrapper,
     IterDataPipe,
@@ -75,6 +76,9 @@ def test_what_is_no_function_is_refused_also_where_it_is_empty(name: str) -> Non
         (lambda: numbers().threadpool_map(str, cores=3), TypeError, "initargs of .* got cores"),
         (lambda: FileLister(3), TypeError, "root must be a path or a list of paths, got int"),  # type: ignore[arg-type]
         (lambda: FileLister([3]), TypeError, "root must be a path .*, got one of int"),  # type: ignore[list-item]
+        (lambda: numbers().zip(numbers().fork(2)), TypeError, r"got a list of pipes; .* \*pipes"),
+        (lambda: Concater((numbers(), numbers())), TypeError, "got a tuple of pipes"),
+        (lambda: SequenceWrapper("a").zip([SequenceWrapper("b")]), TypeError, "a list of pipes"),  # type: ignore[list-item]
         (lambda: numbers().enumerate("1"), TypeError, "starting_index must be an integer"),
         (lambda: numbers().slice(0, 1.5), TypeError, "stop must be an integer, got float"),
         (lambda: numbers().slice(0, 2, "1"), TypeError, "step must be an integer, got str"),

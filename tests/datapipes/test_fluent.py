@@ -92,12 +92,17 @@ def test_a_pipe_of_ones_own_has_all_methods_whatever_was_imported() -> None:
     assert everything <= set(found.stdout.split())
 
 
-def test_the_package_alone_offers_all_its_names_and_does_not_import_all_pipes() -> None:
+def test_the_packages_alone_offer_all_their_names_and_do_not_import_all_pipes() -> None:
     script = (
-        "import asyncloader, sys; names = {*asyncloader.__all__} - {*dir(asyncloader)};"
-        " print('asyncloader.datapipes.iter' in sys.modules, names)"
+        "import asyncloader, asyncloader.datapipes as dp, sys\n"
+        "for package in (asyncloader, dp):\n"
+        "    print({*package.__all__} - {*dir(package)})\n"
+        "print('asyncloader.datapipes.iter' in sys.modules)\n"
+        "print(list(dp.map.SequenceWrapper('ab')), list(dp.iter.IterableWrapper('cd')))\n"
+        "print(dp.functional_datapipe is asyncloader.functional_datapipe, hasattr(dp, 'itre'))\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
-    assert found.stdout == "False set()\n"
+    lines = ["set()", "set()", "False", "['a', 'b'] ['c', 'd']", "True False"]
+    assert found.stdout.splitlines() == lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
@@ -13,6 +13,8 @@ from asyncloader.datapipes.containers import MAX_ELEMENTS
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import (
+    DataPipe,
+    DataPipeGraph,
     breadth_first,
     edges_of,
     find_dps,
@@ -228,6 +230,13 @@ def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_pipes_have_a_graph() -> None:
     with pytest.raises(TypeError, match="ends in a datapipe, got list"):
         traverse_dps([1, 2])
+    with pytest.raises(TypeError, match="got the class IterableWrapper"):
+        traverse_dps(IterableWrapper)
+
+
+def test_the_types_of_pipes_and_graphs_go_into_unions_as_those_of_torchdata_do() -> None:
+    for name in (DataPipe, DataPipeGraph):
+        assert type(None) in get_args(name | None)
 
 
 def test_only_a_graph_is_listed_and_changed() -> None:

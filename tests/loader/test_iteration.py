@@ -188,6 +188,11 @@ def test_what_is_no_pipe_is_refused_with_the_wrapper_to_use(data):
         DataLoader2(data)
 
 
+def test_the_class_of_a_pipe_is_told_from_a_pipe():
+    with pytest.raises(TypeError, match=r"got the class IterableWrapper; make one .* by Iterable"):
+        DataLoader2(IterableWrapper)
+
+
 def test_the_graph_is_copied_and_its_data_is_not():
     rows = [[1], [2]]
     pipe = IterableWrapper(rows, deepcopy=False).shuffle()
@@ -334,7 +339,7 @@ def test_a_stop_iteration_from_user_code_is_not_the_end():
 async def test_limit_ends_iteration_and_resume_goes_on():
     async with DataLoader2(numbers(10)) as loader:
         iterator = aiter(loader)
-        iterator.limit(3)
+        iterator.limit(num_batches=3)
         assert [item async for item in iterator] == [0, 1, 2]
         assert [item async for item in iterator] == []
         iterator.resume()
@@ -345,7 +350,7 @@ async def test_limit_ends_iteration_and_resume_goes_on():
 
 def test_limit_of_the_loader_holds_for_each_epoch():
     with DataLoader2(numbers(10)) as loader:
-        loader.limit(4)
+        loader.limit(num_batches=4)
         assert list(loader) == [0, 1, 2, 3]
         assert list(loader) == [0, 1, 2, 3]
         loader.limit(None)

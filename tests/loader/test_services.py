@@ -12,10 +12,14 @@ import pytest
 from asyncloader import (
     DataLoader2,
     InProcessReadingService,
+    MultiProcessingReadingService,
     ReadingServiceInterface,
+    SeedGenerator,
     SequentialReadingService,
+    WorkerStartupError,
 )
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.workers.resets import dump_resets, load_resets
 
 
 class Recorder(ReadingServiceInterface):
@@ -227,6 +231,78 @@ async def test_services_in_the_plain_style_work(service, items):
             assert [item async for item in loader] == items
 
 
+class PassesOn(Plain):
+    """Leaves all to another service, in the plain style."""
+
+    def __init__(self, service):
+        self.service = service
+
+    def initialize(self, datapipe):
+        return self.service.initialize(datapipe)
+
+    def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        return self.service.initialize_iteration(seed_generator, iter_reset_fn)
+
+
+class AsBefore(InProcessReadingService):
+    def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        return super().initialize_iteration(seed_generator, iter_reset_fn)
+
+
+def squared(datapipe, *more):
+    return datapipe.map(lambda x: x * x)
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        InProcessReadingService(reset_fn=squared),
+        MultiProcessingReadingService(num_workers=0, worker_reset_fn=squared),
+        SequentialReadingService(InProcessReadingService(reset_fn=squared)),
+        AsBefore(reset_fn=squared),
+    ],
+    ids=["in-process", "workers", "sequential", "derived"],
+)
+def test_a_service_in_the_plain_style_may_leave_its_moments_to_one_of_ours(service):
+    for before, items in ([], [0, 1, 4]), ([Plain()], [100, 400, 900]):
+        together = SequentialReadingService(*before, PassesOn(service))
+        with DataLoader2(IterableWrapper(range(3)), reading_service=together) as loader:
+            assert [list(loader), list(loader)] == [items, items]
+
+
+class HoldsALock(ReadingServiceInterface):
+    async def initialize_iteration(self, seed_generator, iter_reset_fn):
+        lock = threading.Lock()
+
+        async def reset(datapipe):
+            with lock:
+                return await iter_reset_fn(datapipe)
+
+        return reset
+
+
+class HoldsALockPlainly(Plain):
+    def initialize_iteration(self, seed_generator):
+        lock = threading.Lock()
+        return lambda datapipe: lock and datapipe
+
+
+@pytest.mark.parametrize("holder", [HoldsALock(), HoldsALockPlainly()])
+async def test_of_several_resets_the_one_that_cannot_be_sent_to_workers_is_named(holder):
+    service = SequentialReadingService(Plain(), SequentialReadingService(holder), Plain())
+    reset = await service.initialize_iteration(SeedGenerator(1))
+    with pytest.raises(
+        WorkerStartupError, match=rf"the reset of {type(holder).__qualname__} .*_thread\.lock"
+    ):
+        dump_resets(reset, None)
+
+
+async def test_resets_arrive_at_workers_as_they_were():
+    service = SequentialReadingService(Plain(), Short(), PassesOn(AsBefore(reset_fn=squared)))
+    reset, _ = load_resets(dump_resets(await service.initialize_iteration(SeedGenerator(1)), None))
+    assert list(await reset(IterableWrapper([1, 2]))) == [100, 400]
+
+
 class AsyncSource(Plain):
     def initialize(self, datapipe):
         class Stream:
@@ -299,6 +375,36 @@ async def test_in_process_service_calls_its_functions_and_prefetches():
         assert [item async for item in loader] == [1, 11, 21]
         assert [item async for item in loader] == [1, 11, 21]
     assert calls == ["init", "reset", "reset"]
+
+
+def marked(datapipe, info):
+    return datapipe.map(lambda item: (item, info.worker_id, info.num_workers))
+
+
+def seeded(datapipe, info, seed_generator):
+    seed = seed_generator.generate_shared_seed() + info.worker_id
+    return datapipe.map(lambda item: (*item, seed))
+
+
+def set_aside(worker_id):
+    """Do nothing."""
+
+
+def in_lists(datapipe, size=2):
+    return datapipe.batch(size)
+
+
+def test_in_process_service_takes_the_functions_of_the_service_with_workers():
+    service = InProcessReadingService(init_fn=marked, reset_fn=seeded)
+    with DataLoader2(IterableWrapper(range(2)), reading_service=service) as loader:
+        loader.seed(1)
+        epochs = [list(loader) for _ in range(2)]
+    assert [item[:3] for item in epochs[0]] == [(0, 0, 1), (1, 0, 1)]
+    assert epochs[0][0][3] == epochs[0][1][3] != epochs[1][0][3]
+    # What the graph alone is enough for gets no more.
+    service = InProcessReadingService(init_fn=in_lists, reset_fn=in_lists)
+    with DataLoader2(IterableWrapper(range(4)), reading_service=service) as loader:
+        assert list(loader) == [[[0, 1], [2, 3]]]
 
 
 def test_the_service_is_copied():
@@ -489,6 +595,25 @@ def test_a_reset_that_returns_no_graph_is_named():
 def test_arguments_of_the_in_process_service_are_checked(arguments, error):
     with pytest.raises(error, match=next(iter(arguments))):
         InProcessReadingService(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "function"),
+    [
+        (InProcessReadingService, "init_fn", seeded),
+        (InProcessReadingService, "reset_fn", marked),
+        # As torch's DataLoader wants it, of a worker's number.
+        (MultiProcessingReadingService, "worker_init_fn", set_aside),
+        (MultiProcessingReadingService, "worker_reset_fn", marked),
+    ],
+)
+def test_functions_that_do_not_take_what_they_are_given_are_refused_at_once(
+    service, name, function
+):
+    with pytest.raises(
+        ValueError, match=f"^{name} must take what it is given: .*{function.__name__}"
+    ):
+        service(**{name: function})
 
 
 # Lengths --------------------------------------------------------------------------------

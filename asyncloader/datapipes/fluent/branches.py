@@ -117,7 +117,7 @@ class BranchMethods(Generic[T_co]):
             self,
             ref_datapipe: Iterable[U],
             key_fn: Callable[..., Any],
-            ref_key_fn: Callable[[U], Any] | None = None,
+            ref_key_fn: Callable[..., Any] | None = None,
             *,
             buffer_size: int | None = 10000,
         ) -> IterDataPipe[tuple[T_co, U]]: ...
@@ -143,7 +143,7 @@ class BranchMethods(Generic[T_co]):
 
         @overload
         def zip_with_map(
-            self, map_datapipe: MapDataPipe[U], key_fn: Callable[[T_co], Any]
+            self, map_datapipe: MapDataPipe[U], key_fn: Callable[..., Any]
         ) -> IterDataPipe[tuple[T_co, U]]: ...
         @overload
         def zip_with_map(

@@ -26,9 +26,41 @@ class CallMethods(Generic[T_co]):
 
     if TYPE_CHECKING:
 
+        @overload
         def async_map(
             self,
             fn: Callable[..., Awaitable[U]],
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            timeout: float | None = None,
+            retries: int = 0,
+            retry_on: ErrorTypes = OSError,
+            backoff: float = 0.1,
+            resource: Resource | None = None,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def async_map(
+            self,
+            fn: Callable[..., Awaitable[Any]],
+            input_col: Any,
+            output_col: Any = None,
+            *,
+            concurrency: int = 64,
+            ordered: bool = True,
+            timeout: float | None = None,
+            retries: int = 0,
+            retry_on: ErrorTypes = OSError,
+            backoff: float = 0.1,
+            resource: Resource | None = None,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def async_map(
+            self,
+            fn: Callable[..., Awaitable[Any]],
             input_col: Any = None,
             output_col: Any = None,
             *,
@@ -41,7 +73,7 @@ class CallMethods(Generic[T_co]):
             resource: Resource | None = None,
             on_error: OnError = "raise",
             max_errors: int | None = None,
-        ) -> IterDataPipe[U]: ...
+        ) -> IterDataPipe[Any]: ...
 
         @overload
         def async_map_batches(
@@ -82,9 +114,31 @@ class CallMethods(Generic[T_co]):
             max_errors: int | None = None,
         ) -> IterDataPipe[Any]: ...
 
+        @overload
         def thread_map(
             self,
-            fn: Callable[..., U],
+            fn: Callable[[T_co], U],
+            *,
+            concurrency: int | None = None,
+            ordered: bool = True,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[U]: ...
+        @overload
+        def thread_map(
+            self,
+            fn: Callable[..., Any],
+            input_col: Any,
+            output_col: Any = None,
+            *,
+            concurrency: int | None = None,
+            ordered: bool = True,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+        ) -> IterDataPipe[Any]: ...
+        def thread_map(
+            self,
+            fn: Callable[..., Any],
             input_col: Any = None,
             output_col: Any = None,
             *,
@@ -92,11 +146,36 @@ class CallMethods(Generic[T_co]):
             ordered: bool = True,
             on_error: OnError = "raise",
             max_errors: int | None = None,
-        ) -> IterDataPipe[U]: ...
+        ) -> IterDataPipe[Any]: ...
 
+        # First, since what is named input_col would else be one of the other keywords.
+        @overload
         def threadpool_map(
             self,
-            fn: Callable[..., U],
+            fn: Callable[..., Any],
+            input_col: Any,
+            output_col: Any = None,
+            scheduled_tasks: int = 128,
+            max_workers: int | None = None,
+            *,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **threadpool_kwargs: Any,
+        ) -> IterDataPipe[Any]: ...
+        @overload
+        def threadpool_map(
+            self,
+            fn: Callable[[T_co], U],
+            *,
+            scheduled_tasks: int = 128,
+            max_workers: int | None = None,
+            on_error: OnError = "raise",
+            max_errors: int | None = None,
+            **threadpool_kwargs: Any,
+        ) -> IterDataPipe[U]: ...
+        def threadpool_map(
+            self,
+            fn: Callable[..., Any],
             input_col: Any = None,
             output_col: Any = None,
             scheduled_tasks: int = 128,
@@ -105,7 +184,7 @@ class CallMethods(Generic[T_co]):
             on_error: OnError = "raise",
             max_errors: int | None = None,
             **threadpool_kwargs: Any,
-        ) -> IterDataPipe[U]: ...
+        ) -> IterDataPipe[Any]: ...
 
         def map_batches(
             self,
