@@ -6,8 +6,11 @@ import gc
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from tqdm import tqdm
+
+from tests.preloading import preload
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("asyncloader", deadline=None)
@@ -24,9 +27,14 @@ tqdm.monitor_interval = 0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The modules of most tests whose functions are sent to workers import one or the other.
+preload("pytest", "hypothesis", "numpy", "tests.samples")
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Compile the sources for the hundreds of processes that the tests start."""
+    if hasattr(config, "workerinput"):
+        return  # that was done before xdist started this process
     # Where PYTHONDONTWRITEBYTECODE is set, each of them would compile them by itself.
     here = Path(__file__).parent
     for folder in (here, here.parent / "asyncloader"):

@@ -16,15 +16,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.workers import starting
-from asyncloader.workers.plan import ProcessPlan
 from tests.leaks import leaves_nothing
+from tests.preloading import preload
 from tests.processes.scripts import run_script
 
 METHODS = [None, "fork", "spawn", "forkserver"]
@@ -61,8 +59,7 @@ def perform(module: str, name: str, cases: list[tuple[Any, ...]]) -> None:
     # A callback that is slow on a busy machine is no fault; errors are still printed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     scene = getattr(importlib.import_module(module), name)
-    # What every worker would import for itself, with pytest, its template imports once.
-    starting.ProcessPlan = partial(_plan_with, module)  # type: ignore[misc,assignment]
+    preload(module)
     for method in [None, *(arg for args in cases for arg in args if arg in METHODS)]:
         warm_up(method)
     for args in cases:
@@ -80,10 +77,6 @@ def run(scene: Callable[..., Any], args: tuple[Any, ...]) -> None:
     else:
         scene(*args)
     settle()
-
-
-def _plan_with(module: str, name: str, main: str, preload: tuple[str, ...]) -> ProcessPlan:
-    return ProcessPlan(name, main, preload=(*preload, module))
 
 
 def warm_up(method: str | None) -> None:

@@ -30,15 +30,12 @@ from asyncloader.worker_info import WorkerInfo
 from tests.collecting import drain, drain_async
 from tests.cpu_time import share_of_a_core
 from tests.leaks import leaves_nothing
+from tests.samples import double  # from where a fresh interpreter need not import torch
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 WORKERS = [0, 1, 2, 3]
 
 every_number = pytest.mark.parametrize("num_workers", WORKERS)
-
-
-def double(number: int) -> int:
-    return 2 * number
 
 
 def numbers(count: int = 100):
