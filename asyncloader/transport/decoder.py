@@ -6,12 +6,12 @@ items when somebody wants them, or gives their slots back.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
+from asyncloader.strange_errors import text_of, traceback_of
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.payload import IN_BAND, Layout, read_layout
 from asyncloader.transport.pickling import LARGE, load
@@ -118,8 +118,10 @@ def _buffer(
 
 
 def _refused(error: BaseException) -> TransportError:
-    refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
-    refused.add_note("".join(traceback.format_exception(error)))
+    refused = TransportError(
+        f"an item could not be unpickled: {type(error).__name__}: {text_of(error)}"
+    )
+    refused.add_note(traceback_of(error))
     # Frames hold the leases of the whole payload, and a kept error would keep the slots.
     refused.__cause__ = _without_frames(error)
     return refused
@@ -128,8 +130,9 @@ def _refused(error: BaseException) -> TransportError:
 def _without_frames(error: BaseException) -> BaseException:
     chained: BaseException | None = error
     while chained is not None and chained.__traceback__ is not None:
-        chained.__traceback__ = None
-        chained = chained.__cause__ or chained.__context__
+        chained.with_traceback(None)
+        cause = chained.__cause__
+        chained = chained.__context__ if cause is None else cause
     return error
 
 

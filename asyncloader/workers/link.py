@@ -16,6 +16,7 @@ from typing import assert_never
 
 from asyncloader.errors import SnapshotError, TransportError, WorkerDied, WorkerStartupError
 from asyncloader.runtime import call_soon, running_loop
+from asyncloader.strange_errors import repr_of
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import CutOff, Frame
@@ -260,7 +261,7 @@ class Link:
         failure: BaseException = cause
         # A state from which nobody can go on is no fault of the worker.
         if not isinstance(cause, SnapshotError):
-            failure = WorkerStartupError(f"{self.name} could not {what}: {cause!r}")
+            failure = WorkerStartupError(f"{self.name} could not {what}: {repr_of(cause)}")
             failure.__cause__ = cause
         if epoch == NO_EPOCH:
             self.fail(failure)

@@ -1,4 +1,4 @@
-"""The line by which a worker is fed: what makes no sense there ends the worker."""
+"""A worker, as its loader sees it, without a process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from typing import Any
 
 import pytest
 
-from asyncloader.errors import TransportError
+from asyncloader.errors import TransportError, WorkerStartupError
 from asyncloader.transport.channel import Channel
 from asyncloader.workers import link as link_module
+from asyncloader.workers.failure import pack_error
 from asyncloader.workers.link import Link
-from asyncloader.workers.messages import Kind, dump_slots
+from asyncloader.workers.messages import NO_EPOCH, Kind, StartFailed, dump_message, dump_slots
 
 LONG = 60.0
 
 
 @dataclass
 class Worker:
-    """A worker that is the far ends of its sockets, and a note of whether it was killed."""
+    """A worker that is the far end of its channel, and a note of whether it was killed."""
 
     sock: socket.socket
+    channel: Channel
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def kill(self) -> None:
@@ -40,7 +42,7 @@ def fed() -> Iterator[tuple[Link, Worker, socket.socket]]:
     """Give a link on the running loop, its worker, and the worker's end of its line."""
     ours, theirs = socket.socketpair()
     to_worker, from_loader = socket.socketpair()
-    worker = Worker(ours)
+    worker = Worker(ours, Channel(theirs))
     link = Link("worker 3", 3, worker)  # type: ignore[arg-type]  # of a process it has enough
     link.attach(asyncio.get_running_loop(), lambda: None)
     link.add_line(to_worker, 1 << 20)
@@ -70,6 +72,26 @@ async def test_a_worker_that_makes_no_sense_on_its_line_is_killed_with_an_error_
         assert says in str(link.failure)
         assert link.failure.worker == 3
         assert "what worker 3 sent made no sense" in link.failure.__notes__[0]
+
+
+class Speechless(Exception):
+    def __repr__(self) -> str:
+        raise TypeError("no words")
+
+    __str__ = __repr__
+
+
+async def test_an_error_at_the_start_that_cannot_say_what_it_is_is_heard():
+    with fed() as (link, worker, _):
+        failed = asyncio.Event()
+        link.on_news = failed.set
+        error = pack_error(Speechless(), "in worker 3 of 4")
+        worker.channel.send(Kind.MESSAGE, dump_message(StartFailed(NO_EPOCH, error)))
+        async with asyncio.timeout(LONG):
+            await failed.wait()
+        assert type(link.failure) is WorkerStartupError
+        assert "could not be set up: Speechless" in str(link.failure)
+        assert type(link.failure.__cause__) is Speechless
 
 
 async def test_a_worker_that_closes_its_line_and_lives_on_is_killed(monkeypatch):
