@@ -1,4 +1,5 @@
 import collections
+import errno
 import math
 import os
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncloader import memory
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
@@ -466,6 +468,23 @@ def test_a_full_arena_sends_in_band(leaves_nothing):
     assert all((t == n).all() for n, t in enumerate(kept))
     assert wire.arena.mapped_bytes <= MIB
     kept[-1][0] = 7
+    del kept
+    wire.settle()
+    wire.close()
+
+
+def test_without_a_descriptor_for_more_memory_items_go_in_band(leaves_nothing, monkeypatch):
+    def refuse(label: str = "") -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    wire = Wire()
+    small, large = torch.ones(BIG), torch.ones(4 * BIG)
+    kept = wire.carry([small])
+    monkeypatch.setattr(memory, "memory_file", refuse)
+    assert torch.equal(wire.carry([large])[0], large)
+    monkeypatch.undo()
+    assert torch.equal(wire.carry([large])[0], large)
+    assert torch.equal(kept[0], small)
     del kept
     wire.settle()
     wire.close()
