@@ -92,7 +92,9 @@ class Decoder:
     def _load(self, data: memoryview, buffers: list[Any]) -> Any:
         try:
             return load(data, buffers)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
+        except KeyboardInterrupt:
+            raise  # it is the user who interrupts
+        except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
             self.refused += 1
             return _refused(error)
 

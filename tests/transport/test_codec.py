@@ -1,3 +1,4 @@
+import asyncio
 import collections
 import errno
 import math
@@ -405,6 +406,30 @@ def test_an_item_that_does_not_unpickle_leaves_its_neighbours_alone(wire):
     del first, last
     wire.settle()
     assert wire.arena.lent_bytes == 0
+
+
+class Raises:
+    """Unpickling it raises an error of any kind."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __reduce__(self):
+        return _raise, (self.kind,)
+
+
+def _raise(kind):
+    raise kind
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_what_ends_something_else_is_no_end_where_an_item_is_unpickled(wire, kind):
+    one, bad, three = wire.carry([1, Raises(kind), 3])
+    assert (one, three) == (1, 3)
+    assert type(bad) is TransportError
+    assert kind.__name__ in str(bad)
+    with pytest.raises(KeyboardInterrupt):
+        wire.carry([1, Raises(KeyboardInterrupt), 3])
 
 
 Point = collections.namedtuple("Point", "x y")
