@@ -19,7 +19,7 @@ import pickle
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
@@ -32,6 +32,7 @@ _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _SEAL_WRITE = 0x0008
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _WRITE_BUFFER = 1 << 20
 
 
@@ -53,7 +54,8 @@ class Segment:
     def create(cls, size: int) -> Segment:
         """Return a new segment of zeros, or raise ``ResourceExhausted``.
 
-        All of its memory is reserved here: writing to it later cannot fail.
+        All of its memory is reserved here: writing to it later cannot fail. OSError where
+        it is no memory that the system refuses, but a descriptor, say.
         """
         if size < 1:
             raise ValueError(f"a segment has at least 1 byte, got {size}")
@@ -222,19 +224,23 @@ def _libc() -> ctypes.CDLL:
 
 
 def _unnamed_file() -> int:
-    for make in (memory_file, _unlinked_shm):
-        with contextlib.suppress(OSError, AttributeError, ImportError):
-            return make()
-    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
-        return os.dup(file.fileno())
+    return _made_by(memory_file, _unlinked_shm, _unlinked_file)
 
 
 def _writable_file() -> int:
     # POSIX shared memory is not written to as a file everywhere.
-    with contextlib.suppress(OSError):
-        return memory_file()
-    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
-        return os.dup(file.fileno())
+    return _made_by(memory_file, _unlinked_file)
+
+
+def _made_by(make: Callable[[], int], *others: Callable[[], int]) -> int:
+    """Make a file in the first way that the system has."""
+    try:
+        return make()
+    except (OSError, AttributeError, ImportError) as error:
+        # Where there is no descriptor for one there is none for another.
+        if not others or getattr(error, "errno", None) in _NO_DESCRIPTOR:
+            raise
+    return _made_by(*others)
 
 
 def memory_file(label: str = "asyncloader") -> int:
@@ -254,6 +260,11 @@ def _unlinked_shm() -> int:
     fd = posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
     posixshmem.shm_unlink(name)
     return int(fd)
+
+
+def _unlinked_file() -> int:
+    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
+        return os.dup(file.fileno())
 
 
 def _reserve(fd: int, size: int) -> None:

@@ -24,7 +24,7 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport", "snapshot"},
     {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
-    {"errors", "deadline", "shield", "waiting"},
+    {"errors", "deadline", "shield", "waiting", "strange_errors"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

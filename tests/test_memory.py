@@ -9,7 +9,7 @@ import pytest
 
 from asyncloader import memory
 from asyncloader.errors import ResourceExhausted, TransportError
-from asyncloader.memory import Segment
+from asyncloader.memory import Segment, SharedBytes
 
 
 def open_fds() -> int:
@@ -122,6 +122,16 @@ def test_a_full_memory_says_what_is_needed_and_what_is_there(monkeypatch):
     ):
         Segment.create(4096)
     assert (open_fds(), mappings()) == (fds, maps)
+
+
+@pytest.mark.parametrize("make", [lambda: Segment.create(4096), lambda: SharedBytes.of([b"x"])])
+def test_where_no_file_can_be_opened_the_system_says_why(make, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        make()
 
 
 def test_a_size_below_one_is_refused():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_seconds
+from asyncloader.strange_errors import note
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Attempts:
         try:
             return await once(item)
         except self.retry_on as error:
-            error.add_note(f"it was tried {self.retries + 1} times")
+            note(error, f"it was tried {self.retries + 1} times")
             raise
 
     async def _called(self, function: Callable[[Any], Awaitable[T]], item: Any) -> T:

@@ -21,6 +21,7 @@ from asyncloader.datapipes.promise import Promise
 from asyncloader.datapipes.reading import begin
 from asyncloader.datapipes.recipe import Recipe
 from asyncloader.datapipes.streams import pair_in
+from asyncloader.strange_errors import note
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
@@ -101,7 +102,7 @@ class EntryMaker:
                 try:
                     return entry.make(map(self._pair, pairs), omissions)
                 except BaseException as error:
-                    error.add_note(f"while the cache entry {entry.path} was made")
+                    note(error, f"while the cache entry {entry.path} was made")
                     raise
                 finally:
                     close_items(pairs)

@@ -19,6 +19,7 @@ from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.debugging import watched_async, watched_plain
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.runtime import running_loop
+from asyncloader.strange_errors import note, notes_of
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import get_worker_info
 
@@ -90,10 +91,10 @@ def blame(error: BaseException, pipe: object) -> None:
     the data.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        note = f"raised in {stage_name(pipe)}"
+        place = f"raised in {stage_name(pipe)}"
         # A function may raise one and the same error every time.
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
+        if place not in notes_of(error):
+            note(error, place)
     elif not _ends_the_process(error):
         raise RuntimeError(
             f"the function of {stage_name(pipe)} raised {type(error).__name__}"

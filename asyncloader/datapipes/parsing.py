@@ -21,6 +21,7 @@ from asyncloader.datapipes.function import plain_function
 from asyncloader.datapipes.streams import close_stream, path_and_stream
 from asyncloader.datapipes.text import TextReader, after, lines_of
 from asyncloader.datapipes.tolerance import OnError
+from asyncloader.strange_errors import note
 
 #: What json.loads calls for what it finds.
 _HOOKS = ("object_hook", "object_pairs_hook", "parse_constant", "parse_float", "parse_int")
@@ -278,5 +279,5 @@ def _parsed(text: str | bytes, path: str, line: int, kwargs: dict[str, Any]) -> 
     except RecursionError:
         raise ValueError(f"{path}, from line {line} on: nested too deeply") from None
     except ValueError as error:
-        error.add_note(f"in {path}, from line {line} on")
+        note(error, f"in {path}, from line {line} on")
         raise

@@ -17,6 +17,7 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from asyncloader.datapipes.base import MapDataPipe, is_pipe
 from asyncloader.datapipes.rows import RowPacking
 from asyncloader.memory import SharedBytes
+from asyncloader.strange_errors import note
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ def _packed(rows: Iterable[Any], packing: RowPacking) -> Iterator[bytes]:
         try:
             yield packing.pack(row)
         except Exception as error:
-            error.add_note(f"row {number} of a SharedSequence, {type(row).__name__}, must pickle")
+            note(error, f"row {number} of a SharedSequence, {type(row).__name__}, must pickle")
             raise
 
 

@@ -20,6 +20,7 @@ from asyncloader.datapipes.kinds import is_shuffler
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.edit import assign
 from asyncloader.graph.walk import breadth_first
+from asyncloader.strange_errors import note
 
 #: What torch's pipes remember of being iterated; their classes hold how it begins.
 _TORCH_ITERATION = (
@@ -59,7 +60,7 @@ def _copied(pipe: Any) -> Any:
     try:
         twin = copy.copy(pipe)
     except Exception as error:
-        error.add_note(f"{stage_name(pipe)} could not be copied")
+        note(error, f"{stage_name(pipe)} could not be copied")
         raise
     if twin is not pipe and not isinstance(twin, DataPipe):
         _forget_iteration(twin)

@@ -29,6 +29,7 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls, graph_changer
 from asyncloader.shield import shielded
+from asyncloader.strange_errors import note, repr_of
 from asyncloader.workers.alike import check_added
 
 CLOSE_SECONDS = 3.0
@@ -189,7 +190,7 @@ class Lifecycle:
             try:
                 await bounded(self._calls.finalize())
             except Exception as error:  # noqa: BLE001 - the failure itself matters more
-                failure.add_note(f"finalize failed too: {error!r}")
+                note(failure, f"finalize failed too: {repr_of(error)}")
             raise
 
     async def _adapted(self) -> Any:

@@ -203,6 +203,8 @@ class Arena:
             if self.lent_bytes:
                 return False  # what the receiver returns will do
             raise
+        except OSError:
+            return False  # there is no descriptor left, and what is in a frame needs none
         self._add(segment)
         return True
 

@@ -6,12 +6,12 @@ items when somebody wants them, or gives their slots back.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
+from asyncloader.strange_errors import text_of, traceback_of
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.payload import IN_BAND, Layout, read_layout
 from asyncloader.transport.pickling import LARGE, load
@@ -92,7 +92,9 @@ class Decoder:
     def _load(self, data: memoryview, buffers: list[Any]) -> Any:
         try:
             return load(data, buffers)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran: __setstate__ …
+        except KeyboardInterrupt:
+            raise  # it is the user who interrupts
+        except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
             self.refused += 1
             return _refused(error)
 
@@ -118,8 +120,10 @@ def _buffer(
 
 
 def _refused(error: BaseException) -> TransportError:
-    refused = TransportError(f"an item could not be unpickled: {type(error).__name__}: {error}")
-    refused.add_note("".join(traceback.format_exception(error)))
+    refused = TransportError(
+        f"an item could not be unpickled: {type(error).__name__}: {text_of(error)}"
+    )
+    refused.add_note(traceback_of(error))
     # Frames hold the leases of the whole payload, and a kept error would keep the slots.
     refused.__cause__ = _without_frames(error)
     return refused
@@ -128,8 +132,9 @@ def _refused(error: BaseException) -> TransportError:
 def _without_frames(error: BaseException) -> BaseException:
     chained: BaseException | None = error
     while chained is not None and chained.__traceback__ is not None:
-        chained.__traceback__ = None
-        chained = chained.__cause__ or chained.__context__
+        chained.with_traceback(None)
+        cause = chained.__cause__
+        chained = chained.__context__ if cause is None else cause
     return error
 
 

@@ -8,10 +8,10 @@ brought across becomes a PipelineError that names it.
 from __future__ import annotations
 
 import pickle
-import traceback
 from typing import Any
 
 from asyncloader.errors import PipelineError, TransportError
+from asyncloader.strange_errors import note, notes_of, repr_of, text_of, traceback_of
 from asyncloader.transport.code import dumps_code, loads_code
 
 #: How many errors of a chain of causes are brought across.
@@ -26,22 +26,24 @@ def pack_error(error: BaseException, where: str) -> bytes:
     """
     if not isinstance(error, Exception):
         error = _as_failure(error)
-    note = f"{where}:\n{''.join(traceback.format_exception(error))}"
-    return pickle.dumps((_packed_chain(error), _summary(error, where), note))
+    story = f"{where}:\n{traceback_of(error)}"
+    return pickle.dumps((_packed_chain(error), _summary(error, where), story))
 
 
 def unpack_error(data: bytes) -> BaseException:
     """Return the error that was packed, with its causes and the remote traceback as a note."""
     try:
-        chain, summary, note = pickle.loads(data)
+        chain, summary, story = pickle.loads(data)
     except Exception as failure:
-        raise TransportError(f"an error could not be read: {failure!r}") from failure
+        raise TransportError(f"an error could not be read: {repr_of(failure)}") from failure
     error = _unpacked(chain[0], summary) if chain else PipelineError(_refusal(summary))
-    error.add_note(note)
+    note(error, story)
     last = error
     for packed in chain[1:]:
-        last.__cause__ = _unpacked(packed, "a cause of an error")
-        last = last.__cause__
+        cause = _unpacked(packed, "a cause of an error")
+        # Whatever its class does about attributes.
+        BaseException.__setattr__(last, "__cause__", cause)
+        last = cause
     return error
 
 
@@ -67,17 +69,19 @@ def _packed(error: BaseException) -> bytes | None:
     try:
         data = dumps_code(error)
         back: Any = loads_code(data)
+        same = type(back).__qualname__ == type(error).__qualname__
+        return data if same and len(back.args) == len(error.args) else None
     except Exception:  # noqa: BLE001 - user code ran: constructors, __reduce__
         return None
-    same = type(back).__qualname__ == type(error).__qualname__
-    return data if same and len(back.args) == len(error.args) else None
 
 
 def _unpacked(data: bytes, summary: str) -> BaseException:
     try:
         error: BaseException = loads_code(data)
     except Exception as failure:  # noqa: BLE001 - the user's class may not be importable here
-        return PipelineError(f"{summary}; it could not be unpickled in the loader: {failure!r}")
+        return PipelineError(
+            f"{summary}; it could not be unpickled in the loader: {repr_of(failure)}"
+        )
     return error
 
 
@@ -89,19 +93,9 @@ def _refusal(summary: str) -> str:
 
 
 def _summary(error: BaseException, where: str) -> str:
-    return f"{_name(type(error))}: {_text_of(error)} ({_notes_of(error)}, {where})"
+    raised = "; ".join(notes_of(error)) or "raised outside of any pipe's function"
+    return f"{_name(type(error))}: {text_of(error)} ({raised}, {where})"
 
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001 - a user's __str__ ran
-        return f"<its message cannot be shown: {failure!r}>"
-
-
-def _notes_of(error: BaseException) -> str:
-    return "; ".join(getattr(error, "__notes__", [])) or "raised outside of any pipe's function"

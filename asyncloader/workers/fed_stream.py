@@ -19,6 +19,7 @@ from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.weighing import is_heavy
 from asyncloader.errors import LoaderError, PipelineError, TransportError
 from asyncloader.runtime import begin_task, in_thread
+from asyncloader.strange_errors import repr_of
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.inbox import Inbox
@@ -133,8 +134,8 @@ class FedStream:
     def _refuse(self, item: Any, error: Exception) -> None:
         of = item.item if isinstance(item, Envelope) else item
         refusal = PipelineError(
-            f"an item of type {type(of).__qualname__} could not be pickled: {error!r}; feed plain"
-            " data or tensors"
+            f"an item of type {type(of).__qualname__} could not be pickled: {repr_of(error)}; feed"
+            " plain data or tensors"
         )
         refusal.__cause__ = error
         if not isinstance(item, Envelope):

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
+from asyncloader.errors import TransportError
 from asyncloader.runtime import begin_task, in_thread
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.encoder import Encoded, Encoder
 from asyncloader.transport.frame import Frame
-from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.loop_channel import LoopChannel, OnClosed
 from asyncloader.workers.item_frames import items_head
 from asyncloader.workers.messages import (
     NO_EPOCH,
@@ -41,6 +42,7 @@ class FeedLine:
         #: What the worker has and has not given back, oldest first, with the time of dealing.
         self.out: dict[Key, tuple[Envelope, float]] = {}
         self.on_credit: Callable[[], None] = _nothing
+        self._on_closed: OnClosed = _unheard
         #: Whether the worker was told that every item was dealt.
         self.is_finished = False
         #: Whether the worker was dealt items without a key.
@@ -56,9 +58,10 @@ class FeedLine:
         self._returned: list[int] = []
         self._is_closed = False
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen to the worker on a loop."""
-        self._channel.attach(loop, self._receive, _gone)
+    def attach(self, loop: asyncio.AbstractEventLoop, on_closed: OnClosed) -> None:
+        """Listen to the worker on a loop; ``on_closed`` is told once if it can be no longer."""
+        self._on_closed = on_closed
+        self._channel.attach(loop, self._receive, on_closed)
 
     def detach(self) -> None:
         """Leave the loop."""
@@ -174,20 +177,31 @@ class FeedLine:
 
     def _receive(self, frames: list[Frame]) -> None:
         self.last_heard = time.monotonic()
-        for frame in frames:
-            if frame.kind == Kind.RELEASED:
-                self._returned += load_slots(frame.payload)
-            else:
+        try:
+            for frame in frames:
                 self._heed(frame)
+        except TransportError as error:
+            self._refuse(error)
         if not self._is_encoding:
             self._take_back()
 
     def _take_back(self) -> None:
         returned, self._returned = self._returned, []
         if not self._is_closed:
-            self._arena.release(returned)
+            try:
+                self._arena.release(returned)
+            except TransportError as error:
+                self._refuse(error)
+
+    def _refuse(self, error: TransportError) -> None:
+        """Listen no more to a worker that makes no sense."""
+        self._channel.detach()
+        self._on_closed(error)
 
     def _heed(self, frame: Frame) -> None:
+        if frame.kind == Kind.RELEASED:
+            self._returned += load_slots(frame.payload)
+            return
         command = load_command(frame.payload)
         if isinstance(command, Grant) and command.epoch == self._epoch:
             self.credits += command.credits
@@ -199,9 +213,9 @@ def _parts_of(item: Any) -> list[Any]:
     return [item.key, item.item] if isinstance(item, Envelope) else [None, item]
 
 
-def _gone(error: Exception) -> None:
-    """What to do when the worker is gone: nothing, its link sees that and says so."""
-
-
 def _nothing() -> None:
     """What to do about credits that nobody waits for."""
+
+
+def _unheard(error: Exception) -> None:
+    """What to do about the end of a line that nobody listens to."""

@@ -16,6 +16,7 @@ from typing import assert_never
 
 from asyncloader.errors import SnapshotError, TransportError, WorkerDied, WorkerStartupError
 from asyncloader.runtime import running_loop
+from asyncloader.strange_errors import repr_of
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import CutOff, Frame
@@ -107,7 +108,7 @@ class Link:
         self._watch = self.process.on_death(loop, _weakly(self._on_death))
         self._return_slots()
         if self.line is not None:
-            self.line.attach(loop)
+            self.line.attach(loop, self._on_broken)
 
     def detach(self) -> None:
         """Leave the loop; what the worker sends waits in the kernel."""
@@ -122,7 +123,7 @@ class Link:
         """Deal to the worker what lives with the loader; to be called while attached."""
         self.line = FeedLine(sock, arena_bytes)
         if self._loop is not None:
-            self.line.attach(self._loop)
+            self.line.attach(self._loop, self._on_broken)
 
     def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
         """Tell the worker something, giving descriptors away; in vain if it is gone.
@@ -261,7 +262,7 @@ class Link:
         failure: BaseException = cause
         # A state from which nobody can go on is no fault of the worker.
         if not isinstance(cause, SnapshotError):
-            failure = WorkerStartupError(f"{self.name} could not {what}: {cause!r}")
+            failure = WorkerStartupError(f"{self.name} could not {what}: {repr_of(cause)}")
             failure.__cause__ = cause
         if epoch == NO_EPOCH:
             self.fail(failure)
@@ -277,6 +278,10 @@ class Link:
     def _on_closed(self, error: Exception) -> None:
         self.is_cut = True
         self.on_news()
+        self._on_broken(error)
+
+    def _on_broken(self, error: Exception) -> None:
+        """End a worker with which nothing can be said any more, by its channel or its line."""
         if isinstance(error, TransportError) and not isinstance(error, CutOff):
             self._refuse(error)
         elif self._loop is not None:

@@ -15,6 +15,7 @@ from typing import Any
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
+from asyncloader.strange_errors import repr_of
 from asyncloader.transport.packing import NUMBERS, Packing
 from asyncloader.waiting import Stopped
 from asyncloader.workers.item_frames import Note
@@ -254,6 +255,6 @@ class Stream:
         kind = type(item.item if isinstance(item, Envelope) else item)
         return PipelineError(
             f"item {self._count_made()} of {stage_name(self._pipe)} is of type"
-            f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {error!r};"
+            f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {repr_of(error)};"
             " let the last pipe yield plain data or tensors"
         )

@@ -28,7 +28,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from asyncloader.workers.child import (
     exitcode_of,
@@ -36,6 +36,7 @@ from asyncloader.workers.child import (
     run_main,
     settle,
 )
+from asyncloader.workers.circumstances import Circumstances
 from asyncloader.workers.lifeline import die_with_parent, show_name
 from asyncloader.workers.pidfd import kill_pidfd, open_pidfd
 
@@ -57,16 +58,12 @@ _QUIET_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A child to fork, and the loader's surroundings, which are to be the child's."""
+    """A child to fork, and the loader's circumstances, which are to be the child's."""
 
     name: str
     main: str
     args: bytes
-    cwd: str | None
-    path: list[str]
-    argv: list[str]
-    environ: dict[bytes, bytes]
-    warning_filters: list[tuple[Any, ...]]
+    circumstances: Circumstances
     #: Modules that the template may import for later children.
     wanted: list[str]
 
@@ -210,23 +207,8 @@ def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) ->
     for fd in (fds.stdout, fds.stderr, fds.status):
         os.close(fd)
     settle(request.name, parent=template, loader_fd=loader_fd)
-    _move_in(request)
+    request.circumstances.take_on()
     run_main(request.main, socket.socket(fileno=fds.sock), pickle.loads(request.args))
-
-
-def _move_in(request: ForkRequest) -> None:
-    """Take on the loader's surroundings of the moment it asked for this child."""
-    if request.cwd is not None:
-        # A folder that was removed since leaves the child where the template is.
-        with contextlib.suppress(OSError):
-            os.chdir(request.cwd)
-    os.environb.clear()
-    os.environb.update(request.environ)
-    sys.path[:] = request.path
-    importlib.invalidate_caches()
-    sys.argv[:] = request.argv
-    warnings.resetwarnings()
-    warnings.filters.extend(request.warning_filters)  # type: ignore[attr-defined]
 
 
 def _receive(control: socket.socket) -> tuple[ForkRequest, ChildFds]:

@@ -12,17 +12,15 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import socket
 import struct
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from asyncloader.errors import WorkerStartupError
+from asyncloader.workers.circumstances import Circumstances, import_path
 from asyncloader.workers.pidfd import is_readable, open_pidfd
 from asyncloader.workers.plan import Born, ProcessPlan
 from asyncloader.workers.signals import sigint_held
@@ -191,7 +189,7 @@ def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[
             "worker processes need the path of a Python interpreter, and sys.executable is empty"
         )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    given = (control_fd, loader_fd, os.getpid(), sys.path, preload)
+    given = (control_fd, loader_fd, os.getpid(), import_path(), preload)
     # -P keeps the current folder out of the path for the imports before the path is set.
     return [sys.executable, *flags, "-P", "-c", PROGRAM, *map(json.dumps, given)]
 
@@ -207,31 +205,9 @@ def _request(plan: ProcessPlan) -> ForkRequest:
         name=plan.name,
         main=plan.main,
         args=pickle.dumps(plan.args),
-        cwd=_cwd(),
-        path=[entry for entry in sys.path if isinstance(entry, str)],
-        argv=list(sys.argv),
-        environ=dict(os.environb),
-        warning_filters=[entry for entry in warnings.filters if _is_plain(entry)],
+        circumstances=Circumstances.present(),
         wanted=_wanted_modules(),
     )
-
-
-def _is_plain(warning_filter: tuple[Any, ...]) -> bool:
-    """Whether the filter speaks of nothing that would have to be imported."""
-    _, message, category, module, _ = warning_filter
-    patterns = (str, re.Pattern, type(None))
-    return (
-        isinstance(message, patterns)
-        and isinstance(module, patterns)
-        and category.__module__ == "builtins"
-    )
-
-
-def _cwd() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -75,6 +76,11 @@ def _description(sock: socket.socket) -> dict[str, object]:
         "path": sys.path,
         "argv": sys.argv,
         "greeting": os.environ.get("GREETING"),
+        "umask": os.umask(0),
+        "hour of the epoch": time.localtime(0).tm_hour,
+        "recursion limit": sys.getrecursionlimit(),
+        "log level": logging.root.level,
+        "disabled logs": logging.root.manager.disable,
         "threads": [thread.name for thread in threading.enumerate()],
         "loop": asyncio._get_running_loop() is not None,
         "gc": gc.isenabled(),

@@ -234,6 +234,23 @@ async def test_an_error_names_the_pipe():
     assert failure.value.__notes__ == ["raised in map(odd_only)"]
 
 
+async def test_an_error_that_refuses_notes_reaches_its_own_request():
+    class Frozen(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    def fail(item: Any) -> Any:
+        raise Frozen(item)
+
+    feed = Feed()
+    async with feed.serve(DataLoader2(feed.map(fail))):
+        for number in range(2):
+            with pytest.raises(Frozen) as failure:
+                await feed.ask(number)
+            assert failure.value.args == (number,)
+            assert failure.value.__notes__ == ["raised in map(fail)"]
+
+
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit])
 async def test_what_ends_generators_is_an_error_like_any_other(kind):
     def stop(item: Any) -> Any:

@@ -1,4 +1,6 @@
+import asyncio
 import collections
+import errno
 import math
 import os
 import subprocess
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncloader import memory
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
@@ -405,6 +408,30 @@ def test_an_item_that_does_not_unpickle_leaves_its_neighbours_alone(wire):
     assert wire.arena.lent_bytes == 0
 
 
+class Raises:
+    """Unpickling it raises an error of any kind."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __reduce__(self):
+        return _raise, (self.kind,)
+
+
+def _raise(kind):
+    raise kind
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_what_ends_something_else_is_no_end_where_an_item_is_unpickled(wire, kind):
+    one, bad, three = wire.carry([1, Raises(kind), 3])
+    assert (one, three) == (1, 3)
+    assert type(bad) is TransportError
+    assert kind.__name__ in str(bad)
+    with pytest.raises(KeyboardInterrupt):
+        wire.carry([1, Raises(KeyboardInterrupt), 3])
+
+
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -466,6 +493,23 @@ def test_a_full_arena_sends_in_band(leaves_nothing):
     assert all((t == n).all() for n, t in enumerate(kept))
     assert wire.arena.mapped_bytes <= MIB
     kept[-1][0] = 7
+    del kept
+    wire.settle()
+    wire.close()
+
+
+def test_without_a_descriptor_for_more_memory_items_go_in_band(leaves_nothing, monkeypatch):
+    def refuse(label: str = "") -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    wire = Wire()
+    small, large = torch.ones(BIG), torch.ones(4 * BIG)
+    kept = wire.carry([small])
+    monkeypatch.setattr(memory, "memory_file", refuse)
+    assert torch.equal(wire.carry([large])[0], large)
+    monkeypatch.undo()
+    assert torch.equal(wire.carry([large])[0], large)
+    assert torch.equal(kept[0], small)
     del kept
     wire.settle()
     wire.close()

@@ -8,6 +8,7 @@ import pytest
 
 import asyncloader.errors
 from asyncloader.errors import LoaderError, PipelineError, TransportError
+from asyncloader.strange_errors import note, notes_of
 from asyncloader.workers.failure import pack_error, unpack_error
 
 WHERE = "in worker 1 of 2, after 3 items"
@@ -55,6 +56,60 @@ def test_causes_come_along_as_far_as_they_can():
     assert back.__cause__.args == ("second",)
     assert back.__cause__.__cause__ is None
     assert "third" in back.__notes__[-1]
+
+
+class WithoutNotes(Exception):
+    __notes__ = None
+
+
+class WithOddNotes(Exception):
+    def __init__(self) -> None:
+        self.__notes__ = [1, "a note"]
+
+
+class Frozen(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Hollow(Exception):
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+class Undecided(Exception):
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+STRANGE = [WithoutNotes, WithOddNotes, Frozen, Hollow, Undecided]
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_errors_of_strange_classes_cross_with_their_notes_and_causes(kind):
+    error = kind()
+    note(error, "raised in map(f)")
+    BaseException.__setattr__(error, "__cause__", Plain("first"))
+    back = crossed(error)
+    if kind is Frozen:
+        # Its own class keeps it from being what it was, which is said.
+        assert type(back) is PipelineError
+        assert "test_failure.Frozen" in str(back)
+        assert "raised in map(f)" in str(back)
+    else:
+        assert type(back) is kind
+        assert notes_of(back)[-2] == "raised in map(f)"
+        assert type(back.__cause__) is Plain
+    assert notes_of(back)[-1].startswith(WHERE)
+
+
+def test_an_error_that_has_no_args_to_be_seen_is_named():
+    class Argless(Exception):
+        args = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    back = crossed(Argless())
+    assert type(back) is PipelineError
+    assert "Argless" in str(back)
 
 
 def test_errors_that_cause_each_other_come_to_an_end():

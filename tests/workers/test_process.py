@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -9,9 +10,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,22 @@ async def test_a_child_runs_its_own_event_loop(method: str | None) -> None:
         assert await hear(process) == b"from a loop"
 
 
+class Text(str):
+    """A text of a class of the loader's own."""
+
+
+@contextmanager
+def set_and_restored(
+    setter: Callable[[int], Any], value: int, before: Any = None
+) -> Iterator[None]:
+    """Set something of the process, which says what it was unless that is known."""
+    was = setter(value)
+    try:
+        yield
+    finally:
+        setter(was if before is None else before)
+
+
 async def test_a_template_child_has_the_loaders_surroundings_of_the_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,19 +167,46 @@ async def test_a_template_child_has_the_loaders_surroundings_of_the_moment(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GREETING", "grüß dich")
     monkeypatch.syspath_prepend("/no/such/folder")
-    monkeypatch.setattr(sys, "argv", ["prog", "--flag"])
-    with warnings.catch_warnings():
+    # Another process has no such class, and the interpreter looks for nothing in a Path.
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, Text("/nor here")])
+    monkeypatch.setattr(sys, "argv", [Text("prog"), "--flag", tmp_path])
+    monkeypatch.setenv("TZ", "XYZ-5")
+    monkeypatch.setattr(logging.root, "level", 7)
+    monkeypatch.setattr(logging.root.manager, "disable", 3)
+    with (
+        warnings.catch_warnings(),
+        set_and_restored(sys.setrecursionlimit, 4321, sys.getrecursionlimit()),
+        set_and_restored(os.umask, 0o027),
+    ):
         warnings.simplefilter("ignore", UserWarning)
         async with running("describe") as process:
             found = json.loads(await hear_line(process))
     assert found["cwd"] == str(tmp_path)
     assert found["greeting"] == "grüß dich"
     assert found["path"][0] == "/no/such/folder"
-    assert found["argv"] == ["prog", "--flag"]
+    assert found["path"][-1] == "/nor here"
+    assert found["argv"] == ["prog", "--flag", str(tmp_path)]
+    assert found["umask"] == 0o027
+    assert found["hour of the epoch"] == 5
+    assert found["recursion limit"] == 4321
+    assert (found["log level"], found["disabled logs"]) == (7, 3)
     assert found["ignores_user_warnings"]
     printed = capfd.readouterr()
     assert printed.out == f"to stdout {process.pid}\n"
     assert printed.err == f"to stderr {process.pid}\n"
+
+
+async def test_a_template_is_started_where_the_path_has_what_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    own_template = ProcessPlan("asyncloader worker 0", f"{MAINS}:describe", (), (MAINS, "json"))
+    process = await start_process(own_template, timeout=60)
+    try:
+        process.sock.setblocking(False)
+        assert str(tmp_path) not in json.loads(await hear_line(process))["path"]
+    finally:
+        await close_processes([process], grace=0.0)
 
 
 async def test_children_leave_alone_what_their_template_has_to_remove() -> None:
