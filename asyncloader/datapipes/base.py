@@ -17,6 +17,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.collating import Allocate
+from asyncloader.datapipes.colours import check_colours
 from asyncloader.datapipes.crossing import from_loop, from_thread
 from asyncloader.datapipes.cursors import (
     PASSING,
@@ -158,6 +159,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_colours(cls)
         # Who says anew how a pipe is iterated has to say anew how it goes on.
         own = vars(cls)
         iterates = "__iter__" in own or "__aiter__" in own

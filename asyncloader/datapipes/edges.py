@@ -7,7 +7,7 @@ iterated or called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
@@ -45,7 +45,7 @@ def declared_edges(pipe: Any) -> list[Any] | None:
     declared = pipe.edges if isinstance(pipe, DataPipe) else None
     if declared is None:
         return None
-    edges = list(declared)
+    edges = list(declared) if isinstance(declared, Iterable) else [declared]
     for edge in edges:
         if not is_pipe(edge):
             raise TypeError(

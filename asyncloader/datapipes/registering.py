@@ -26,7 +26,8 @@ def register(base: type, name: str, pipe_class: type) -> None:
     builds = getattr(taken, "builds", None)
     # Running a notebook cell again replaces what it registered before.
     if taken is not None and _identity(builds) != _identity(pipe_class):
-        raise ValueError(f"the functional name {name!r} is already taken by {taken!r}")
+        by = taken if builds is None else f"{builds.__module__}.{builds.__qualname__}"
+        raise ValueError(f"the functional name {name!r} is already taken by {by}; choose another")
 
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         return pipe_class(self, *args, **kwargs)
@@ -70,10 +71,10 @@ def is_of_script(name: str) -> bool:
 
 def _method_signature(pipe_class: type) -> inspect.Signature:
     signature = inspect.signature(pipe_class)
-    source, *others = signature.parameters.values()
+    others = list(signature.parameters.values())
     # `self` is the first source. A pipe of several takes the others under its own name.
-    if source.kind is source.VAR_POSITIONAL:
-        others.insert(0, source)
+    if others and others[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del others[0]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return signature.replace(parameters=[itself, *others])
 

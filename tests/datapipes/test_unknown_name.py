@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -71,3 +72,17 @@ def test_a_method_that_only_the_main_script_of_another_process_has():
 def test_a_functional_name_is_an_identifier(name: Any) -> None:
     with pytest.raises(ValueError, match="a functional name must be an identifier, got"):
         functional_datapipe(name)
+
+
+def test_a_source_without_parameters_may_have_a_functional_name() -> None:
+    @functional_datapipe("nothing_to_read")
+    class Answer(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 42
+
+    assert list(Answer()) == [42]
+
+
+def test_a_functional_name_that_is_taken_says_by_whom() -> None:
+    with pytest.raises(ValueError, match=r"'map' is already taken by .*mapping\.Mapper; choose"):
+        functional_datapipe("map")(type("Other", (IterDataPipe,), {}))

@@ -161,9 +161,10 @@ def test_declared_edges_are_believed() -> None:
 
 def test_edges_that_are_no_pipes_are_a_type_error() -> None:
     pipe = Holder(None)
-    pipe.edges = [(0, 1), (1, 2)]
-    with pytest.raises(TypeError, match="edges of Holder must be the datapipes"):
-        edges_of(pipe)
+    for data in ([(0, 1), (1, 2)], 12):
+        pipe.edges = data
+        with pytest.raises(TypeError, match="edges of Holder must be the datapipes"):
+            edges_of(pipe)
 
 
 def test_edges_mean_nothing_special_in_a_pipe_of_torch() -> None:
