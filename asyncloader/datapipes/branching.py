@@ -25,7 +25,7 @@ from asyncloader.datapipes.arguments import checked_count, iterable_source
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import Cursors, dropped, put_cursor
 from asyncloader.datapipes.edges import edges_of
-from asyncloader.datapipes.function import itself
+from asyncloader.datapipes.function import blame, itself
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.split_pass import SplitPass
@@ -102,7 +102,13 @@ class BranchIterator(Iterator[T]):
 
     def __next__(self) -> T:
         item = self.split.next_of(self.index)
-        return item if self.copied is itself else self.copied(item)
+        if self.copied is itself:
+            return item
+        try:
+            return self.copied(item)
+        except BaseException as error:
+            blame(error, self.split.split)
+            raise
 
     def close(self) -> None:
         """Take no more; the pass is over when no branch takes any."""

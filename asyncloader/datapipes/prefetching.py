@@ -90,8 +90,8 @@ class ReadAhead(RunningAhead, Pass[T]):
         self.buffer: deque[T] = deque()
 
     def hold(self, item: T) -> None:
-        self.buffer.append(item)
         self.weights.add(item)
+        self.buffer.append(item)
         self.taken += 1
         self.above.passed(self.taken)
         self.wake_consumer()

@@ -17,7 +17,7 @@ from asyncloader.datapipes.arguments import checked_count, checked_function, ite
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursors import Cursor, Cursors, resume
-from asyncloader.datapipes.function import calling, is_async, unawaited
+from asyncloader.datapipes.function import blame, calling, is_async, unawaited
 from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.passes import Pass
 from asyncloader.datapipes.reading import begin
@@ -77,7 +77,11 @@ class Filter(IterDataPipe[T]):
                 f"filter_fn must return True or False, got {type(answer).__name__}"
                 f" from the function of {self!r}"
             )
-        return bool(answer)
+        try:
+            return bool(answer)
+        except Exception as error:  # one of several elements, say
+            blame(error, self)
+            raise
 
 
 @dataclass

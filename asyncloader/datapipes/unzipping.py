@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.arguments import checked_count, keyed_source
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.branching import Branch
-from asyncloader.datapipes.function import blame
 from asyncloader.datapipes.splitting import ForkSplitter
 
 T = TypeVar("T")
@@ -79,11 +78,7 @@ class ColumnBranch(Branch[T]):
         return self._picked
 
     def _picked(self, item: Any) -> Any:
-        try:
-            return item[self.source.columns[self.index]]
-        except LookupError as error:
-            blame(error, self.source)
-            raise
+        return item[self.source.columns[self.index]]
 
 
 @functional_datapipe("unzip")

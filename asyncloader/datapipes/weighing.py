@@ -12,6 +12,9 @@ from typing import Any
 # As deep as items are looked into.
 _DEPTH = 4
 
+# What an item counts for that cannot tell.
+_UNKNOWN_BYTES = 64
+
 # What takes longer to pickle than to begin a thread for it.
 _HEAVY_BYTES = 1 << 20
 _HEAVY_PARTS = 1000
@@ -50,7 +53,11 @@ def _weight(item: Any, depth: int) -> int:
 
 
 def _own_weight(item: Any) -> int:
-    return sys.getsizeof(item, 64) + (_elements(item) or 0)
+    try:
+        own = sys.getsizeof(item, _UNKNOWN_BYTES)
+    except Exception:  # noqa: BLE001 - the item's own __sizeof__ ran
+        own = _UNKNOWN_BYTES
+    return own + (_elements(item) or 0)
 
 
 def _elements(item: Any) -> int | None:

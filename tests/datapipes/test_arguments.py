@@ -178,6 +178,20 @@ def as_pair(item: Any) -> tuple[list[Any], Any]:
     return [item], item
 
 
+def uncopied(item: Any) -> Any:
+    return (number for number in [item])
+
+
+class Undecided(numpy.ndarray):
+    """Is neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise TypeError("neither")
+
+
+undecided = numpy.zeros(2).view(Undecided)
+
+
 def no_list(items: list[Any]) -> None:
     """Return nothing, as one does who forgets it."""
 
@@ -189,6 +203,8 @@ def no_list(items: list[Any]) -> None:
         (lambda items: items.map(as_pair).slice(["a"]), "slice()"),
         (lambda items: items.zip_with_map(SequenceWrapper([1]), str), "zip_with_map(key_fn=str)"),
         (lambda items: items.bucketbatch(2, sort_key="".join), "bucketbatch(str.join)"),
+        (lambda items: items.map(uncopied).fork(1, copy="deep")[0], "fork(1, copy='deep')"),
+        (lambda items: items.filter(lambda item: undecided), "filter(<lambda>)"),
     ],
 )
 def test_an_error_over_an_item_is_noted_to_come_from_the_pipe(make: Any, name: str) -> None:
