@@ -4,6 +4,7 @@ import asyncio.constants
 import compileall
 import gc
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import settings
 from tqdm import tqdm
 
 from tests.preloading import preload
+
+HERE = Path(__file__).parent
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("asyncloader", deadline=None)
@@ -27,6 +30,20 @@ tqdm.monitor_interval = 0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Where few tests take long. A run begins with them: at its end, one of these files would
+#: keep one core busy and let the others wait.
+LONG = (
+    "benchmarks/",
+    "faults/",
+    "processes/",
+    "services/test_distributed.py",
+    "serving/test_inference_server.py",
+    "test_examples.py",
+    "test_readme.py",
+    "test_recipe.py",
+    "test_typing.py",
+)
+
 # The modules of most tests whose functions are sent to workers import one or the other.
 preload("pytest", "hypothesis", "numpy", "tests.samples")
 
@@ -36,9 +53,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return  # that was done before xdist started this process
     # Where PYTHONDONTWRITEBYTECODE is set, each of them would compile them by itself.
-    here = Path(__file__).parent
-    for folder in (here, here.parent / "asyncloader"):
+    for folder in (HERE, HERE.parent / "asyncloader"):
         compileall.compile_dir(folder, quiet=2)
+    # xdist hands out files in the order of the tests, not those of most tests first.
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files that take long first, where several processes share the tests."""
+    if hasattr(config, "workerinput"):
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: (not _takes_long(item.path), -counts[item.path], item.path))
+
+
+def _takes_long(file: Path) -> bool:
+    return file.relative_to(HERE).as_posix().startswith(LONG)
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,7 @@ steps, and what has to follow them.
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 from asyncloader import DataLoader2
@@ -42,6 +43,11 @@ async def states_at_every_async_step(loader: DataLoader2[Any]) -> list[Any]:
             states.append(loader.state_dict(include_datapipe=False))  # noqa: PERF401
         states.append(loader.state_dict(include_datapipe=False))
     return states
+
+
+def some_steps(count: int) -> set[int]:
+    """Return the first and the last steps, and two between them, the same each time."""
+    return {0, 1, count - 2, count - 1, *random.Random(count).sample(range(count), 2)}
 
 
 def check_rest(epochs: list[list[Any]], step: int, rest: list[list[Any]]) -> None:

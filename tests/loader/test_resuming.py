@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
-from tests.steps import check_rest, loader_from, states_at_every_async_step, states_at_every_step
+from tests.steps import (
+    check_rest,
+    loader_from,
+    some_steps,
+    states_at_every_async_step,
+    states_at_every_step,
+)
 from tests.test_contracts import on_a_thread
 
 PIPES = ITER_PIPES | MAP_PIPES
@@ -99,13 +106,14 @@ def two_epochs(loader: DataLoader2[Any]) -> list[list[Any]]:
         return [list(loader), list(loader)]
 
 
-def resumed(graph: Any, state: Any) -> list[list[Any]]:
-    return two_epochs(loader_from(graph, state=state))
+def resumed(graph: Any, state: Any, count: int) -> list[list[Any]]:
+    with loader_from(graph, state=state) as loader:
+        return [list(loader) for _ in range(count)]
 
 
-async def resumed_async(graph: Any, state: Any) -> list[list[Any]]:
+async def resumed_async(graph: Any, state: Any, count: int) -> list[list[Any]]:
     async with loader_from(graph, state=state) as loader:
-        return [[item async for item in loader] for _ in range(2)]
+        return [[item async for item in loader] for _ in range(count)]
 
 
 def three_epochs(make: Any) -> list[list[Any]]:
@@ -117,11 +125,14 @@ async def check_every_step(make: Any) -> None:
     epochs = await on_a_thread(lambda: three_epochs(make))
     states = await on_a_thread(lambda: states_at_every_step(loader_from(make())))
     assert len(states) == len(epochs[0]) + 2
+    # What follows the epoch that was gone on with, every third step will show.
+    twice = some_steps(len(states)) | set(range(0, len(states), 3))
     for step, state in enumerate(states):
-        check_rest(epochs, step, await on_a_thread(lambda state=state: resumed(make(), state)))
+        rest = partial(resumed, make(), state, 1 + (step in twice))
+        check_rest(epochs, step, await on_a_thread(rest))
     states = await states_at_every_async_step(loader_from(make()))
     for step, state in enumerate(states):
-        check_rest(epochs, step, await resumed_async(make(), state))
+        check_rest(epochs, step, await resumed_async(make(), state, 1 + (step in twice)))
 
 
 @pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)

@@ -26,7 +26,13 @@ from asyncloader.errors import WorkerDied
 from tests.faults.deaths import signalled
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.standing import standing
-from tests.steps import check_rest, loader_from, states_at_every_async_step, states_at_every_step
+from tests.steps import (
+    check_rest,
+    loader_from,
+    some_steps,
+    states_at_every_async_step,
+    states_at_every_step,
+)
 
 PIPES = ITER_PIPES | MAP_PIPES
 
@@ -135,11 +141,6 @@ def loader_of(make: Any, workers: int, state: Any = None, **settings: Any) -> Da
 def epochs_of(make: Any, workers: int, count: int = 3) -> list[list[Any]]:
     with loader_of(make, workers) as loader:
         return [list(loader) for _ in range(count)]
-
-
-def some_steps(count: int) -> set[int]:
-    """Return the first and the last steps, and two between them, the same each time."""
-    return {0, 1, count - 2, count - 1, *random.Random(count).sample(range(count), 2)}
 
 
 def check_every_step(make: Any, workers: int, stride: int = 1) -> None:

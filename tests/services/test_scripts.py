@@ -182,11 +182,13 @@ def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
         service = MultiProcessingReadingService(2, worker_prefetch_cnt=0)
         return DataLoader2(graph, None, service)
 
-    def epochs(seed):
-        loader = new_loader()
-        loader.seed(seed)
-        with loader:
-            return [list(loader), list(loader)]
+    def epochs(*seeds):
+        with new_loader() as loader:
+            found = []
+            for seed in seeds:
+                loader.seed(seed)
+                found += [list(loader), list(loader)]
+            return found
 
     def halves(seed):
         loader, second = new_loader(), new_loader()
@@ -197,15 +199,14 @@ def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
             state = loader.state_dict(include_datapipe=False)
         second.load_state_dict(state)
         with second:
-            return half + list(second)
+            return [half + list(second), list(second)]
 
-    first = epochs(1)
+    first, second, *others = epochs(1, 2)
     assert not {"torch", "numpy", "anyio._backends._asyncio"} & set(sys.modules)
-    assert first == epochs(1), first
-    assert first[0] == halves(1), first
-    rolls = [roll[:2] for epoch in (*first, *epochs(2)) for roll in epoch]
+    assert [first, second] == halves(1), first
+    rolls = [roll[:2] for epoch in (first, second, *others) for roll in epoch]
     assert len({number for roll in rolls for number in roll}) == 32, rolls
-    assert [roll[2:] for roll in first[0]] == [(1, 0), (1, 1)] * 2, first
+    assert [roll[2:] for roll in first] == [(1, 0), (1, 1)] * 2, first
     """
     done = run_script(tmp_path, source, limit=60)
     assert (done.returncode, done.stderr) == (0, "")

@@ -433,11 +433,12 @@ async def test_a_cancelled_start_leaves_nothing(method: str | None, ticks: int) 
 
 
 @every_method
-async def test_twenty_starts_and_closes_leave_nothing(method: str | None) -> None:
+async def test_starts_and_closes_leave_nothing(method: str | None) -> None:
     async with running("echo", method=method):
         pass
     with leaves_nothing():
-        for _ in range(10):
+        # An interpreter for each takes long to start, and what one leaves is seen.
+        for _ in range(2 if method == "spawn" else 10):
             starts = (start_process(plan("echo"), method=method, timeout=60) for _ in range(2))
             processes = await asyncio.gather(*starts)
             for process in processes:
