@@ -79,7 +79,12 @@ class LoopThread:
         self._thread = threading.Thread(
             target=_run_loop, args=(self.loop, self._ended), name=name, daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            # It may not, where a process has as many threads as it may.
+            self.loop.close()
+            raise
         _loop_threads.add(self)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:

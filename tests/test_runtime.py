@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from asyncloader.datapipes.sampler import Sampler
 from asyncloader.runtime import LoopThread, in_thread
+from tests.leaks import leaves_nothing
 
 
 async def test_who_stops_waiting_for_a_thread_does_not_disturb_its_end():
@@ -53,3 +56,19 @@ def test_a_loop_that_is_told_twice_to_stop_ends_what_runs_on_it():
     thread.close()
     assert ended == [True]
     assert thread.loop.is_closed()
+
+
+def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    looked = SimpleNamespace(is_resting=lambda: True, note=lambda places: None)
+    sampler = Sampler()
+    with leaves_nothing():
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            LoopThread()
+        with pytest.raises(RuntimeError, match="can't start"):
+            sampler.watch(looked)
+        sampler.forget(looked)
+        monkeypatch.undo()

@@ -68,10 +68,12 @@ class Sampler:
             self._looked = [*self._looked, looked]
             if self._thread is None:
                 self._news = threading.Event()
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, args=(self._news,), name="asyncloader sampler", daemon=True
                 )
-                self._thread.start()
+                # It may not start, where a process has as many threads as it may.
+                thread.start()
+                self._thread = thread
         self.wake()
 
     def wake(self) -> None:

@@ -92,7 +92,7 @@ class Template:
             raise
         finally:
             os.close(told_fd)
-        return Born(pid, pidfd, ToldStatus(status_fd))
+        return Born(pid, pidfd, ToldStatus(status_fd, pidfd))
 
     def end(self) -> None:
         """Kill and reap the template process; idempotent."""
@@ -145,9 +145,11 @@ class Template:
 class ToldStatus:
     """An exit code that the template process writes into a pipe."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, pidfd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
+        # Whoever holds the process keeps it open.
+        self._pidfd = pidfd
 
     def collect(self) -> int | None:
         try:
@@ -156,7 +158,13 @@ class ToldStatus:
             return None
         except struct.error:
             # Nobody is left to write: the template was killed, and this process with it.
+            self._bury_orphan()
             return -9
+
+    def _bury_orphan(self) -> None:
+        # Orphans come to the loader where it is the first process of a container, say.
+        with contextlib.suppress(OSError, AttributeError):
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
     def close(self) -> None:
         os.close(self.fd)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from tests.leaks import Belongings, descendants, leaves_nothing, left_since
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 MAINS = "tests.processes.mains"
+
+PR_SET_CHILD_SUBREAPER = 36
 
 every_method = pytest.mark.parametrize("method", METHODS)
 
@@ -360,6 +364,17 @@ async def test_a_template_that_was_killed_is_replaced() -> None:
     async with running("echo") as second:
         await tell(second, b"again")
         assert await hear(second) == b"again"
+
+
+async def test_who_gets_the_orphans_of_a_template_buries_them() -> None:
+    # As the first process of a container does, too.
+    with set_and_restored(partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER), 1, 0):
+        async with running("echo") as orphan:
+            await settled(orphan)
+            signal_templates(signal.SIGKILL)
+            async with asyncio.timeout(10):
+                assert await orphan.wait() == -9
+            assert orphan.pid not in descendants()
 
 
 async def test_a_template_that_is_stopped_is_given_up() -> None:
