@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Generic, TypeVar
 
 from asyncloader.datapipes.home import cancelled
@@ -54,19 +54,23 @@ class Waiting(Generic[T]):
 
     async def read(self, source: AsyncIterable[T]) -> None:
         """Hold what comes from the source, as long as there is room."""
-        items = aiter(source)
+        try:
+            await self._read(aiter(source))
+        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self._error = error
+        finally:
+            self._ended = True
+            self._consumer.wake()
+
+    async def _read(self, items: AsyncIterator[T]) -> None:
         try:
             async for item in items:
                 self._items.append((item, self._loop.time() + self._max_wait))
                 del item
                 self._consumer.wake()
                 await self._reader.until(self._has_room)
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self._error = error
         finally:
             await aclose_items(items)
-            self._ended = True
-            self._consumer.wake()
 
     async def batch(self) -> list[T]:
         """Wait for the next batch; [] at the end, and the source's error in its place."""

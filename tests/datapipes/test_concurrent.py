@@ -143,6 +143,13 @@ def test_an_error_of_the_source_of_thread_map_comes_in_its_place():
         next(items)
 
 
+def test_a_source_that_cannot_be_begun_is_an_error_of_thread_map_and_no_wait():
+    pipe = IterableWrapper(iter([1, 2])).thread_map(str)
+    assert list(pipe) == ["1", "2"]
+    with pytest.raises(TypeError, match="read only once"):
+        list(pipe)
+
+
 def test_thread_map_leaves_no_threads_behind():
     before = threading.active_count()
     stream = iter(numbers().thread_map(str, concurrency=3))
