@@ -23,7 +23,16 @@ from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watching import Watching
 from asyncloader.deadline import ends_within, time_left
-from asyncloader.runtime import LoopWaiter, Stopped, ThreadWaiter, begin_task, call_soon, release
+from asyncloader.runtime import (
+    LoopWaiter,
+    Stopped,
+    ThreadWaiter,
+    begin_task,
+    call_soon,
+    is_being_cancelled,
+    not_cancelled,
+    release,
+)
 
 T = TypeVar("T")
 
@@ -121,6 +130,8 @@ class ThreadGiver(Generic[T]):
         except Stopped:
             # One without a traceback, by which all that was under way would live on.
             self.error = Stopped()
+        except asyncio.CancelledError as error:
+            self.error = not_cancelled(error)
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
         self._watched.end()
@@ -193,7 +204,10 @@ class TaskGiver(Generic[T]):
     async def _run(self) -> None:
         try:
             await give_groups(self._items, self._exchange, self._home.loop)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                self._finish(not_cancelled(error))
+                return
             # Whoever takes must not mistake a closed pass for the end of the data.
             self._finish(Stopped())
             raise

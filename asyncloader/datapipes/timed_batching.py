@@ -13,7 +13,12 @@ from typing import Generic, TypeVar
 
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
-from asyncloader.runtime import LoopWaiter, begin_task
+from asyncloader.runtime import (
+    LoopWaiter,
+    begin_task,
+    is_being_cancelled,
+    not_cancelled,
+)
 
 T = TypeVar("T")
 
@@ -56,6 +61,10 @@ class Waiting(Generic[T]):
         """Hold what comes from the source, as long as there is room."""
         try:
             await self._read(aiter(source))
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self._error = not_cancelled(error)
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self._error = error
         finally:
