@@ -43,6 +43,23 @@ def begin_task(
     return task
 
 
+def is_being_cancelled() -> bool:
+    """Whether somebody has told the present task to end."""
+    task = None if running_loop() is None else asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def not_cancelled(error: asyncio.CancelledError) -> RuntimeError:
+    """Return the error for a CancelledError that nobody asked for.
+
+    A source raises one that awaits a task which was cancelled. It must not pass for the end
+    of those who read it.
+    """
+    failure = RuntimeError("a source raised CancelledError, but nobody had cancelled its reader")
+    failure.__cause__ = error
+    return failure
+
+
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new loop for our own use: uvloop's where it is installed."""
     fill_standard_descriptors()

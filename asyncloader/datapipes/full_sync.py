@@ -41,7 +41,7 @@ from asyncloader.ranks import (
     ranks_in_words,
     world_size,
 )
-from asyncloader.runtime import begin_task
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
 from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
@@ -175,6 +175,10 @@ class AgreedAhead(Pass[T]):
         """Read the source to its end, never more ahead than there is room."""
         try:
             await self._read()
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self.error = not_cancelled(error)
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         self.is_read = True

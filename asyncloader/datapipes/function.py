@@ -18,7 +18,7 @@ from asyncloader.datapipes.arguments import checked_function
 from asyncloader.datapipes.crossing import loop_calls
 from asyncloader.datapipes.debugging import watched_async, watched_plain
 from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.runtime import running_loop
+from asyncloader.runtime import is_being_cancelled
 from asyncloader.strange_errors import note, notes_of
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import get_worker_info
@@ -106,11 +106,6 @@ def _ends_the_process(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt):
         return get_worker_info() is None
     if isinstance(error, asyncio.CancelledError):
-        return _is_being_cancelled()
+        # A function that raises it by itself has failed like any other.
+        return is_being_cancelled()
     return isinstance(error, Stopped | SystemExit)
-
-
-def _is_being_cancelled() -> bool:
-    # A function that raises CancelledError by itself has failed like any other.
-    task = None if running_loop() is None else asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -7,6 +7,7 @@ buffer is full.
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -89,6 +90,9 @@ class GroupPass(Pass[Any]):
     held: int = 0
     groups: dict[Any, Group] = field(default_factory=dict, repr=False)
     above: Marks = field(init=False, repr=False)
+    # Minus the size, the first position and the key of every group, as it is and as it was;
+    # nothing while nobody asks for the largest.
+    _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
     _positions: list[int] = field(default_factory=list, init=False, repr=False)
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
@@ -106,7 +110,7 @@ class GroupPass(Pass[Any]):
                 if self.groups[key].size == pipe.group_size:
                     yield self._yielded(key)
                 if self.held == pipe.buffer_size:
-                    largest = max(self.groups, key=lambda key: self.groups[key].size)
+                    largest = self._largest()
                     if self._may_leave(largest):
                         yield self._yielded(largest)
                 self.above.passed(self.taken)
@@ -148,6 +152,11 @@ class GroupPass(Pass[Any]):
         group.items.append(item)
         group.positions.append(position)
         self.held += 1
+        if self._by_size:
+            heapq.heappush(self._by_size, group.entry(key))
+            if len(self._by_size) > 4 * self.pipe.buffer_size:
+                # Most are as they were: it is made anew when the buffer is full again.
+                self._by_size.clear()
 
     def _yielded(self, key: Any) -> Any:
         items = self._released(key)
@@ -158,6 +167,18 @@ class GroupPass(Pass[Any]):
         items = self.groups.pop(key).items
         self.held -= len(items)
         return items
+
+    def _largest(self) -> Any:
+        """Return the key of the largest group, the oldest of several."""
+        if not self._by_size:
+            self._by_size = [group.entry(key) for key, group in self.groups.items()]
+            heapq.heapify(self._by_size)
+        while True:
+            entry = self._by_size[0]
+            group = self.groups.get(entry[2])
+            if group is not None and group.entry(entry[2])[:2] == entry[:2]:
+                return entry[2]
+            heapq.heappop(self._by_size)
 
     def _may_leave(self, key: Any) -> bool:
         # Whether the group may be yielded to make room. One that is too small is
@@ -189,3 +210,7 @@ class Group:
     def size(self) -> int:
         """How many items there are."""
         return len(self.items)
+
+    def entry(self, key: Any) -> tuple[int, int, Any]:
+        """Return what sorts groups by their sizes, and then by their ages."""
+        return -len(self.items), self.positions[0], key

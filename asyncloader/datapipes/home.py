@@ -23,7 +23,7 @@ from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watching import Watching
 from asyncloader.deadline import ends_within, time_left
-from asyncloader.runtime import begin_task
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
 
 T = TypeVar("T")
@@ -122,6 +122,8 @@ class ThreadGiver(Generic[T]):
         except Stopped:
             # One without a traceback, by which all that was under way would live on.
             self.error = Stopped()
+        except asyncio.CancelledError as error:
+            self.error = not_cancelled(error)
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
         self._watched.end()
@@ -194,7 +196,10 @@ class TaskGiver(Generic[T]):
     async def _run(self) -> None:
         try:
             await give_groups(self._items, self._exchange, self._home.loop)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                self._finish(not_cancelled(error))
+                return
             # Whoever takes must not mistake a closed pass for the end of the data.
             self._finish(Stopped())
             raise

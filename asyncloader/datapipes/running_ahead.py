@@ -17,7 +17,7 @@ from asyncloader.datapipes.home import GRACE_SECONDS
 from asyncloader.datapipes.iterating import aclose_items
 from asyncloader.datapipes.reading import abegin
 from asyncloader.deadline import time_left
-from asyncloader.runtime import begin_task
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
 from asyncloader.waiting import LoopWaiter
 
 
@@ -109,6 +109,10 @@ class RunningAhead(ABC):
                 del item
                 if not self._may_read():
                     await self._reader.until(self._may_read)
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self.error = not_cancelled(error)
         except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         finally:

@@ -23,10 +23,10 @@ from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.debugging import watched_plain
 from asyncloader.datapipes.function import blame, is_async, unawaited
 from asyncloader.datapipes.handing_out import BEFORE, first_cursor
-from asyncloader.datapipes.iterating import close_items
 from asyncloader.datapipes.makers import Makers
 from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.reading import begin
+from asyncloader.datapipes.rereading import closing_items
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 
 T = TypeVar("T")
@@ -163,17 +163,18 @@ class ThreadMapPass(AheadPass[T]):
 
     def _read(self, crew: Crew) -> None:
         crew.attend()
-        items = begin(self.source)
         try:
-            for item in items:
-                with self._lock:
-                    position = self.begin()
-                if position != BEFORE:
-                    crew.begin(position, item)
-                del item
+            items = begin(self.source)
+            with closing_items(items):
+                for item in items:
+                    with self._lock:
+                        position = self.begin()
+                    if position != BEFORE:
+                        crew.begin(position, item)
+                    del item
         finally:
+            # The consumer waits for more until then, also where the source cannot be begun.
             crew.end()
-            close_items(items)
 
 
 @functional_datapipe("threadpool_map")

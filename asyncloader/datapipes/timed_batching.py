@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Generic, TypeVar
 
 from asyncloader.datapipes.home import cancelled
 from asyncloader.datapipes.iterating import aclose_items
-from asyncloader.runtime import begin_task
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
 from asyncloader.waiting import LoopWaiter
 
 T = TypeVar("T")
@@ -55,19 +55,27 @@ class Waiting(Generic[T]):
 
     async def read(self, source: AsyncIterable[T]) -> None:
         """Hold what comes from the source, as long as there is room."""
-        items = aiter(source)
+        try:
+            await self._read(aiter(source))
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self._error = not_cancelled(error)
+        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self._error = error
+        finally:
+            self._ended = True
+            self._consumer.wake()
+
+    async def _read(self, items: AsyncIterator[T]) -> None:
         try:
             async for item in items:
                 self._items.append((item, self._loop.time() + self._max_wait))
                 del item
                 self._consumer.wake()
                 await self._reader.until(self._has_room)
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self._error = error
         finally:
             await aclose_items(items)
-            self._ended = True
-            self._consumer.wake()
 
     async def batch(self) -> list[T]:
         """Wait for the next batch; [] at the end, and the source's error in its place."""

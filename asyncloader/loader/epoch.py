@@ -25,7 +25,7 @@ from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.timing import Timing
-from asyncloader.runtime import begin_task, running_loop
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled, running_loop
 from asyncloader.waiting import call_soon
 
 _CLOSED = "the epoch was closed before its end"
@@ -138,7 +138,10 @@ class Epoch:
     async def _supervise(self) -> None:
         try:
             await self._run(await self._lifecycle.begin_epoch(self._start))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                self._error = LastingError(not_cancelled(error))
+                return
             self._error = LastingError(LoaderClosed(_CLOSED))
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it

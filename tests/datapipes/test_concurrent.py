@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from tests.datapipes.watched import Failing
 
@@ -69,6 +70,10 @@ async def test_only_the_error_that_ended_the_iteration_is_heard_of(form, caplog)
     assert caplog.records == []
 
 
+async def same(number):
+    return number
+
+
 async def cancels(number):
     raise asyncio.CancelledError
 
@@ -92,6 +97,41 @@ async def test_a_function_that_raises_cancelled_error_by_itself_has_failed(pipe)
         await _drained(pipe)
     with pytest.raises(RuntimeError, match="raised CancelledError"):
         await asyncio.to_thread(list, pipe)
+
+
+class Cancelled(IterDataPipe[int]):
+    """Awaits, after two items, something that was cancelled."""
+
+    async def __aiter__(self):
+        yield 0
+        yield 1
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        Cancelled().async_map(same),
+        Cancelled().prefetch(2),
+        Cancelled().batch(1, max_wait=60).unbatch(),
+        Cancelled().map(same).prefetch(2),
+        Cancelled().thread_map(int),
+    ],
+    ids=["async_map", "prefetch", "batch", "map", "thread_map"],
+)
+async def test_a_source_that_raises_cancelled_error_by_itself_has_not_ended(pipe):
+    stream = aiter(pipe)
+    assert [await anext(stream), await anext(stream)] == [0, 1]
+    with pytest.raises(RuntimeError, match="raised CancelledError"):
+        await anext(stream)
+    with pytest.raises(RuntimeError, match="raised CancelledError"):
+        await asyncio.to_thread(list, pipe)
+
+
+async def test_nor_has_one_that_a_loader_reads_itself():
+    async with DataLoader2(Cancelled()) as loader:
+        with pytest.raises(RuntimeError, match="raised CancelledError"):
+            await _drained(loader)
 
 
 async def _drained(pipe):
@@ -141,6 +181,13 @@ def test_an_error_of_the_source_of_thread_map_comes_in_its_place():
     assert [next(items), next(items)] == ["1", "2"]
     with pytest.raises(LookupError, match="three"):
         next(items)
+
+
+def test_a_source_that_cannot_be_begun_is_an_error_of_thread_map_and_no_wait():
+    pipe = IterableWrapper(iter([1, 2])).thread_map(str)
+    assert list(pipe) == ["1", "2"]
+    with pytest.raises(TypeError, match="read only once"):
+        list(pipe)
 
 
 def test_thread_map_leaves_no_threads_behind():

@@ -74,6 +74,26 @@ def test_a_full_buffer_of_small_groups_is_an_error_that_shows_no_items() -> None
     assert "png" not in str(caught.value)
 
 
+class Counted:
+    """A key that counts how often it was looked for."""
+
+    looks = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return self.number
+
+
+def test_a_full_buffer_is_not_searched_for_each_item() -> None:
+    pipe = IterableWrapper(range(2000)).groupby(Counted, buffer_size=1000)
+
+    assert len(list(pipe)) == 2000
+    assert Counted.looks < 2000 * 20
+
+
 async def test_groupby_awaits_async_functions() -> None:
     async def key(name: str) -> str:
         return stem(name)
