@@ -53,6 +53,16 @@ def checked_wait(name: str, value: Any) -> float:
     return seconds
 
 
+def checked_limit(name: str, value: Any) -> float | None:
+    """Return how long something may take: no time, where it is below 0, or for ever as well."""
+    if value is None:
+        return None
+    seconds = _number_of_seconds(name, value)
+    if math.isnan(seconds):
+        raise ValueError(f"{name} must be a number of seconds, got {value}")
+    return seconds
+
+
 def _number_of_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")

@@ -40,7 +40,8 @@ async def from_thread(items: Iterable[T], crossing: Exchange[T] | None = None) -
                 return
             for item in group:
                 yield item
-            del group
+            # Nothing handed out is kept alive here while the next is waited for.
+            del group, item
     finally:
         # Its home waits for the thread. A wait right here would be cut off by the end of
         # the loop where a reader drops this generator instead of closing it.

@@ -53,6 +53,8 @@ class FedFromWorkers(IterDataPipe[Any]):
             async for items in groups:
                 for item in items:
                     yield item
+                # Nothing handed out is kept alive here while nobody asks for more.
+                del items, item
 
     def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
         """Yield the items of this stream when iterated next."""

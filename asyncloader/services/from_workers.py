@@ -175,6 +175,8 @@ class FromWorkers(IterDataPipe[Any]):
         async for items in self.groups():
             for item in items:
                 yield item
+            # Nothing handed out is kept alive here while the next is waited for.
+            del items, item
 
     def __repr__(self) -> str:
         return f"FromWorkers({self.part})"

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
-from asyncloader.datapipes.arguments import checked_count
+from asyncloader.datapipes.arguments import checked_count, checked_limit
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.exchange import Nobody, Waiter
@@ -79,6 +79,7 @@ class Feed(IterDataPipe[Any]):
         is dropped. A request that is ``idempotent`` is begun once more if the worker that
         has it dies; others fail with ``WorkerDied``.
         """
+        timeout = checked_limit("timeout", timeout)
         request = self._accepted(item, idempotent)
         # It is held only as long as it is wanted.
         del item
@@ -103,6 +104,7 @@ class Feed(IterDataPipe[Any]):
         requests, finishes those that were accepted (those still open after
         ``drain_timeout`` seconds fail), and shuts the loader down.
         """
+        checked_limit("drain_timeout", drain_timeout)
         return Server(self, self._readership, loader, drain_timeout)
 
     def close(self) -> None:
@@ -117,6 +119,7 @@ class Feed(IterDataPipe[Any]):
         where nobody has iterated a loader of this feed for 30 s, so that no answer would
         come; then a LoaderError says so here.
         """
+        timeout = checked_limit("timeout", timeout)
         self._readership.check_loop()
         self.close()
         waiter = LoopWaiter(asyncio.get_running_loop())
@@ -186,7 +189,11 @@ class Feed(IterDataPipe[Any]):
             if not self._ledger.queued or not self._readership.is_held_by(reading):
                 return
             request = self._ledger.take(loop.time())
-            yield Envelope(request.key, request.taken())
+            envelope = Envelope(request.key, request.taken())
+            # It has the answer in the end, which is not kept here until somebody asks again.
+            del request
+            yield envelope
+            del envelope
 
     def _accepted(self, item: Any, idempotent: bool) -> Request:
         self._readership.check_loop()

@@ -51,6 +51,8 @@ class RequestBatcher(IterDataPipe[Envelope]):
                 if wanted:
                     self._ledger.counts.filled(len(wanted) / self.batch_size)
                     yield self._together(wanted)
+                # Nothing of them is kept here while others are waited for.
+                del batch, wanted
 
     def _together(self, batch: list[Envelope]) -> Envelope:
         whole = Envelope(tuple(envelope.key for envelope in batch))  # type: ignore[misc]  # ints
@@ -98,6 +100,7 @@ class Lockstep(OneToOne, IterDataPipe[Envelope]):
                         close_items(results)
                         results = iter(self.pipe)
                 yield envelope
+                del envelope
         finally:
             close_items(results)
             close_items(envelopes)

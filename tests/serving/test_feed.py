@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -132,6 +133,48 @@ GRAPHS = {
 }
 
 
+class Weighty:
+    """Something of which one may ask whether it is still held."""
+
+
+def another(item: Any) -> Weighty:
+    return Weighty()
+
+
+async def another_soon(item: Any) -> Weighty:
+    return Weighty()
+
+
+def end_of(thing: Any) -> asyncio.Event:
+    """Return what is set when nobody holds the thing any more."""
+    end = asyncio.Event()
+    weakref.finalize(thing, asyncio.get_running_loop().call_soon_threadsafe, end.set)
+    return end
+
+
+LEAVING = {
+    "map": lambda feed: feed.map(another),
+    "async_map": lambda feed: feed.async_map(another_soon),
+    "thread_map": lambda feed: feed.thread_map(another),
+    "batch": lambda feed: feed.map(another).batch(4, max_wait=0.001),
+    "prefetch": lambda feed: feed.map(another).prefetch(2),
+}
+
+
+@pytest.mark.parametrize("graph", LEAVING.values(), ids=LEAVING)
+async def test_nothing_of_a_request_is_held_once_it_is_answered(graph):
+    feed = Feed()
+    async with feed.serve(DataLoader2(graph(feed))):
+        for _ in range(2):
+            asked = Weighty()
+            answer = await feed.ask(asked)
+            ends = [end_of(asked), end_of(answer)]
+            del asked, answer
+            async with asyncio.timeout(LONG):
+                for end in ends:
+                    await end.wait()
+
+
 async def soon(item: Any) -> Any:
     await asyncio.sleep(random.random() * 0.002)
     return item
@@ -249,6 +292,22 @@ async def test_an_error_that_refuses_notes_reaches_its_own_request():
                 await feed.ask(number)
             assert failure.value.args == (number,)
             assert failure.value.__notes__ == ["raised in map(fail)"]
+
+
+async def test_a_timeout_that_is_no_number_is_refused():
+    feed = Feed()
+    async with feed.serve(DataLoader2(feed.map(double))):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds, got str"):
+            await feed.ask(1, timeout="5")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="timeout must be a number of seconds, got nan"):
+            await feed.ask(1, timeout=float("nan"))
+        with pytest.raises(TimeoutError):
+            await feed.ask(1, timeout=-1.0)
+        assert await feed.ask(1, timeout=float("inf")) == 2
+    with pytest.raises(TypeError, match="drain_timeout must be a number of seconds"):
+        feed.serve(DataLoader2(feed), drain_timeout="5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got nan"):
+        await Feed().drain(float("nan"))
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit])

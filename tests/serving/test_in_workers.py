@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ async def test_every_request_gets_its_own_answer(graph):
         async with feed.serve(loader):
             answers = await asyncio.gather(*[feed.ask(number) for number in range(300)])
         assert answers == [2 * number for number in range(300)]
+
+
+async def test_nothing_of_an_answer_is_held_until_the_next():
+    feed = Feed()
+    async with feed.serve(DataLoader2(feed.map(np.copy), reading_service=workers(1))):
+        end = asyncio.Event()
+        weakref.finalize(await feed.ask(np.ones(100_000)), end.set)
+        async with asyncio.timeout(LONG):
+            await end.wait()
 
 
 @pytest.mark.parametrize("worker_prefetch_cnt", [0, 1, 10])
