@@ -31,41 +31,61 @@ DETECT_SECONDS = 1.0
 CLOSE_SECONDS = 3.0
 #: What a busy machine may add to a bound.
 SLACK = 4.0
+#: Within which all scenes of a child process end.
+LIMIT_SECONDS = 200.0
 
 
-def play(folder: Path, scene: Callable[..., Any], *args: Any, limit: float = 200.0) -> str:
+#: Functions of a test's file, each with its arguments.
+Scenes = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+def play(folder: Path, scene: Callable[..., Any], *args: Any, imports: str = "") -> str:
     """Run a scene in a child process; return what it printed."""
-    return play_each(folder, scene, [args], limit=limit)
+    return _play(folder, [(scene, args)], imports)
 
 
 def play_each(
-    folder: Path, scene: Callable[..., Any], cases: list[tuple[Any, ...]], *, limit: float = 200.0
+    folder: Path, scene: Callable[..., Any], cases: list[tuple[Any, ...]], *, imports: str = ""
 ) -> str:
-    """Run a scene once for the arguments of each case, all in one child process."""
-    call = f"{scene.__module__!r}, {scene.__name__!r}, {cases!r}"
+    """Run a scene once for the arguments of each case, all in one child process.
+
+    A module that all of them need is imported there first, and for all workers at once.
+    """
+    return _play(folder, [(scene, args) for args in cases], imports)
+
+
+def play_all(folder: Path, *scenes: Callable[[], Any]) -> str:
+    """Run scenes one after the other in one child process."""
+    return _play(folder, [(scene, ()) for scene in scenes])
+
+
+def _play(folder: Path, scenes: Scenes, imports: str = "") -> str:
+    (module,) = {scene.__module__ for scene, _ in scenes}
     source = f"""
 if __name__ == "__main__":
+    import {imports or "sys"}
     from tests.faults.child import perform
 
-    perform({call})
+    perform({module!r}, {[(scene.__name__, args) for scene, args in scenes]!r})
 """
-    done = run_script(folder, source, limit=limit)
+    done = run_script(folder, source, limit=LIMIT_SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
     return done.stdout
 
 
-def perform(module: str, name: str, cases: list[tuple[Any, ...]]) -> None:
-    """In the child: warm up, and run the scene, which must leave nothing behind each time."""
+def perform(module: str, scenes: list[tuple[str, tuple[Any, ...]]]) -> None:
+    """In the child: warm up, and run the scenes, each of which must leave nothing behind."""
     # A callback that is slow on a busy machine is no fault; errors are still printed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    scene = getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
     preload(module)
-    for method in [None, *(arg for args in cases for arg in args if arg in METHODS)]:
+    named = [arg for _, args in scenes for arg in args if arg in METHODS]
+    for method in dict.fromkeys([None, *named]):
         warm_up(method)
-    for args in cases:
+    for name, args in scenes:
         try:
             with leaves_nothing():
-                run(scene, args)
+                run(getattr(found, name), args)
         except BaseException as error:
             error.add_note(f"in {name}{args}")
             raise

@@ -24,7 +24,16 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterDataPipe
 from asyncloader.runtime import new_event_loop
-from tests.faults.child import CLOSE_SECONDS, SLACK, loader_of, numbers, play, within
+from tests.faults.child import (
+    CLOSE_SECONDS,
+    SLACK,
+    loader_of,
+    numbers,
+    play,
+    play_all,
+    play_each,
+    within,
+)
 from tests.leaks import worker_processes
 
 
@@ -75,9 +84,8 @@ async def until_no_workers() -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("scene", [bare_break, bare_break_sync])
-def test_d1_a_bare_break_is_cleaned_up_by_the_garbage_collector(scene, tmp_path):
-    play(tmp_path, scene)
+def test_d1_a_bare_break_is_cleaned_up_by_the_garbage_collector(tmp_path):
+    play_all(tmp_path, bare_break, bare_break_sync)
 
 
 def long_call(number: int) -> int:
@@ -215,9 +223,8 @@ def with_jitter(number: int) -> int:
     return number
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_d3_an_anext_that_is_cancelled_loses_nothing(in_order, tmp_path):
-    play(tmp_path, cancelled_at_every_tick, in_order)
+def test_d3_an_anext_that_is_cancelled_loses_nothing(tmp_path):
+    play_each(tmp_path, cancelled_at_every_tick, [(True,), (False,)])
 
 
 async def timeouts_around_anext() -> None:
@@ -241,9 +248,8 @@ def timeouts_under_uvloop() -> None:
         runner.run(timeouts_around_anext())
 
 
-@pytest.mark.parametrize("scene", [timeouts_around_anext, timeouts_under_uvloop])
-def test_d3_timeouts_around_anext_lose_nothing(scene, tmp_path):
-    play(tmp_path, scene)
+def test_d3_timeouts_around_anext_lose_nothing(tmp_path):
+    play_all(tmp_path, timeouts_around_anext, timeouts_under_uvloop)
 
 
 # D4 -------------------------------------------------------------------------------------
@@ -287,9 +293,8 @@ async def cancelled_while_closing(busy: bool) -> None:
             break
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_d4_a_close_that_is_cancelled_finishes_and_then_raises(busy, tmp_path):
-    play(tmp_path, cancelled_while_closing, busy)
+def test_d4_a_close_that_is_cancelled_finishes_and_then_raises(tmp_path):
+    play_each(tmp_path, cancelled_while_closing, [(False,), (True,)])
 
 
 # D5 -------------------------------------------------------------------------------------

@@ -23,7 +23,16 @@ from asyncloader.errors import (
     LoaderClosed,
     LoopMismatchError,
 )
-from tests.faults.child import CLOSE_SECONDS, METHODS, SLACK, loader_of, numbers, play, within
+from tests.faults.child import (
+    CLOSE_SECONDS,
+    METHODS,
+    SLACK,
+    loader_of,
+    numbers,
+    play,
+    play_all,
+    within,
+)
 from tests.leaks import worker_processes
 from tests.processes.scripts import run_script
 
@@ -210,9 +219,8 @@ async def one_of(items: Any) -> Any:
     return await anext(items)
 
 
-@pytest.mark.parametrize("scene", [used_from_another_loop, used_from_another_thread])
-def test_e3_another_loop_is_refused_and_both_are_named(scene, tmp_path):
-    play(tmp_path, scene)
+def test_e3_another_loop_is_refused_and_both_are_named(tmp_path):
+    play_all(tmp_path, used_from_another_loop, used_from_another_thread)
 
 
 # E4 -------------------------------------------------------------------------------------
@@ -259,9 +267,8 @@ def four_threads() -> None:
     assert sorted(taken) == list(range(40))
 
 
-@pytest.mark.parametrize("scene", [four_tasks, four_threads])
-def test_e4_concurrent_next_is_refused_at_once_and_loses_nothing(scene, tmp_path):
-    play(tmp_path, scene)
+def test_e4_concurrent_next_is_refused_at_once_and_loses_nothing(tmp_path):
+    play_all(tmp_path, four_tasks, four_threads)
 
 
 # E5 -------------------------------------------------------------------------------------
@@ -305,9 +312,8 @@ def shut_down_twice_and_during() -> None:
     loader.shutdown()
 
 
-@pytest.mark.parametrize("scene", [closed_twice_and_during, shut_down_twice_and_during])
-def test_e5_closing_is_shared_and_what_comes_after_says_so(scene, tmp_path):
-    play(tmp_path, scene)
+def test_e5_closing_is_shared_and_what_comes_after_says_so(tmp_path):
+    play_all(tmp_path, closed_twice_and_during, shut_down_twice_and_during)
 
 
 # E6 -------------------------------------------------------------------------------------
@@ -383,14 +389,11 @@ def first_begun_in_a_forked_child() -> None:
     begin()
 
 
-@pytest.mark.parametrize(
-    "scene",
-    [
+def test_e6_a_forked_child_is_refused_and_harms_nobody(tmp_path):
+    play_all(
+        tmp_path,
         used_in_a_forked_child,
         dropped_in_a_forked_child,
         begun_anew_and_left_in_a_forked_child,
         first_begun_in_a_forked_child,
-    ],
-)
-def test_e6_a_forked_child_is_refused_and_harms_nobody(scene, tmp_path):
-    play(tmp_path, scene)
+    )

@@ -24,7 +24,9 @@ from asyncloader.transport import frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.messages import Kind
-from tests.faults.child import METHODS, collected, loader_of, numbers, play
+from tests.faults.child import METHODS, collected, loader_of, numbers, play, play_each
+
+EVERY_METHOD = [(method,) for method in METHODS]
 
 # F --------------------------------------------------------------------------------------
 
@@ -82,9 +84,8 @@ def shared_bytes() -> int:
     return total
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_f1_the_byte_budget_is_back_pressure(kept, tmp_path):
-    play(tmp_path, the_budget_is_reached, kept)
+def test_f1_the_byte_budget_is_back_pressure(tmp_path):
+    play_each(tmp_path, the_budget_is_reached, [(True,), (False,)], imports="torch")
 
 
 def everything_is_kept() -> None:
@@ -98,7 +99,7 @@ def everything_is_kept() -> None:
 
 
 def test_f2_everything_may_be_kept_with_few_descriptors(tmp_path):
-    play(tmp_path, everything_is_kept)
+    play(tmp_path, everything_is_kept, imports="torch")
 
 
 # G --------------------------------------------------------------------------------------
@@ -153,9 +154,8 @@ async def a_worker_babbles(how: str) -> None:
         assert "was killed" in "".join(error.__notes__)
 
 
-@pytest.mark.parametrize("how", ["noise", "zeros"])
-def test_g1_garbage_from_a_worker_is_an_error_that_names_it(how, tmp_path):
-    play(tmp_path, a_worker_babbles, how)
+def test_g1_garbage_from_a_worker_is_an_error_that_names_it(tmp_path):
+    play_each(tmp_path, a_worker_babbles, [(how,) for how in GARBAGE])
 
 
 def damaged_frame(how: str, encode: Any, kind: int, payload: Any, sequence: int, **fds: int) -> Any:
@@ -282,9 +282,8 @@ def a_fork_with_threads(method: str | None) -> None:
     loader.shutdown()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_j1_a_held_lock_hangs_nobody(method, tmp_path):
-    play(tmp_path, a_fork_with_threads, method)
+def test_j1_a_held_lock_hangs_nobody(tmp_path):
+    play_each(tmp_path, a_fork_with_threads, EVERY_METHOD)
 
 
 async def a_running_loop(method: str | None) -> None:
@@ -292,9 +291,8 @@ async def a_running_loop(method: str | None) -> None:
         assert [number async for number in loader] == list(range(10))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_j1_under_a_running_loop(method, tmp_path):
-    play(tmp_path, a_running_loop, method)
+def test_j1_under_a_running_loop(tmp_path):
+    play_each(tmp_path, a_running_loop, EVERY_METHOD)
 
 
 # K --------------------------------------------------------------------------------------
@@ -319,9 +317,8 @@ async def every_seed_differs(method: str | None) -> None:
     assert len(set(rolls)) == 80
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_k1_seeds_differ_by_seed_epoch_and_worker(method, tmp_path):
-    play(tmp_path, every_seed_differs, method)
+def test_k1_seeds_differ_by_seed_epoch_and_worker(tmp_path):
+    play_each(tmp_path, every_seed_differs, EVERY_METHOD)
 
 
 async def the_pipes_own_generators_differ() -> None:
