@@ -35,11 +35,14 @@ _CROSSING = "_crossing"
 _NUMBER = "_number_in_graph"
 _COUNT = "_count"
 _LOADED = "_loaded"
+_ENDED = "_ended"
 _BEGINNINGS = "_beginnings"
 COURSE = "_course"
 
 #: The fields of a pipe that are about its passes: a copy of the pipe has none of them.
-PASSING = frozenset({"current_pass", _START, _CROSSING, _COUNT, _LOADED, _BEGINNINGS, COURSE})
+PASSING = frozenset(
+    {"current_pass", _START, _CROSSING, _COUNT, _LOADED, _ENDED, _BEGINNINGS, COURSE}
+)
 
 
 def set_numbers(pipes: Iterable[Any]) -> None:
@@ -244,14 +247,17 @@ def _cursor_with_state(pipe: Any) -> Cursor:
         # A pass that has yielded nothing yet stands where it began.
         return fields.get(_LOADED) or {}
     # It may be the very object that the pipe goes on changing.
-    return {"yielded": fields[_COUNT], "state": copy.deepcopy(pipe.state_dict())}
+    cursor = {"yielded": fields[_COUNT], "state": copy.deepcopy(pipe.state_dict())}
+    # Many are at their beginning again by then.
+    return {**cursor, "ended": True} if _ENDED in fields else cursor
 
 
 def _noted(pipe: Any, start: tuple[int, Cursors] | None) -> tuple[int, Cursor | None]:
     """Note where a user's source begins; return the position, and the cursor from before it."""
     position, cursors = start or (0, {})
     cursor = cursor_of(pipe, cursors)
-    vars(pipe).pop(_COUNT, None)
+    for name in (_COUNT, _ENDED):
+        vars(pipe).pop(name, None)
     vars(pipe)[_LOADED] = cursor
     return position, cursor
 
@@ -260,32 +266,38 @@ def _yielded(cursor: Cursor | None) -> int:
     return 0 if cursor is None else cursor["yielded"]
 
 
-def _load(pipe: Any, cursor: Cursor | None) -> None:
+def _may_go_on(pipe: Any, cursor: Cursor | None) -> bool:
+    """Give a user's source its own state back; whether it has more to yield."""
     # Not before the first item is asked for. A pass may end without asking this source for
     # any, and then the state would be there for the next pass, which begins at the beginning.
     if cursor is not None:
         pipe.load_state_dict(cursor["state"])
+    return cursor is None or "ended" not in cursor
 
 
 def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
-    _load(pipe, cursor)
+    if not _may_go_on(pipe, cursor):
+        return
     fields, count, items = vars(pipe), _yielded(cursor), iter(pipe)
     try:
         for item in items:
             count += 1
             fields[_COUNT] = count
             yield item
+        fields[_ENDED] = True
     finally:
         close_items(items)
 
 
 async def _acounted(pipe: Any, cursor: Cursor | None) -> AsyncIterator[Any]:
-    _load(pipe, cursor)
+    if not _may_go_on(pipe, cursor):
+        return
     fields, count, items = vars(pipe), _yielded(cursor), aiter(pipe)
     try:
         async for item in items:
             count += 1
             fields[_COUNT] = count
             yield item
+        fields[_ENDED] = True
     finally:
         await aclose_items(items)

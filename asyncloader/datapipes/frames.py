@@ -111,7 +111,8 @@ def _codes_of(cls: type) -> tuple[CodeType, ...]:
             inspect.unwrap(value)
             for base in cls.__mro__
             if base.__module__ not in _BASES
-            for value in vars(base).values()
+            # Pickling an instance, in the thread that is looked at, adds to what a class has.
+            for value in list(vars(base).values())
             if isinstance(value, FunctionType)
         )
         codes = tuple(each.__code__ for each in functions if isinstance(each, FunctionType))

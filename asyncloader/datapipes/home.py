@@ -7,7 +7,6 @@ and tasks that give its items. Closing a home ends them all, in a bounded time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import sys
 import threading
@@ -23,7 +22,7 @@ from asyncloader.datapipes.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watching import Watching
 from asyncloader.deadline import ends_within, time_left
-from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled, running_loop
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
 
 T = TypeVar("T")
@@ -227,7 +226,8 @@ async def give_groups(
     exchange.giver = waiter
     # Whether it may be waited for later: what it yields next is made anyway.
     is_patient = getattr(items, "is_made_elsewhere", bool)()
-    async with contextlib.aclosing(groups_of(astarted(items))) as groups:
+    groups = groups_of(astarted(items))
+    try:
         async for group in groups:
             exchange.give_group(group)
             del group
@@ -236,6 +236,10 @@ async def give_groups(
                 await asyncio.sleep(0)
             exchange.mark()
             await waiter.until(exchange.has_room)
+    finally:
+        # A task that is collected after its loop was closed can await nothing.
+        if running_loop() is loop:
+            await groups.aclose()
 
 
 # What runs in this context: its home, and the waiter of the thread if it is a giver's.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
+from collections.abc import AsyncIterator
 
 import pytest
 
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.exchange import Exchange, Nobody
+from asyncloader.datapipes.home import give_groups
+from asyncloader.runtime import begin_task
 from asyncloader.waiting import Stopped
 
 
@@ -40,3 +45,23 @@ def test_what_was_given_before_the_end_may_be_taken_after_it():
     crossing.end(None)
     assert crossing.take() == [1]
     assert crossing.take() == []
+
+
+class Waits(IterDataPipe[int]):
+    """Gives one item, says so, and waits for ever."""
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        yield 0
+        self.asked_again.set()
+        await asyncio.get_running_loop().create_future()
+
+
+def test_a_giver_that_is_collected_after_its_loop_was_closed_ends_in_silence():
+    loop, crossing, waits = asyncio.new_event_loop(), exchange(), Waits()
+    waits.asked_again = asyncio.Event()
+    giving = give_groups(waits, crossing, loop)
+    task = begin_task(loop, giving, "giver")
+    loop.run_until_complete(waits.asked_again.wait())
+    loop.close()
+    giving.close()
+    assert (crossing.take(), task.done()) == ([0], False)
