@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from asyncloader.workers import starting
-from asyncloader.workers.plan import ProcessPlan
+from asyncloader.workers.loader_side import starting
+from asyncloader.workers.processes.plan import ProcessPlan
 
 
 def preload(*modules: str) -> None:

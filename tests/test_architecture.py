@@ -28,12 +28,32 @@ LAYERS = [
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
+#: The folders of two parts, in the same way: what pipes are built of comes below the pipes.
+FOLDERS = {
+    "datapipes": [
+        {"web", "caching"},
+        {"branches", "calls", "files"},
+        {"groups"},
+        {"items"},
+        {"patterns"},
+        {"pipe"},
+        {"running"},
+        {"watch"},
+        {"going_on"},
+    ],
+    "workers": [
+        {"loader_side"},
+        {"worker_side"},
+        {"conversation", "processes"},
+    ],
+}
+
 #: Heavy or risky modules, and the one file by which each may enter.
 DOORS = {
     "uvloop": "runtime.py",
     "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
-    "multiprocessing": "workers/contexts.py",
+    "multiprocessing": "workers/processes/contexts.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",
     "torch.distributed": "ranks/gloo.py",
@@ -82,6 +102,12 @@ class SourceFile:
         """The part of the package that the file belongs to."""
         first = self.path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         return "asyncloader" if first == "__init__" else first
+
+    @property
+    def folder(self) -> str:
+        """The folder inside its part that the file is in; empty for a file of the part itself."""
+        inside = self.path.relative_to(PACKAGE).parts[1:-1]
+        return inside[0] if inside else ""
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -156,6 +182,28 @@ def _is_downward(each: Import) -> bool:
     part = rest.partition(".")[0]
     target = part if part in LEVEL else "asyncloader"
     return target == each.file.part or LEVEL[target] > LEVEL[each.file.part]
+
+
+@pytest.mark.parametrize("part", FOLDERS)
+def test_a_folder_imports_itself_and_lower_folders_only(part):
+    level = {folder: at for at, folders in enumerate(FOLDERS[part]) for folder in folders}
+    found = {file.folder for file in FILES if file.part == part} - {"", "fluent"}
+    assert found == set(level), "these are the folders that FOLDERS has to name"
+    offenders = [
+        str(each)
+        for each in IMPORTS
+        if each.file.part == part and not each.is_lazy and not _is_within_level(each, level)
+    ]
+    agree(offenders, f"a folder of {part} imports the folders of lower lines of FOLDERS:")
+
+
+def _is_within_level(each: Import, level: dict[str, int]) -> bool:
+    """Whether what a file imports from its own part is in a folder that it may import from."""
+    _, part, folder, *_ = (*each.module.split("."), "", "", "")
+    own = each.file.folder
+    if part != each.file.part or own not in level or folder not in level:
+        return True
+    return folder == own or level[folder] > level[own]
 
 
 def test_imports_are_absolute():

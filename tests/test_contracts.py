@@ -21,8 +21,8 @@ import torch.distributed as dist
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.base import is_map_pipe
-from asyncloader.datapipes.kinds import is_sharding
+from asyncloader.datapipes.pipe.base import is_map_pipe
+from asyncloader.datapipes.pipe.kinds import is_sharding
 from asyncloader.graph import breadth_first, copy_graph
 from tests.leaks import leaves_nothing
 from tests.samples import (

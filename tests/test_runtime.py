@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncloader.datapipes.sampler import Sampler
+from asyncloader.datapipes.watch.sampler import Sampler
 from asyncloader.runtime import LoopThread, in_thread
 from tests.leaks import leaves_nothing
 

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from asyncloader.adapters.base import Adapter
-from asyncloader.datapipes.kinds import can
+from asyncloader.datapipes.pipe.kinds import can
 from asyncloader.graph.walk import breadth_first
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
-from asyncloader.datapipes.arguments import checked_seconds
-from asyncloader.datapipes.kinds import functional_name
+from asyncloader.datapipes.pipe.arguments import checked_seconds
+from asyncloader.datapipes.pipe.kinds import functional_name
 
 
 class FullSync(Adapter):

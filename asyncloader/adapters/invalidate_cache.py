@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.adapters.base import Adapter
-from asyncloader.datapipes.kinds import can
+from asyncloader.datapipes.pipe.kinds import can
 from asyncloader.graph.walk import breadth_first
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
-from asyncloader.datapipes.kinds import functional_name
+from asyncloader.datapipes.pipe.kinds import functional_name
 
 
 class PinMemory(Adapter):

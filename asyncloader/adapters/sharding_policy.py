@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from asyncloader.adapters.base import Adapter, appended
-from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.kinds import (
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.base import is_iter_pipe
+from asyncloader.datapipes.pipe.kinds import (
     functional_name,
     is_dispatch,
     is_replicable,
@@ -17,7 +18,6 @@ from asyncloader.datapipes.kinds import (
     is_shuffler,
     is_splitter,
 )
-from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.walk import DataPipeGraph, Wiring, traverse_dps

@@ -1,63 +1,68 @@
 """The iter pipes, under the import path that torchdata gave them."""
 
-from asyncloader.datapipes.async_mapping import AsyncMapper, BatchAsyncMapper
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.batch_mapping import BatchMapper
-from asyncloader.datapipes.batching import Batcher
-from asyncloader.datapipes.bucketing import BucketBatcher, MaxTokenBucketizer
-from asyncloader.datapipes.columnar import Rows2Columnar
-from asyncloader.datapipes.combining import (
+from asyncloader.datapipes.branches.combining import (
     Multiplexer,
     MultiplexerLongest,
     Zipper,
     ZipperLongest,
 )
-from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
-from asyncloader.datapipes.decompressing import (
+from asyncloader.datapipes.branches.joining import IterKeyZipper, MapKeyZipper
+from asyncloader.datapipes.branches.mixing import SampleMultiplexer
+from asyncloader.datapipes.branches.random_splitting import RandomSplitter
+from asyncloader.datapipes.branches.repeating import Concater, Cycler, Repeater
+from asyncloader.datapipes.branches.sharding import (
+    SHARDING_PRIORITIES,
+    ShardingFilter,
+    ShardingRoundRobinDispatcher,
+)
+from asyncloader.datapipes.branches.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
+from asyncloader.datapipes.branches.unzipping import UnZipper
+from asyncloader.datapipes.caching.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
+from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
+from asyncloader.datapipes.calls.async_mapping import AsyncMapper, BatchAsyncMapper
+from asyncloader.datapipes.calls.full_sync import FullSync
+from asyncloader.datapipes.calls.prefetching import PinMemory, Prefetcher
+from asyncloader.datapipes.calls.thread_mapping import ThreadMapper, ThreadPoolMapper
+from asyncloader.datapipes.files.decompressing import (
     Bz2FileLoader,
     CompressionType,
     Decompressor,
     XzFileLoader,
 )
-from asyncloader.datapipes.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
-from asyncloader.datapipes.files import FileLister, FileOpener, StreamReader
-from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
-from asyncloader.datapipes.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
-from asyncloader.datapipes.full_sync import FullSync
-from asyncloader.datapipes.grouping import Grouper
-from asyncloader.datapipes.hashing import HashChecker
-from asyncloader.datapipes.indexing import IndexAdder
-from asyncloader.datapipes.joining import IterKeyZipper, MapKeyZipper
-from asyncloader.datapipes.mapping import Collator, Enumerator, LengthSetter, Mapper
-from asyncloader.datapipes.memory_caching import InMemoryCacheHolder
-from asyncloader.datapipes.mixing import SampleMultiplexer
-from asyncloader.datapipes.object_stores import ObjectStoreReader
-from asyncloader.datapipes.packing import SequencePacker
-from asyncloader.datapipes.parquet import ParquetLoader
-from asyncloader.datapipes.parsing import CSVDictParser, CSVParser, JsonLinesParser, JsonParser
-from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
-from asyncloader.datapipes.random_splitting import RandomSplitter
-from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
-from asyncloader.datapipes.saving import Saver
-from asyncloader.datapipes.selecting import Filter, Header
-from asyncloader.datapipes.sharding import (
-    SHARDING_PRIORITIES,
-    ShardingFilter,
-    ShardingRoundRobinDispatcher,
+from asyncloader.datapipes.files.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
+from asyncloader.datapipes.files.hashing import HashChecker
+from asyncloader.datapipes.files.local import FileLister, FileOpener, StreamReader
+from asyncloader.datapipes.files.parquet import ParquetLoader
+from asyncloader.datapipes.files.parsing import (
+    CSVDictParser,
+    CSVParser,
+    JsonLinesParser,
+    JsonParser,
 )
-from asyncloader.datapipes.shards import ShardExpander
-from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
-from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
-from asyncloader.datapipes.slicing import Dropper, Flattener, Slicer
-from asyncloader.datapipes.sources import IterableWrapper
-from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
-from asyncloader.datapipes.tar import TarArchiveLoader
-from asyncloader.datapipes.text import LineReader, ParagraphAggregator
-from asyncloader.datapipes.thread_mapping import ThreadMapper, ThreadPoolMapper
-from asyncloader.datapipes.unzipping import UnZipper
-from asyncloader.datapipes.web import HttpReader
-from asyncloader.datapipes.webdataset import WebDataset
-from asyncloader.datapipes.zip import ZipArchiveLoader
+from asyncloader.datapipes.files.saving import Saver
+from asyncloader.datapipes.files.shards import ShardExpander
+from asyncloader.datapipes.files.tar import TarArchiveLoader
+from asyncloader.datapipes.files.text import LineReader, ParagraphAggregator
+from asyncloader.datapipes.files.webdataset import WebDataset
+from asyncloader.datapipes.files.zip import ZipArchiveLoader
+from asyncloader.datapipes.groups.batch_mapping import BatchMapper
+from asyncloader.datapipes.groups.batching import Batcher
+from asyncloader.datapipes.groups.bucketing import BucketBatcher, MaxTokenBucketizer
+from asyncloader.datapipes.groups.flattening import FlatMapper, UnBatcher
+from asyncloader.datapipes.groups.grouping import Grouper
+from asyncloader.datapipes.groups.packing import SequencePacker
+from asyncloader.datapipes.groups.shuffled_flattening import ShuffledFlatMapper
+from asyncloader.datapipes.groups.shuffling import InBatchShuffler, Shuffler
+from asyncloader.datapipes.items.columnar import Rows2Columnar
+from asyncloader.datapipes.items.converting import IterToMapConverter, MapToIterConverter
+from asyncloader.datapipes.items.indexing import IndexAdder
+from asyncloader.datapipes.items.mapping import Collator, Enumerator, LengthSetter, Mapper
+from asyncloader.datapipes.items.selecting import Filter, Header
+from asyncloader.datapipes.items.slicing import Dropper, Flattener, Slicer
+from asyncloader.datapipes.items.sources import IterableWrapper
+from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.web.http import HttpReader
+from asyncloader.datapipes.web.object_stores import ObjectStoreReader
 
 __all__ = [
     "SHARDING_PRIORITIES",

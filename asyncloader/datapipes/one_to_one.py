@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, pick, picks, put_cursors, resume
+from asyncloader.datapipes.going_on.cursors import Cursors, pick, picks, put_cursors, resume
 
 
 class OneToOne:

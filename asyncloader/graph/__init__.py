@@ -1,6 +1,6 @@
 """Graphs as data: walk them, change them, copy them, cut them, draw them."""
 
-from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Cut, WorkerPart, cut_graph
 from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text

@@ -13,11 +13,11 @@ from collections import deque
 from types import MethodType
 from typing import Any
 
-from asyncloader.datapipes.base import DataPipe
-from asyncloader.datapipes.containers import MAX_ELEMENTS, rewritten
-from asyncloader.datapipes.edges import attributes, declared_edges, edges_of, vars_of
-from asyncloader.datapipes.kinds import is_shuffler
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.base import DataPipe
+from asyncloader.datapipes.pipe.containers import MAX_ELEMENTS, rewritten
+from asyncloader.datapipes.pipe.edges import attributes, declared_edges, edges_of, vars_of
+from asyncloader.datapipes.pipe.kinds import is_shuffler
 from asyncloader.graph.edit import assign
 from asyncloader.graph.walk import breadth_first
 from asyncloader.strange_errors import note

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from asyncloader.datapipes.kinds import (
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.kinds import (
     functional_name,
     goes_by_clock,
     is_dispatch,
@@ -26,8 +28,6 @@ from asyncloader.datapipes.kinds import (
     lives_with_loader,
     shards_itself,
 )
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first, pipes_of

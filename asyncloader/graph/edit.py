@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.containers import rewritten
-from asyncloader.datapipes.edges import attributes, edges_of, vars_of
-from asyncloader.datapipes.kinds import can, is_splitter, lives_with_loader
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.datapipes.pipe.containers import rewritten
+from asyncloader.datapipes.pipe.edges import attributes, edges_of, vars_of
+from asyncloader.datapipes.pipe.kinds import can, is_splitter, lives_with_loader
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, list_dps, traverse_dps
 
 

@@ -17,10 +17,10 @@ from enum import Enum
 from types import MethodType
 from typing import Any
 
-from asyncloader.datapipes.base import is_iter_pipe, is_pipe
-from asyncloader.datapipes.edges import reads_twice, vars_of
-from asyncloader.datapipes.kinds import is_shuffler, is_splitter
-from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.patterns.replaying import is_replayed
+from asyncloader.datapipes.pipe.base import is_iter_pipe, is_pipe
+from asyncloader.datapipes.pipe.edges import reads_twice, vars_of
+from asyncloader.datapipes.pipe.kinds import is_shuffler, is_splitter
 from asyncloader.graph.walk import Wiring
 from asyncloader.main_script import home_of
 
@@ -41,7 +41,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> fingerprint(IterableWrapper(range(3)))[0]["class"]
-    'asyncloader.datapipes.sources.IterableWrapper'
+    'asyncloader.IterableWrapper'
     """
     wiring = Wiring(datapipe)
     numbers = {id(pipe): number for number, pipe in enumerate(wiring.pipes)}
@@ -181,8 +181,10 @@ def _function(value: Any, settings: _Settings) -> Any:
 
 
 def _qualified(named: Any) -> str:
-    module = home_of(named)
-    return f"{module}.{named.__qualname__}" if module else str(named.__qualname__)
+    module = home_of(named) or ""
+    # Which file of ours a pipe is in may change while states of it are kept.
+    home = "asyncloader" if module.startswith("asyncloader.") else module
+    return f"{home}.{named.__qualname__}" if home else str(named.__qualname__)
 
 
 # Comparing ------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from asyncloader.datapipes.base import is_iter_pipe
-from asyncloader.datapipes.edges import reads_twice
-from asyncloader.datapipes.kinds import is_replicable, is_splitter
-from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.patterns.replaying import is_replayed
+from asyncloader.datapipes.pipe.base import is_iter_pipe
+from asyncloader.datapipes.pipe.edges import reads_twice
+from asyncloader.datapipes.pipe.kinds import is_replicable, is_splitter
 from asyncloader.graph.walk import Wiring
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.kinds import is_random
+from asyncloader.datapipes.pipe.kinds import is_random
 from asyncloader.graph.settings import set_datapipes_seed, shared_and_own
 from asyncloader.graph.walk import breadth_first
 from asyncloader.seeds import SeedGenerator

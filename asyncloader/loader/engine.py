@@ -19,8 +19,8 @@ import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from asyncloader.datapipes.base import waits
-from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.going_on.cursors import Cursors
+from asyncloader.datapipes.pipe.base import waits
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first

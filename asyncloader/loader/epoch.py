@@ -14,11 +14,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.base import is_async_pipe
-from asyncloader.datapipes.cursors import Cursors, astarted, first_cursors, put_own_cursors
-from asyncloader.datapipes.exchange import Exchange, Waiter
-from asyncloader.datapipes.home import Home, give_groups, run_at
-from asyncloader.datapipes.lasting import LastingError
+from asyncloader.datapipes.going_on.cursors import Cursors, astarted, first_cursors, put_own_cursors
+from asyncloader.datapipes.going_on.lasting import LastingError
+from asyncloader.datapipes.pipe.base import is_async_pipe
+from asyncloader.datapipes.running.exchange import Exchange, Waiter
+from asyncloader.datapipes.running.home import Home, give_groups, run_at
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of

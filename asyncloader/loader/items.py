@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, first_cursors, put_own_cursors, started
-from asyncloader.datapipes.iterating import close_items
-from asyncloader.datapipes.lasting import LastingError
-from asyncloader.datapipes.marks import Marks
-from asyncloader.datapipes.watched import WatchedCalls
+from asyncloader.datapipes.going_on.cursors import Cursors, first_cursors, put_own_cursors, started
+from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.going_on.lasting import LastingError
+from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.watch.watched import WatchedCalls
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.gate import Gate

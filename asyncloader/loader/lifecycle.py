@@ -12,11 +12,11 @@ import time
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.cursors import forget_passes, resume
-from asyncloader.datapipes.kinds import is_without_order
-from asyncloader.datapipes.passes import set_all_paused
-from asyncloader.datapipes.replaying import unnumbered, with_orders
+from asyncloader.datapipes.going_on.cursors import forget_passes, resume
+from asyncloader.datapipes.going_on.passes import set_all_paused
+from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
+from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.datapipes.pipe.kinds import is_without_order
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
@@ -30,7 +30,7 @@ from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterfac
 from asyncloader.services.calls import ServiceCalls, graph_changer
 from asyncloader.shield import shielded
 from asyncloader.strange_errors import note, repr_of
-from asyncloader.workers.alike import check_added
+from asyncloader.workers.worker_side.alike import check_added
 
 CLOSE_SECONDS = 3.0
 

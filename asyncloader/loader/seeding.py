@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.seeds import SeedGenerator, Stream, checked_seed, entropy
 
 #: Later epochs' seeds come from so far along a seed's stream that nothing else draws there.

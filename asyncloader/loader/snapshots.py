@@ -10,10 +10,10 @@ import functools
 import pickle
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors
-from asyncloader.datapipes.journal import settled
-from asyncloader.datapipes.kinds import goes_by_clock, lives_with_loader
+from asyncloader.datapipes.going_on.cursors import Cursors
+from asyncloader.datapipes.going_on.journal import settled
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.kinds import goes_by_clock, lives_with_loader
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing
 from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.tallies import UNCOUNTED, Tally, tallies_of
+from asyncloader.datapipes.pipe.edges import edges_of
+from asyncloader.datapipes.watch.tallies import UNCOUNTED, Tally, tallies_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader import metrics, table, verdict
 from asyncloader.loader.timing import Timing
-from asyncloader.workers.account import WorkerStats
+from asyncloader.workers.worker_side.account import WorkerStats
 
 #: Where a pipe may run.
 LOADER, WORKERS, DISPATCHER = "loader", "workers", "dispatcher"

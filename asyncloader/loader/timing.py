@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from asyncloader.datapipes.watched import Watched
-from asyncloader.datapipes.watching import Watching
+from asyncloader.datapipes.watch.watched import Watched
+from asyncloader.datapipes.watch.watching import Watching
 
 
 class Timing:

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
-from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.items.sources import IterableWrapper
+from asyncloader.datapipes.pipe.base import is_pipe
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.seeds import SeedGenerator

@@ -14,12 +14,12 @@ from collections.abc import (
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.going_on.cursors import (
     number_of,
     take_number_of,
 )
-from asyncloader.datapipes.kinds import functional_name
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.kinds import functional_name
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.edit import replace_dp
@@ -29,11 +29,11 @@ from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import pack_code
 from asyncloader.worker_info import WorkerInfo
-from asyncloader.workers.dispatch import DispatchPlan
-from asyncloader.workers.from_loader import FromLoader
-from asyncloader.workers.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.starting import DealPlan
-from asyncloader.workers.supply import FromDispatcher
+from asyncloader.workers.loader_side.starting import DealPlan
+from asyncloader.workers.worker_side.dispatch import DispatchPlan
+from asyncloader.workers.worker_side.from_loader import FromLoader
+from asyncloader.workers.worker_side.main import WorkerPlan, shard_for_worker
+from asyncloader.workers.worker_side.supply import FromDispatcher
 
 
 @dataclass(frozen=True)

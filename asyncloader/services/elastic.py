@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.kinds import functional_name, is_dispatch
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.pipe.kinds import functional_name, is_dispatch
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
-from asyncloader.workers.alike import keeps_positions
-from asyncloader.workers.messages import DealStart, Mark
-from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
-from asyncloader.workers.supply import FromDispatcher
+from asyncloader.workers.conversation.messages import DealStart, Mark
+from asyncloader.workers.loader_side.place import StreamPlace, WorkerStart, place_of_cursor
+from asyncloader.workers.worker_side.alike import keeps_positions
+from asyncloader.workers.worker_side.supply import FromDispatcher
 
 #: The cursor of a part that goes on by its position alone, in however many workers.
 SPREAD = "spread"

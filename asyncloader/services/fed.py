@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import Cursors, take_number_of
-from asyncloader.datapipes.home import cancelled
+from asyncloader.datapipes.going_on.cursors import Cursors, take_number_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.reading import abegin
+from asyncloader.datapipes.patterns.reading import abegin
+from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError
 from asyncloader.runtime import begin_task
-from asyncloader.workers.fed_stream import FedStream
+from asyncloader.workers.loader_side.fed_stream import FedStream
 
 
 class FedFromWorkers(IterDataPipe[Any]):

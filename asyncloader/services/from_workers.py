@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursors import (
+from asyncloader.datapipes.going_on.cursors import (
     Cursor,
     Cursors,
     cursor_of,
@@ -19,15 +18,16 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
     take_number_of,
 )
-from asyncloader.datapipes.journal import Journal
-from asyncloader.datapipes.kinds import is_without_order
+from asyncloader.datapipes.going_on.journal import Journal
+from asyncloader.datapipes.going_on.tidings import unnumbered_in
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.tidings import unnumbered_in
+from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.kinds import is_without_order
 from asyncloader.errors import LoaderError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place
-from asyncloader.workers.place import cursor_of_place, later_place, place_of_cursor
-from asyncloader.workers.worker_stream import WorkerStream
+from asyncloader.workers.loader_side.place import cursor_of_place, later_place, place_of_cursor
+from asyncloader.workers.loader_side.worker_stream import WorkerStream
 
 #: A worker, and how many items of it were taken one after the other.
 Run = list[int]

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import (
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.calls.prefetching import Prefetcher
+from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_function,
     checked_graph,
     checked_seconds,
     iterable_source,
 )
-from asyncloader.datapipes.kinds import lives_with_loader
-from asyncloader.datapipes.naming import function_name
-from asyncloader.datapipes.prefetching import Prefetcher
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.pipe.kinds import lives_with_loader
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing
@@ -39,14 +39,14 @@ from asyncloader.services.from_workers import FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.worker_info import WorkerInfo
-from asyncloader.workers.account import WorkerStats
-from asyncloader.workers.alike import check_alike
-from asyncloader.workers.birth import check_method
-from asyncloader.workers.main import WorkerPlan
-from asyncloader.workers.messages import Pause, Resume
-from asyncloader.workers.pool import WorkerPool
-from asyncloader.workers.resets import NO_RESETS, dump_resets, resets_name
-from asyncloader.workers.worker_stream import PoolSettings
+from asyncloader.workers.conversation.messages import Pause, Resume
+from asyncloader.workers.loader_side.pool import WorkerPool
+from asyncloader.workers.loader_side.worker_stream import PoolSettings
+from asyncloader.workers.processes.birth import check_method
+from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_side.alike import check_alike
+from asyncloader.workers.worker_side.main import WorkerPlan
+from asyncloader.workers.worker_side.resets import NO_RESETS, dump_resets, resets_name
 
 InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]

@@ -15,17 +15,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, number_of
-from asyncloader.datapipes.kinds import is_filter_of_shards
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.going_on.cursors import Cursors, number_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.elastic import divides, refit, takes_turns
-from asyncloader.workers.alike import keeps_positions
+from asyncloader.workers.worker_side.alike import keeps_positions
 
 
 @dataclass(frozen=True)

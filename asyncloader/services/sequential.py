@@ -24,7 +24,7 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.services.calls import ServiceCalls, as_reset, graph_changer, is_users
-from asyncloader.workers.account import WorkerStats
+from asyncloader.workers.worker_side.account import WorkerStats
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.envelope import Envelope, Key
-from asyncloader.datapipes.function import blame, is_async, unawaited
+from asyncloader.datapipes.items.envelope import Envelope, Key
+from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.failure import pack_error
+from asyncloader.workers.conversation.failure import pack_error
 
 
 class Wants:

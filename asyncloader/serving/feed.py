@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
-from asyncloader.datapipes.arguments import checked_count, checked_limit
-from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.envelope import Envelope
-from asyncloader.datapipes.exchange import Nobody, Waiter
-from asyncloader.datapipes.kinds import lives_with_loader
+from asyncloader.datapipes.items.envelope import Envelope
+from asyncloader.datapipes.pipe.arguments import checked_count, checked_limit
+from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.kinds import lives_with_loader
+from asyncloader.datapipes.running.exchange import Nobody, Waiter
 from asyncloader.errors import LoaderClosed, LoaderError, Overloaded
 from asyncloader.graph.walk import breadth_first
 from asyncloader.serving.ledger import Ledger, Request

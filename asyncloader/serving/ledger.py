@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.envelope import Envelope, Key
+from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.serving.stats import Counts
-from asyncloader.workers.failure import unpack_error
+from asyncloader.workers.conversation.failure import unpack_error
 
 
 @dataclass(eq=False, slots=True)

@@ -14,14 +14,14 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe, is_async_pipe
-from asyncloader.datapipes.batching import Batcher
-from asyncloader.datapipes.cursors import take_number_of
-from asyncloader.datapipes.edges import edges_of
-from asyncloader.datapipes.kinds import can, is_splitter
+from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
+from asyncloader.datapipes.going_on.cursors import take_number_of
+from asyncloader.datapipes.groups.batching import Batcher
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.thread_mapping import ThreadMapper
+from asyncloader.datapipes.pipe.base import IterDataPipe, is_async_pipe
+from asyncloader.datapipes.pipe.edges import edges_of
+from asyncloader.datapipes.pipe.kinds import can, is_splitter
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.walk import breadth_first, traverse_dps

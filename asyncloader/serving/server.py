@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, Self
 
-from asyncloader.datapipes.home import cancelled
+from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderClosed
 from asyncloader.runtime import begin_task
 

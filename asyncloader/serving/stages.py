@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.envelope import Envelope
-from asyncloader.datapipes.iterating import aclose_items, close_items
+from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
+from asyncloader.datapipes.groups.timed_batching import timed_batches
+from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.reading import abegin, begin
-from asyncloader.datapipes.timed_batching import timed_batches
+from asyncloader.datapipes.patterns.reading import abegin, begin
+from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.errors import LoaderError
 from asyncloader.serving.carrying import Wants, failure_in
 from asyncloader.serving.ledger import Ledger

@@ -17,11 +17,11 @@ from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any
 
-from asyncloader.datapipes.async_mapping import AsyncMapper
-from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.envelope import Envelope
-from asyncloader.datapipes.home import ended_threads
-from asyncloader.datapipes.thread_mapping import ThreadMapper
+from asyncloader.datapipes.calls.async_mapping import AsyncMapper
+from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
+from asyncloader.datapipes.items.envelope import Envelope
+from asyncloader.datapipes.pipe.columns import ColumnFunction
+from asyncloader.datapipes.running.home import ended_threads
 from asyncloader.runtime import in_thread
 from asyncloader.serving.carrying import Wants, carried
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
-from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.errors import LoaderError
 from asyncloader.runtime import running_loop
 from asyncloader.serving.ledger import Ledger

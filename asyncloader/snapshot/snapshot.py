@@ -14,7 +14,7 @@ from typing import Any
 from asyncloader.errors import SnapshotError
 from asyncloader.snapshot.text import from_text, to_text
 
-VERSION = 3
+VERSION = 4
 
 #: The cursors of a graph's pipes, by their numbers in it.
 Cursors = dict[int, dict[str, Any]]

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from asyncloader.datapipes.kinds import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.kinds import lives_with_loader
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.tools.environment import findings, usable_cores

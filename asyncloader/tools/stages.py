@@ -16,17 +16,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.base import (
+from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.patterns.reading import abegin, begin
+from asyncloader.datapipes.pipe.base import (
     IterDataPipe,
     MapDataPipe,
     is_async_pipe,
     is_iter_pipe,
 )
-from asyncloader.datapipes.iterating import aclose_items, close_items
-from asyncloader.datapipes.kinds import is_splitter
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.reading import abegin, begin
+from asyncloader.datapipes.pipe.kinds import is_splitter
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import replace_edge
 from asyncloader.graph.walk import Wiring

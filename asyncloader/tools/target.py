@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.pipe.base import is_pipe
 from asyncloader.loader.dataloader2 import DataLoader2
 
 

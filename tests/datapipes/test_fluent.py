@@ -14,7 +14,7 @@ import pytest
 import asyncloader.datapipes.iter
 import asyncloader.datapipes.map  # so that all pipes are registered
 from asyncloader.datapipes import fluent
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
+from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe
 
 PACKAGE = fluent.__name__
 

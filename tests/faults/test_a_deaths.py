@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import new_event_loop
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers import last_words, link, worker_stream
-from asyncloader.workers.pidfd import is_readable, open_pidfd
+from asyncloader.workers.loader_side import link, worker_stream
+from asyncloader.workers.processes import last_words
+from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
 from tests.faults.child import (
     CLOSE_SECONDS,
     DETECT_SECONDS,

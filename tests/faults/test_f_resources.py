@@ -23,7 +23,7 @@ from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupE
 from asyncloader.transport import frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.messages import Kind
+from asyncloader.workers.conversation.messages import Kind
 from tests.faults.child import METHODS, collected, loader_of, numbers, play, play_each
 
 EVERY_METHOD = [(method,) for method in METHODS]

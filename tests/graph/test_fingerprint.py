@@ -50,12 +50,12 @@ def test_it_is_plain_data_with_classes_edges_and_settings() -> None:
     found = fingerprint(a_graph())
     assert json.loads(json.dumps(found)) == found
     assert [entry["reads"] for entry in found] == [[1], [2], [3], [4], []]
-    assert found[0]["class"] == "asyncloader.datapipes.batching.Batcher"
+    assert found[0]["class"] == "asyncloader.Batcher"
     assert found[0]["settings"]["batch_size"] == 2
     settings = found[1]["settings"]
     assert settings.items() >= {"fn": "builtins.str", "input_col": None, "output_col": None}.items()
     assert found[-1] == {
-        "class": "asyncloader.datapipes.sources.IterableWrapper",
+        "class": "asyncloader.IterableWrapper",
         "reads": [],
         "settings": {"deepcopy": True, "shards_itself": False},
     }

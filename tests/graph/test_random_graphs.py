@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.kinds import is_splitter
+from asyncloader.datapipes.pipe.kinds import is_splitter
 from asyncloader.graph import (
     breadth_first,
     copy_graph,

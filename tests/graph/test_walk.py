@@ -9,9 +9,9 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 import torch.utils.data.graph as torch_graph
 
-from asyncloader.datapipes.containers import MAX_ELEMENTS
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.pipe.containers import MAX_ELEMENTS
 from asyncloader.graph import (
     DataPipe,
     DataPipeGraph,
@@ -211,7 +211,7 @@ def test_data_is_neither_iterated_nor_pickled_nor_measured() -> None:
 
 
 def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncloader.datapipes import containers
+    from asyncloader.datapipes.pipe import containers
 
     looked_at = []
     original = containers.is_pipe

@@ -17,8 +17,8 @@ from asyncloader import (
     MultiProcessingReadingService,
     ReadingServiceInterface,
 )
-from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.items import LoopItems

@@ -11,7 +11,7 @@ import pytest
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.pipe.base import IterDataPipe
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
     check_rest,

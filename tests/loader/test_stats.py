@@ -15,9 +15,9 @@ import numpy
 import pytest
 
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from asyncloader.datapipes import sampler
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.watch import sampler
 from asyncloader.loader.stats import LoaderStats, StageStats
 
 FAR = 10**9

@@ -25,9 +25,9 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import marks
-from asyncloader.datapipes.course import course_of
-from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.going_on import marks
+from asyncloader.datapipes.going_on.course import course_of
 from asyncloader.errors import SnapshotError, WorkerDied
 from tests.samples import is_odd
 from tests.standing import standing

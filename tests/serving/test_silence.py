@@ -18,9 +18,10 @@ import pytest
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, WorkerTimeout
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.workers import last_words, silence
-from asyncloader.workers.link import Link
-from asyncloader.workers.silence import Silence
+from asyncloader.workers.loader_side import silence
+from asyncloader.workers.loader_side.link import Link
+from asyncloader.workers.loader_side.silence import Silence
+from asyncloader.workers.processes import last_words
 
 LONG = 60.0
 

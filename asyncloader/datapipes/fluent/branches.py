@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from typing import Literal
 
-    from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
-    from asyncloader.datapipes.branching import Branch
-    from asyncloader.datapipes.combining import ZipperLongest
-    from asyncloader.datapipes.random_splitting import Share
-    from asyncloader.datapipes.sharding import (
+    from asyncloader.datapipes.branches.branching import Branch
+    from asyncloader.datapipes.branches.combining import ZipperLongest
+    from asyncloader.datapipes.branches.random_splitting import Share
+    from asyncloader.datapipes.branches.sharding import (
         SHARDING_PRIORITIES,
         ShardingFilter,
         ShardingRoundRobinDispatcher,
     )
+    from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe
 
     A = TypeVar("A")
     B = TypeVar("B")

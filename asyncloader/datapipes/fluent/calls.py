@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from typing import Literal
 
-    from asyncloader.datapipes.attempts import ErrorTypes
-    from asyncloader.datapipes.base import IterDataPipe
-    from asyncloader.datapipes.shared_resource import Resource
-    from asyncloader.datapipes.tolerance import OnError
+    from asyncloader.datapipes.calls.attempts import ErrorTypes
+    from asyncloader.datapipes.calls.shared_resource import Resource
+    from asyncloader.datapipes.pipe.base import IterDataPipe
+    from asyncloader.datapipes.pipe.tolerance import OnError
 
     U = TypeVar("U")
 

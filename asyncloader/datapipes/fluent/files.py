@@ -13,18 +13,18 @@ T_co = TypeVar("T_co", covariant=True)
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncloader.datapipes.base import IterDataPipe
-    from asyncloader.datapipes.decompressing import CompressionType
-    from asyncloader.datapipes.limits import (
+    from asyncloader.datapipes.files.decompressing import CompressionType
+    from asyncloader.datapipes.files.limits import (
         MAX_BYTES,
         MAX_GROUP_BYTES,
         MAX_MEMBER_BYTES,
         MAX_MEMBERS,
         MAX_RATIO,
     )
-    from asyncloader.datapipes.streams import PathName
-    from asyncloader.datapipes.text import joined_lines
-    from asyncloader.datapipes.tolerance import OnError
+    from asyncloader.datapipes.files.streams import PathName
+    from asyncloader.datapipes.files.text import joined_lines
+    from asyncloader.datapipes.pipe.base import IterDataPipe
+    from asyncloader.datapipes.pipe.tolerance import OnError
 
     U = TypeVar("U")
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
     from typing import Literal
 
-    from asyncloader.datapipes.base import IterDataPipe
-    from asyncloader.datapipes.shuffled_flattening import ShuffledFlatMapper
-    from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
-    from asyncloader.datapipes.tolerance import OnError
+    from asyncloader.datapipes.groups.shuffled_flattening import ShuffledFlatMapper
+    from asyncloader.datapipes.groups.shuffling import InBatchShuffler, Shuffler
+    from asyncloader.datapipes.pipe.base import IterDataPipe
+    from asyncloader.datapipes.pipe.tolerance import OnError
 
     U = TypeVar("U")
 

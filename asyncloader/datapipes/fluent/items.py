@@ -12,10 +12,10 @@ T_co = TypeVar("T_co", covariant=True)
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
-    from asyncloader.datapipes.base import IterDataPipe
-    from asyncloader.datapipes.converting import IterToMapConverter
-    from asyncloader.datapipes.mapping import LengthSetter
-    from asyncloader.datapipes.tolerance import OnError
+    from asyncloader.datapipes.items.converting import IterToMapConverter
+    from asyncloader.datapipes.items.mapping import LengthSetter
+    from asyncloader.datapipes.pipe.base import IterDataPipe
+    from asyncloader.datapipes.pipe.tolerance import OnError
 
     K = TypeVar("K")
     U = TypeVar("U")

@@ -12,10 +12,10 @@ T_co = TypeVar("T_co", covariant=True)
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from asyncloader.datapipes.base import MapDataPipe
-    from asyncloader.datapipes.converting import MapToIterConverter
-    from asyncloader.datapipes.shuffling import MapShuffler
-    from asyncloader.datapipes.unzipping import MapColumn
+    from asyncloader.datapipes.branches.unzipping import MapColumn
+    from asyncloader.datapipes.groups.shuffling import MapShuffler
+    from asyncloader.datapipes.items.converting import MapToIterConverter
+    from asyncloader.datapipes.pipe.base import MapDataPipe
 
     A = TypeVar("A")
     U = TypeVar("U")

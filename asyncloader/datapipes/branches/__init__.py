@@ -1,0 +1,1 @@
+"""Pipes with several sources or several readers, and those that divide a stream."""

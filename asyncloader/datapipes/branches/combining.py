@@ -1,0 +1,291 @@
+"""Several sources side by side.
+
+This file is about pipes that take an item from each of their sources in turn:
+zip, zip_longest, mux and mux_longest, and the map form of zip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.branches.uneven_pass import UnevenPass
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.groups.batching import index_within
+from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.pipe.arguments import iterable_sources, keyed_sources
+from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.upstream import resume_one
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def readers(sources: Iterable[Iterable[T]]) -> Iterator[list[Iterator[T]]]:
+    """Give an iterator for each source and close them all, also those not read to the end."""
+    with contextlib.ExitStack() as stack:
+        iterators = []
+        for source in sources:
+            iterators.append(begin(source))
+            stack.callback(close_items, iterators[-1])
+        yield iterators
+
+
+def put_all(sources: Iterable[Any], into: Cursors) -> None:
+    """Add the cursors of all sources."""
+    for source in sources:
+        put_cursors(source, into)
+
+
+def resume_all(sources: Iterable[Any], position: int, cursors: Cursors) -> None:
+    """Let every source go on after its first ``position`` items."""
+    for source in sources:
+        resume_one(source, position, cursors)
+
+
+@functional_datapipe("zip")
+class Zipper(IterDataPipe[tuple[Any, ...]]):
+    """Yield tuples of one item from each source, until the shortest ends.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(9)).zip(IterableWrapper("ab")))
+    [(0, 'a'), (1, 'b')]
+    """
+
+    makes_again = False
+
+    def __init__(self, *datapipes: Iterable[Any]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return min(map(len, self.sources))
+
+    def new_pass(self) -> ZipPass:
+        return ZipPass(self.sources)
+
+
+@dataclass
+class InStep(Pass[tuple[Any, ...]]):
+    """A pass that has taken as many items of every source as it has yielded itself."""
+
+    marks = ()
+
+    sources: tuple[Iterable[Any], ...]
+    yielded: int = field(default=0, kw_only=True)
+
+    def put_above(self, into: Cursors) -> None:
+        put_all(self.sources, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        resume_all(self.sources, position, cursors)
+        return 0
+
+
+@dataclass
+class ZipPass(InStep):
+    """One pass over a Zipper, which knows how many tuples it has yielded."""
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        with readers(self.sources) as iterators:
+            for items in zip(*iterators, strict=False):
+                self.yielded += 1
+                yield items
+
+
+@functional_datapipe("zip_longest")
+class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
+    """Yield tuples of one item from each source, until the longest ends.
+
+    A source that ended before is represented by ``fill_value``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(2)).zip_longest(IterableWrapper("a"), fill_value="-"))
+    [(0, 'a'), (1, '-')]
+    """
+
+    makes_again = False
+
+    def __init__(self, *datapipes: Iterable[Any], fill_value: Any = None) -> None:
+        self.sources = iterable_sources(datapipes)
+        self.fill_value = fill_value
+
+    def __len__(self) -> int:
+        return max(map(len, self.sources))
+
+    def new_pass(self) -> ZipLongestPass:
+        return ZipLongestPass(self.sources, self.fill_value)
+
+
+@dataclass
+class ZipLongestPass(InStep):
+    """One pass over a ZipperLongest, which knows how many tuples it has yielded."""
+
+    fill_value: Any
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        with readers(self.sources) as iterators:
+            for items in zip_longest(*iterators, fillvalue=self.fill_value):
+                self.yielded += 1
+                yield items
+
+
+@functional_datapipe("mux")
+class Multiplexer(IterDataPipe[T]):
+    """Yield one item from each source in turn, in whole rounds, until the shortest ends.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([0, 1, 2]).mux(IterableWrapper([10, 11])))
+    [0, 10, 1, 11]
+    """
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return min(map(len, self.sources)) * len(self.sources)
+
+    def new_pass(self) -> MuxPass[T]:
+        return MuxPass(self.sources)
+
+
+@dataclass
+class MuxPass(Pass[T]):
+    """One pass over a Multiplexer: the rounds taken, and the turns had in the last of them."""
+
+    marks = ()
+
+    sources: tuple[Iterable[T], ...]
+    rounds: int = 0
+    turn: int = 0
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        first = {key: value for each in self.sources for key, value in first_cursors(each).items()}
+        put = functools.partial(put_all, self.sources)
+        self.above = Marks(put, lambda: self.rounds - 1, first)
+
+    def put_above(self, into: Cursors) -> None:
+        # The items of a round under way were all taken already.
+        is_whole = self.turn == len(self.sources)
+        into.update(self.above.at(self.rounds if is_whole else self.rounds - 1))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.rounds, behind = divmod(position, len(self.sources))
+        self.turn = len(self.sources)
+        self.above.restart(self.rounds, cursors)
+        resume_all(self.sources, self.rounds, cursors)
+        return behind
+
+    def __iter__(self) -> Iterator[T]:
+        with readers(self.sources) as iterators:
+            # A round is yielded only when every source has given its item.
+            for items in zip(*iterators, strict=False):
+                self.rounds += 1
+                for self.turn, item in enumerate(items, 1):
+                    yield item
+                self.above.passed(self.rounds)
+
+
+@functional_datapipe("mux_longest")
+class MultiplexerLongest(IterDataPipe[T]):
+    """Yield one item from each source in turn, without those that ended, until all have.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([0, 1, 2]).mux_longest(IterableWrapper([10])))
+    [0, 10, 1, 2]
+    """
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def new_pass(self) -> MuxLongestPass[T]:
+        return MuxLongestPass(self.sources)
+
+
+@dataclass
+class MuxLongestPass(UnevenPass[T]):
+    """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
+
+    marks = ("yielded", "turn", "rounds")
+
+    yielded: int = 0
+    turn: int = -1
+    rounds: int = 0
+    ended: set[int] = field(default_factory=set)
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), "ended": sorted(self.ended)}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
+        self.ended = set(cursor["ended"])
+        # One that has ended had fewer items than this.
+        taken = (self.rounds + (place <= self.turn) for place in range(len(self.sources)))
+        self.resume_each(taken, cursors)
+        return position - self.yielded
+
+    def __iter__(self) -> Iterator[T]:
+        self.note_begin()
+        with readers(self.sources) as iterators:
+            first = self.turn + 1
+            while len(self.ended) < len(iterators):
+                for turn in range(first, len(iterators)):
+                    if turn in self.ended:
+                        continue
+                    item = next(iterators[turn], _END)
+                    if item is _END:
+                        self.ended.add(turn)
+                        self.note_end(self.sources[turn])
+                        continue
+                    self.turn = turn
+                    self.note_taken(turn)
+                    self.yielded += 1
+                    yield item
+                self.rounds += 1
+                self.turn, first = -1, 0
+
+
+_END: Any = object()
+
+
+@functional_datapipe("zip")
+class MapZipper(MapDataPipe[tuple[Any, ...]]):
+    """Look up tuples of one item from each source, under the same key.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper("ab").zip(SequenceWrapper(range(9)))[1]
+    ('b', 1)
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[Any]) -> None:
+        self.sources = keyed_sources(datapipes)
+
+    def __len__(self) -> int:
+        return min(map(len, self.sources))
+
+    def __getitem__(self, key: Any) -> tuple[Any, ...]:
+        if _is_from_end(key):
+            # Counted from the end, the same key would mean another item in each source.
+            key = index_within(key, len(self))
+        return tuple(source[key] for source in self.sources)
+
+
+def _is_from_end(key: Any) -> bool:
+    try:
+        return operator.index(key) < 0
+    except TypeError:
+        return False

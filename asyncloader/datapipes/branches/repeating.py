@@ -1,0 +1,290 @@
+"""Sources one after the other.
+
+This file is about pipes that begin a source where another, or the same, has
+ended: concat (in its iter and map forms), cycle, and repeat.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.branches.branching import OutlastingPass
+from asyncloader.datapipes.going_on.cursors import (
+    Cursor,
+    Cursors,
+    first_cursors,
+    forget_starts,
+    number_of,
+    put_cursors,
+    resume,
+)
+from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.groups.batching import index_within
+from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.patterns.replaying import put_to_come, with_orders
+from asyncloader.datapipes.pipe.arguments import (
+    checked_count,
+    iterable_source,
+    iterable_sources,
+    keyed_sources,
+)
+from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.randomness import Seeded
+from asyncloader.datapipes.pipe.upstream import pipes_from
+
+T = TypeVar("T")
+
+#: The seeds of pipes, by their numbers.
+Seeds = dict[int | None, int]
+
+
+@functional_datapipe("concat")
+class Concater(IterDataPipe[T]):
+    """Yield all items of the first source, then all of the next, to the last.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).concat(IterableWrapper([3])))
+    [1, 2, 3]
+    """
+
+    makes_again = False
+    reads_in_turn = True
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def new_pass(self) -> ConcatPass[T]:
+        return ConcatPass(self.sources)
+
+
+@dataclass
+class ConcatPass(OutlastingPass[T]):
+    """One pass over a Concater: which source is being read, and how much of it was."""
+
+    marks = ("current", "taken", "yielded")
+
+    sources: tuple[Iterable[T], ...]
+    current: int = 0
+    taken: int = 0
+    yielded: int = 0
+
+    @property
+    def source(self) -> Any:
+        return self.sources[self.current]
+
+    def put_above(self, into: Cursors) -> None:
+        put_cursors(self.source, into)
+        for turn, source in enumerate(self.sources):
+            if turn != self.current:
+                put_to_come(source, into)
+        super().put_above(into)
+
+    def __iter__(self) -> Iterator[T]:
+        while self.current < len(self.sources):
+            for item in begin(self.source):
+                self.taken += 1
+                self.yielded += 1
+                yield item
+            if self.current == len(self.sources) - 1:
+                return
+            self.note_end(self.source)
+            self.current, self.taken = self.current + 1, 0
+
+
+@functional_datapipe("concat")
+class MapConcater(MapDataPipe[T]):
+    """Look items up by the index they would have if the sources were one sequence.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper("ab").concat(SequenceWrapper("cd"))[2]
+    'c'
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[T]) -> None:
+        self.sources = keyed_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def __getitem__(self, key: Any) -> T:
+        index = index_within(key, len(self))
+        for source in self.sources:
+            if index < len(source):
+                break
+            index -= len(source)
+        item: T = source[index]
+        return item
+
+
+def told(pipe: object, count: int) -> int:
+    """Return a number of items as a length; TypeError where it is too large to be one."""
+    if count > sys.maxsize:
+        raise TypeError(f"{pipe!r} has {count} items, which is more than a length can tell")
+    return count
+
+
+@functional_datapipe("cycle")
+class Cycler(IterDataPipe[T]):
+    """Yield the source's items ``count`` times over; without a count, for ever.
+
+    Each round is a new pass over the source. A source that has no items ends a
+    cycle that would otherwise never yield and never end.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).cycle(2))
+    [1, 2, 1, 2]
+    """
+
+    makes_again = False
+
+    def __init__(self, source_datapipe: Iterable[T], count: int | None = None) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.count = None if count is None else checked_count("count", count, at_least=0)
+
+    def __len__(self) -> int:
+        if self.count is None:
+            raise TypeError(f"{self!r} goes on for ever and has no length")
+        return told(self, self.count * len(self.source))
+
+    def new_pass(self) -> CyclePass[T]:
+        return CyclePass(self.source, self.count)
+
+
+@dataclass
+class CyclePass(Pass[T]):
+    """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
+
+    marks = ("rounds", "taken", "yielded")
+
+    source: Iterable[T]
+    count: int | None
+    rounds: int = 0
+    taken: int = 0
+    yielded: int = 0
+
+    def __post_init__(self) -> None:
+        self._above = list(pipes_from(self.source))
+        self._seeded = [pipe for pipe in self._above if isinstance(pipe, Seeded)]
+        # By number: the seeds of this round, and those that follow if nothing more is begun in it.
+        self._seeds: Seeds = {}
+        self._following: Seeds = {}
+
+    def cursor(self) -> Cursor:
+        # What is above says where it stands only as far as it has come in this round, so
+        # that its seeds, which every round has others of, are noted here as well.
+        return {
+            **super().cursor(),
+            "seeds": [[number, seed] for number, seed in self._seeds.items()],
+            "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
+        }
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
+            self._set_seeds(self._seeds)
+        return super().go_on(position, cursor, cursors)
+
+    def __iter__(self) -> Iterator[T]:
+        if not self._seeds:
+            self._settle_seeds()
+        while self.rounds != self.count:
+            for item in begin(self.source):
+                self.taken += 1
+                self.yielded += 1
+                yield item
+            if not self.taken:
+                return
+            self.rounds, self.taken = self.rounds + 1, 0
+            self._forget_round()
+            self._settle_seeds()
+
+    def _forget_round(self) -> None:
+        # What had ended when this pass went on was not begun: it begins anew now.
+        forget_starts(self._above)
+        with_orders(self._above, {})
+        unused = self._seeds.items() & self._seeds_to_come().items()
+        following = self._following
+        self._set_seeds({number: following.get(number, seed) for number, seed in unused})
+        self._following = {}
+
+    def _settle_seeds(self) -> None:
+        # Also for what is begun late in the round, or not at all.
+        for pipe in self._seeded:
+            pipe.settle_seed()
+        self._seeds = self._seeds_to_come()
+
+    def _seeds_to_come(self) -> Seeds:
+        seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
+        return {number: seed for number, seed in seeds if number is not None and seed is not None}
+
+    def _set_seeds(self, seeds: Seeds) -> None:
+        for pipe in self._seeded:
+            seed = seeds.get(number_of(pipe))
+            if seed is not None:
+                pipe.set_seed(seed)
+
+
+@functional_datapipe("repeat")
+class Repeater(IterDataPipe[T]):
+    """Yield each item ``times`` times in a row; it is the same object each time.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).repeat(2))
+    [1, 1, 2, 2]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T], times: int) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.times = checked_count("times", times, at_least=2)
+
+    def __len__(self) -> int:
+        return told(self, self.times * len(self.source))
+
+    def new_pass(self) -> RepeatPass[T]:
+        return RepeatPass(self.source, self.times)
+
+
+@dataclass
+class RepeatPass(Pass[T]):
+    """One pass over a Repeater: the items taken, and how often the last was yielded."""
+
+    marks = ()
+
+    source: Iterable[T]
+    times: int
+    taken: int = 0
+    repeated: int = 0
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        put = functools.partial(put_cursors, self.source)
+        self.above = Marks(put, lambda: self.taken - 1, first_cursors(self.source))
+
+    def put_above(self, into: Cursors) -> None:
+        # An item that is still to be repeated has to be taken again.
+        is_done = self.repeated == self.times
+        into.update(self.above.at(self.taken if is_done else self.taken - 1))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.taken, behind = divmod(position, self.times)
+        self.repeated = self.times
+        self.above.restart(self.taken, cursors)
+        resume(self.source, self.taken, cursors)
+        return behind
+
+    def __iter__(self) -> Iterator[T]:
+        for item in begin(self.source):
+            self.taken += 1
+            self.repeated = 0
+            while self.repeated < self.times:
+                self.repeated += 1
+                yield item
+            self.above.passed(self.taken)

@@ -1,0 +1,1 @@
+"""Pipes that keep what was made once, in memory or in files."""

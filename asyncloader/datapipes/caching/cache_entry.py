@@ -1,0 +1,177 @@
+"""One entry of a cache on disk.
+
+This file is about ``CacheEntry``: the files that an entry consists of, whether they are
+there, and how they are made so that nobody ever finds a half of them.
+
+An entry is named by a path. Mostly that is its only file. An entry of other files, or
+of none, has a list of them at that path with ``.files`` after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncloader.datapipes.pipe.omissions import Omissions
+
+LIST_SUFFIX = ".files"
+PARTIAL_SUFFIX = ".partial"
+_PIECE = 1 << 20
+
+_READ_WHOLE = (str, bytes, bytearray, memoryview)
+
+
+@dataclass(frozen=True)
+class CacheRules:
+    """What makes a file a valid part of an entry, and how files are written."""
+
+    hash_dict: Mapping[str, str] | None
+    hash_type: str
+    extra_check_fn: Callable[[str], bool] | None
+    mode: str
+    skip_read: bool
+    #: Files from before this time, in nanoseconds, are made again.
+    made_after: int
+
+    def are_met_by(self, path: str) -> bool:
+        """Whether a file is there, new enough and what it should be."""
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (
+            # A folder of that name is there as soon as the first of the files in it is begun.
+            stat.S_ISREG(found.st_mode)
+            and found.st_mtime_ns >= self.made_after
+            and (self.hash_dict is None or self._hash_of(path) == self.hash_dict.get(path))
+            and (self.extra_check_fn is None or bool(self.extra_check_fn(path)))
+        )
+
+    def check_made(self, file: str, path: str) -> None:
+        """Raise ValueError unless a file may stand at ``path``."""
+        if self.hash_dict is None:
+            return
+        if path not in self.hash_dict:
+            raise ValueError(f"hash_dict has no hash of {path}; add it, or leave hash_dict out")
+        found, wanted = self._hash_of(file), self.hash_dict[path]
+        if found != wanted:
+            raise ValueError(f"the {self.hash_type} hash of {path} must be {wanted}, got {found}")
+
+    def _hash_of(self, path: str) -> str:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, self.hash_type).hexdigest()
+
+
+class CacheEntry:
+    """The files that are cached under one path."""
+
+    def __init__(self, path: str, rules: CacheRules) -> None:
+        self.path = path
+        self._rules = rules
+        self._list = path + LIST_SUFFIX
+
+    def files(self) -> list[str] | None:
+        """Return the entry's files, or None if it has to be made."""
+        listed = self._listed()
+        files = [self.path] if listed is None else listed
+        return files if all(map(self._rules.are_met_by, files)) else None
+
+    def make(self, pairs: Iterable[Any], omissions: Omissions) -> list[str]:
+        """Write the data of (path, data) pairs to their paths; return those, in order.
+
+        All files appear together, when the last is complete. After an error there are
+        the files that were there before. Whoever calls this holds the entry's promise.
+
+        Where something was left out the files appear as well, but are not the whole entry.
+        """
+        partials: dict[str, str] = {}
+        try:
+            for path, data in pairs:
+                if path in partials:
+                    raise ValueError(f"the cache entry {self.path} has {path} twice")
+                partials[path] = self._partial(path)
+                self._write(partials[path], data)
+                self._rules.check_made(partials[path], path)
+            # Where nothing is left, what was there before is all there is.
+            if partials or not omissions.are_any:
+                self._publish(partials, is_whole=not omissions.are_any)
+        finally:
+            for partial in (*partials.values(), self._partial(self._list)):
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+        return list(partials)
+
+    def _listed(self) -> list[str] | None:
+        try:
+            if os.stat(self._list).st_mtime_ns < self._rules.made_after:
+                return None
+            with open(self._list, encoding="utf-8") as file:
+                return _paths_in(json.load(file))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+
+    def _write(self, partial: str, data: Any) -> None:
+        os.makedirs(os.path.dirname(partial) or ".", exist_ok=True)
+        encoding = None if "b" in self._rules.mode else "utf-8"
+        with open(partial, self._rules.mode, encoding=encoding) as file:
+            for piece in _pieces(data, self._rules.skip_read):
+                file.write(piece)
+
+    def _publish(self, partials: Mapping[str, str], *, is_whole: bool) -> None:
+        # A list is there before its files, and gone before a file that needs none: whoever
+        # looks in between finds no entry.
+        if list(partials) == [self.path] or not is_whole:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._list)
+        else:
+            self._publish_list(list(partials))
+        for path, partial in partials.items():
+            self._appear(partial, path)
+
+    def _publish_list(self, files: list[str]) -> None:
+        partial = self._partial(self._list)
+        with open(partial, "w", encoding="utf-8") as file:
+            json.dump(files, file)
+        self._appear(partial, self._list)
+
+    def _appear(self, partial: str, path: str) -> None:
+        # The clock that stamps files is behind, by up to a tick, or is another machine's.
+        now = max(time.time_ns(), self._rules.made_after)
+        os.utime(partial, ns=(now, now))
+        os.replace(partial, path)
+
+    def _partial(self, path: str) -> str:
+        # Always the same, so that whoever takes over writes over what a crash has left;
+        # and another for every entry, as only the entry's promise keeps others away.
+        entry = hashlib.sha256(os.fsencode(os.path.abspath(self.path))).hexdigest()[:8]
+        return f"{path}.{entry}{PARTIAL_SUFFIX}"
+
+
+def _paths_in(listed: Any) -> list[str] | None:
+    """Return what a list holds, or None for what is no list of paths."""
+    is_list = isinstance(listed, list) and all(isinstance(path, str) for path in listed)
+    return listed if is_list else None
+
+
+def _pieces(data: Any, skip_read: bool) -> Iterator[Any]:
+    """Yield what is to be written: the data itself, or what is read from it."""
+    if skip_read or isinstance(data, _READ_WHOLE):
+        yield data
+        return
+    try:
+        if hasattr(data, "read"):
+            while piece := data.read(_PIECE):
+                yield piece
+        else:
+            yield from data
+    finally:
+        close = getattr(data, "close", None)
+        if close is not None:
+            close()

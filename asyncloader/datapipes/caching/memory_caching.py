@@ -1,0 +1,168 @@
+"""Items that are kept in memory for later passes.
+
+This file is about in_memory_cache, in its iter and map forms.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.patterns.rereading import add_cursors, closing_items
+from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source, keyed_source
+from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.weighing import weight_of
+
+T = TypeVar("T")
+
+_MEGABYTE = 1024 * 1024
+
+
+@functional_datapipe("in_memory_cache")
+class InMemoryCacheHolder(IterDataPipe[T]):
+    """Yield the source's items, and from the second pass on those kept in memory.
+
+    At most ``size`` megabytes are kept (default: all), of the items that came last; those
+    before them are read again each time. A pass that was not read to its end keeps none.
+    Every process keeps its own, and a copy of the pipe begins with none. Put this before
+    what is random: what is kept is the same in every pass, and in its order.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> cached = IterableWrapper([1, 2]).map(str).in_memory_cache()
+    >>> list(cached), list(cached)
+    (['1', '2'], ['1', '2'])
+    """
+
+    def __init__(self, source_dp: Iterable[T], size: int | None = None) -> None:
+        self.source = iterable_source(source_dp)
+        self.size = None if size is None else checked_count("size", size, at_least=0)
+        self.kept: Kept[T] | None = None
+
+    def __len__(self) -> int:
+        return len(self.source) if self.kept is None else self.kept.count
+
+    def new_pass(self) -> MemoryCachePass[T]:
+        return MemoryCachePass(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "kept": None}
+
+
+class Kept(Generic[T]):
+    """The last of a source's items, as many as there is room for."""
+
+    def __init__(self, source: Any, limit: int | None) -> None:
+        self.limit = limit
+        self.items: deque[T] = deque()
+        #: How many items came, with those that are kept no longer.
+        self.count = 0
+        self._weights: deque[int] = deque()
+        self._weight = 0
+        #: Where the source stood at the items.
+        self.marks = Marks(functools.partial(put_cursors, source), lambda: 0)
+
+    @property
+    def left_out(self) -> int:
+        """How many items are kept no longer."""
+        return self.count - len(self.items)
+
+    def add(self, item: T) -> None:
+        """Keep an item, and let the oldest go if there is too little room."""
+        self.items.append(item)
+        self.count += 1
+        if self.limit is not None:
+            self._weights.append(weight_of(item))
+            self._weight += self._weights[-1]
+            while self._weight > self.limit:
+                self.items.popleft()
+                self._weight -= self._weights.popleft()
+        self.marks.passed(self.count)
+
+
+@dataclass
+class MemoryCachePass(Pass[T]):
+    """One pass over an InMemoryCacheHolder, which reads the source or what is kept of it."""
+
+    marks = ()
+
+    pipe: InMemoryCacheHolder[T]
+    yielded: int = 0
+
+    def __post_init__(self) -> None:
+        self.kept = self.pipe.kept
+
+    def __iter__(self) -> Iterator[T]:
+        items = self._made() if self.kept is None else self._remembered(self.kept)
+        with closing_items(items):
+            for item in items:
+                self.yielded += 1
+                yield item
+
+    def _made(self) -> Iterator[T]:
+        pipe = self.pipe
+        limit = None if pipe.size is None else pipe.size * _MEGABYTE
+        kept: Kept[T] = Kept(pipe.source, limit)
+        is_whole = self.yielded == 0
+        for item in begin(pipe.source):
+            if is_whole:
+                kept.add(item)
+            yield item
+        if is_whole:
+            pipe.kept = kept
+
+    def _remembered(self, kept: Kept[T]) -> Iterator[T]:
+        first = self.yielded
+        if first < kept.left_out:
+            items = begin(self.pipe.source)
+            with closing_items(items):
+                yield from islice(items, kept.left_out - first)
+        yield from islice(kept.items, max(0, first - kept.left_out), None)
+
+    def put_above(self, into: Cursors) -> None:
+        if self.kept is not None and self.yielded > self.kept.left_out:
+            add_cursors(self.kept.marks.at(self.yielded), into)
+        else:
+            put_cursors(self.pipe.source, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        if self.kept is None or position < self.kept.left_out:
+            resume(self.pipe.source, position, cursors)
+        return 0
+
+
+@functional_datapipe("in_memory_cache")
+class MapInMemoryCacheHolder(MapDataPipe[T]):
+    """Look each item up once, and from then on in memory.
+
+    Every process keeps its own items, and a copy of the pipe begins with none.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> cached = SequenceWrapper([1, 2]).map(str).in_memory_cache()
+    >>> cached[1] is cached[1]
+    True
+    """
+
+    def __init__(self, source_dp: MapDataPipe[T]) -> None:
+        self.source = keyed_source(source_dp)
+        self._kept: dict[Any, T] = {}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: Any) -> T:
+        if key not in self._kept:
+            # Of two threads that get here at once, both hand out what the first put in.
+            self._kept.setdefault(key, self.source[key])
+        return self._kept[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": {}}

@@ -1,0 +1,1 @@
+"""Pipes that do many things at once, or ahead of their consumer."""

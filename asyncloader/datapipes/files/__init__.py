@@ -1,0 +1,1 @@
+"""Pipes that find, open, unpack, parse, check and write files."""

@@ -1,0 +1,225 @@
+"""Files wherever fsspec finds them.
+
+This file is about list_files_by_fsspec, open_files_by_fsspec and save_by_fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+from asyncloader.datapipes.files.file_systems import FileSystem, FileSystems, file_system_of
+from asyncloader.datapipes.files.local import any_match, as_roots, checked_masks
+from asyncloader.datapipes.files.saving import (
+    as_bytes,
+    checked_filepath,
+    checked_write_mode,
+    path_for,
+    temporary_beside,
+    write,
+)
+from asyncloader.datapipes.files.sorting import in_order
+from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, path_in
+from asyncloader.datapipes.files.text import after
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.patterns.expanding import Expander
+from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.pipe.arguments import checked_mapping, iterable_source
+from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.function import calling, is_async
+
+
+@functional_datapipe("list_files_by_fsspec")
+class FSSpecFileLister(Expander[str]):
+    """Yield the paths or URLs of the files in a folder that fsspec can reach, or in several.
+
+    They are in sorted order, and begin like the folder's own. ``masks`` is a pattern such
+    as ``"*.txt"``, or a list of them. Other keywords are for the connection.
+
+    >>> import fsspec
+    >>> fsspec.filesystem("memory").pipe({"/listed/b.txt": b"", "/listed/a.txt": b""})
+    >>> from asyncloader.datapipes.iter import FSSpecFileLister
+    >>> list(FSSpecFileLister("memory://listed"))
+    ['memory://listed/a.txt', 'memory://listed/b.txt']
+    """
+
+    def __init__(
+        self,
+        root: PathName | Sequence[PathName] | IterDataPipe[PathName],
+        masks: str | list[str] = "",
+        **kwargs: Any,
+    ) -> None:
+        self.source = as_roots(root)
+        self.masks = checked_masks(masks)
+        self.kwargs_for_connection = kwargs
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[str, None, None]:
+        with contextlib.closing(FileSystems(self.kwargs_for_connection)) as systems:
+            found = self._found(systems, path_in(item, self))
+        yield from after(found, skip)
+
+    def _found(self, systems: FileSystems, root: str) -> Iterable[str]:
+        system, path = systems.at(root)
+        # What ends in a slash is a folder, also where a file could have that name.
+        if not root.endswith("/") and system.call("isfile", path):
+            return [root]
+        entries = system.call("ls", path, detail=True)
+        names = [entry["name"] for entry in entries if not _is_folder(system, entry)]
+        fitting = [n for n in names if any_match(self.masks, n, posixpath.basename(n))]
+        return in_order([_like(root, path, name) for name in fitting])
+
+
+def _is_folder(system: FileSystem, entry: dict[str, Any]) -> bool:
+    if entry["type"] in ("file", "directory"):
+        return bool(entry["type"] == "directory")
+    # A link says nothing of what it leads to.
+    return bool(system.call("isdir", entry["name"]))
+
+
+def _like(root: str, path: str, name: str) -> str:
+    """Return the name of a file in the folder ``path`` so that it begins like ``root``."""
+    inside = name.removeprefix(path.rstrip("/")).removeprefix("/")
+    if "://" in name or not name.startswith(path.rstrip("/")):
+        inside = posixpath.basename(name)
+    return f"{root.rstrip('/')}/{inside}"
+
+
+@functional_datapipe("open_files_by_fsspec")
+class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
+    """Yield ``(path, file)`` for each path or URL, with the file opened by fsspec.
+
+    ``mode`` is ``"r"`` for text or ``"rb"`` for bytes. ``kwargs_for_open`` are for the
+    file system's ``open``, other keywords for the connection. A file is closed by the
+    pipe that reads it, or when it is dropped; who wants to may hold it.
+
+    >>> import fsspec
+    >>> fsspec.filesystem("memory").pipe({"/opened/a.txt": b"hello"})
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> paths = IterableWrapper(["memory://opened/a.txt"])
+    >>> [(path, file.read()) for path, file in paths.open_files_by_fsspec()]
+    [('memory://opened/a.txt', 'hello')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[PathName],
+        mode: str = "r",
+        *,
+        kwargs_for_open: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        self.mode = mode
+        self.kwargs_for_open = _settings("kwargs_for_open", kwargs_for_open)
+        self.kwargs_for_connection = kwargs
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for url in begin(self.source):
+            name = path_in(url, self)
+            # In no variable here: whoever is given the file is the only one to hold it.
+            yield name, self._opened(name)
+
+    def _opened(self, url: str) -> Any:
+        # A file may be held for longer than the loop of the pass runs, so that its bytes
+        # come through fsspec's own loop.
+        fs, path = file_system_of(url, self.kwargs_for_connection)
+        if "b" in self.mode:
+            return fs.open(path, self.mode, **self.kwargs_for_open)
+        of_text = {key: self.kwargs_for_open[key] for key in _OF_TEXT & self.kwargs_for_open.keys()}
+        others = {key: self.kwargs_for_open[key] for key in self.kwargs_for_open.keys() - _OF_TEXT}
+        file = fs.open(path, self.mode.replace("t", "") + "b", **others)
+        return OpenedText(file, **of_text)
+
+
+#: Only to read: what an opened file is written to would be the file that is to be read.
+_MODES = ("r", "rt", "rb")
+
+#: What ``open`` takes for text, and not for the bytes below it.
+_OF_TEXT = {"encoding", "errors", "newline"}
+
+
+@functional_datapipe("save_by_fsspec")
+class FSSpecSaver(OneToOne, IterDataPipe[str]):
+    """Save the data of pairs ``(path, data)`` by fsspec, and yield each path once it is there.
+
+    ``filepath_fn`` makes the path or URL out of what stands for it in the pair. ``mode``
+    is ``"w"`` for text, ``"wb"`` for bytes or a stream of them, and ``"a"`` or ``"ab"`` to
+    append. A file that is written anew appears whole, in place of what was there.
+    ``kwargs_for_open`` are for the file system's ``open``, others for the connection.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("memory://saved/a.txt", "hello")]).save_by_fsspec())
+    ['memory://saved/a.txt']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[Any, Any]],
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+        *,
+        kwargs_for_open: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.mode = checked_write_mode(mode)
+        self.filepath_fn = filepath_fn
+        self.kwargs_for_open = _settings("kwargs_for_open", kwargs_for_open)
+        self.kwargs_for_connection = kwargs
+        self._path_of = checked_filepath(filepath_fn)
+
+    def waits(self) -> bool:
+        return is_async(self._path_of)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __iter__(self) -> Iterator[str]:
+        systems = FileSystems(self.kwargs_for_connection)
+        with contextlib.closing(systems), calling(self._path_of) as path_of:
+            for item in begin(self.source):
+                name, data = pair_in(item, "(path, data)", self)
+                del item
+                url = path_for(name, path_of, self)
+                self._save(systems, url, data)
+                del data
+                yield url
+
+    def _save(self, systems: FileSystems, url: str, data: Any) -> None:
+        system, path = systems.at(url)
+        if "a" in self.mode:
+            self._append(url, data)
+        elif system.writes_whole_files and not self.kwargs_for_open:
+            whole = data.read() if hasattr(data, "read") else data
+            system.call("pipe_file", path, as_bytes(whole, self.mode, url))
+        else:
+            self._replace(url, data)
+
+    def _append(self, url: str, data: Any) -> None:
+        fs, path = file_system_of(url, self.kwargs_for_connection)
+        with fs.open(path, "ab", **self.kwargs_for_open) as file:
+            write(file, data, self.mode, url)
+
+    def _replace(self, url: str, data: Any) -> None:
+        fs, path = file_system_of(url, self.kwargs_for_connection)
+        fs.makedirs(fs._parent(path), exist_ok=True)
+        temporary = temporary_beside(path)
+        try:
+            with fs.open(temporary, "wb", **self.kwargs_for_open) as file:
+                write(file, data, self.mode, url)
+            fs.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(temporary)
+            raise
+
+
+def _settings(name: str, value: Any) -> dict[str, Any]:
+    return {} if value is None else dict(checked_mapping(name, value))

@@ -1,0 +1,283 @@
+"""Rows and documents in files of text.
+
+This file is about parse_csv, parse_csv_as_dict, parse_json_files and parse_json_lines.
+What cannot be parsed is an error that names the file and the line, and shows nothing
+of what is there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.files.decoding import OPENING, undecodable
+from asyncloader.datapipes.files.streams import close_stream, path_and_stream
+from asyncloader.datapipes.files.text import TextReader, after, lines_of
+from asyncloader.datapipes.patterns.applying import Applier
+from asyncloader.datapipes.patterns.expanding import TolerantExpander
+from asyncloader.datapipes.pipe.arguments import checked_function
+from asyncloader.datapipes.pipe.base import functional_datapipe
+from asyncloader.datapipes.pipe.function import plain_function
+from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.strange_errors import note
+
+#: What json.loads calls for what it finds.
+_HOOKS = ("object_hook", "object_pairs_hook", "parse_constant", "parse_float", "parse_int")
+
+
+class _CSVReader(TextReader):
+    """What the two parsers of CSV share."""
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+        path, stream = path_and_stream(item, self)
+        try:
+            reader = self.reader(self.lines(stream, path))
+            for row in after(self._rows(reader, path), skip):
+                yield (path, row) if self.return_path else row
+        finally:
+            close_stream(stream)
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        """Return what makes rows of lines."""
+        raise NotImplementedError
+
+    def _rows(self, reader: Any, path: str) -> Iterator[Any]:
+        try:
+            yield from reader
+        except csv.Error as error:
+            line = self.skip_lines + max(reader.line_num, 1)
+            raise csv.Error(f"{path}, line {line}: {error}") from None
+
+
+@functional_datapipe("parse_csv")
+class CSVParser(_CSVReader):
+    r"""Yield the rows of CSV files, as lists of text, from pairs ``(path, stream)``.
+
+    The first ``skip_lines`` of every file are left out. With ``decode`` bytes become
+    text, as ``encoding`` and ``errors`` say. With ``as_tuple`` rows are tuples, and with
+    ``return_path`` they come as ``(path, row)``. ``on_error`` and ``max_errors`` are those
+    of ``flatmap``, for whole files: what follows a row that cannot be parsed is left out.
+    Other keywords are those of ``csv.reader``, such as ``delimiter``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("table", io.BytesIO(b"a,1\nb,2\n"))]).parse_csv())
+    [['a', '1'], ['b', '2']]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        as_tuple: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **fmtparams: Any,
+    ) -> None:
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
+        self.as_tuple = as_tuple
+        self.fmtparams = _checked_format(fmtparams)
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        reader = csv.reader(lines, **self.fmtparams)
+        return _TupleReader(reader) if self.as_tuple else reader
+
+
+class _TupleReader:
+    """A reader whose rows are tuples."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    @property
+    def line_num(self) -> int:
+        """How many lines were read."""
+        number: int = self._reader.line_num
+        return number
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return map(tuple, self._reader)
+
+
+@functional_datapipe("parse_csv_as_dict")
+class CSVDictParser(_CSVReader):
+    r"""Yield the rows of CSV files, as dicts, from pairs ``(path, stream)``.
+
+    The first row of each file, after the ``skip_lines`` that are left out, has the keys.
+    With ``decode`` bytes become text, as ``encoding`` and ``errors`` say; with
+    ``return_path`` rows come as ``(path, row)``. ``on_error`` and ``max_errors`` are those
+    of ``parse_csv``. Other keywords are those of ``csv.DictReader``, such as ``fieldnames``
+    or ``delimiter``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> files = IterableWrapper([("table", io.BytesIO(b"name,size\na,1\n"))])
+    >>> list(files.parse_csv_as_dict())
+    [{'name': 'a', 'size': '1'}]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **fmtparams: Any,
+    ) -> None:
+        super().__init__(
+            source_datapipe,
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
+        self.fmtparams = _checked_format(fmtparams, csv.DictReader)
+
+    def reader(self, lines: Iterator[str]) -> Any:
+        return csv.DictReader(lines, **self.fmtparams)
+
+
+def _checked_format(fmtparams: dict[str, Any], reader: Any = csv.reader) -> dict[str, Any]:
+    reader([], **fmtparams)  # a TypeError that names the keyword, if there is none such
+    return fmtparams
+
+
+@functional_datapipe("parse_json_files")
+class JsonParser(Applier[tuple[str, Any]]):
+    """Yield ``(path, document)`` for each pair of a path and a stream of JSON.
+
+    ``on_error`` and ``max_errors`` are those of ``map``, for files that cannot be parsed.
+    Other keywords are those of ``json.loads``, such as ``parse_float``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> files = IterableWrapper([("1.json", io.BytesIO(b'{"a": [1, null]}'))])
+    >>> list(files.parse_json_files())
+    [('1.json', {'a': [1, None]})]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
+        self.kwargs = _checked_keywords(kwargs)
+
+    def __len__(self) -> int:
+        return self.tolerance.length(self, self.source)
+
+    def function(self) -> Callable[[Any], tuple[str, Any]]:
+        return self._document
+
+    def _document(self, item: Any) -> tuple[str, Any]:
+        path, stream = path_and_stream(item, self)
+        try:
+            text = stream.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: {undecodable(error, OPENING)}") from None
+        finally:
+            close_stream(stream)
+        return path, _parsed(text, path, 1, self.kwargs)
+
+
+@functional_datapipe("parse_json_lines")
+class JsonLinesParser(TolerantExpander[Any]):
+    r"""Yield the document in each line of streams of JSON lines, from pairs ``(path, stream)``.
+
+    Empty lines are left out. With ``return_path`` documents come as ``(path, document)``.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole files: to leave out
+    single lines, ``readlines().map(json.loads, 1, on_error="skip")``. Other keywords are
+    those of ``json.loads``.
+
+    >>> import io
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> files = IterableWrapper([("log", io.BytesIO(b'{"a": 1}\n\n[2]\n'))])
+    >>> list(files.parse_json_lines())
+    [{'a': 1}, [2]]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        *,
+        return_path: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
+        self.return_path = return_path
+        self.kwargs = _checked_keywords(kwargs)
+
+    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+        path, stream = path_and_stream(item, self)
+        try:
+            numbered = enumerate(lines_of(stream, path), 1)
+            filled = ((number, line) for number, line in numbered if line.strip())
+            for number, line in after(filled, skip):
+                document = _parsed(line, path, number, self.kwargs)
+                yield (path, document) if self.return_path else document
+                del document
+        finally:
+            close_stream(stream)
+
+
+def _checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for name in _HOOKS:
+        if kwargs.get(name) is not None:
+            plain_function(name, kwargs[name], takes=1)
+    decoder = kwargs.get("cls")
+    if decoder is not None:
+        checked_function("cls", decoder)
+    elif unknown := kwargs.keys() - {*_HOOKS, "strict", "cls"}:
+        raise TypeError(
+            f"{min(unknown)!r} is no keyword of json.loads; there are cls, strict,"
+            f" {', '.join(_HOOKS)}"
+        )
+    # A decoder of the user's own says itself what it takes. No hook is called here.
+    json.loads("null", **kwargs)
+    return kwargs
+
+
+def _parsed(text: str | bytes, path: str, line: int, kwargs: dict[str, Any]) -> Any:
+    # The original errors hold the text itself.
+    try:
+        return json.loads(text, **kwargs)
+    except json.JSONDecodeError as error:
+        place = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise ValueError(f"{path}, {place}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, from line {line} on: {undecodable(error, OPENING)}") from None
+    except RecursionError:
+        raise ValueError(f"{path}, from line {line} on: nested too deeply") from None
+    except ValueError as error:
+        note(error, f"in {path}, from line {line} on")
+        raise

@@ -1,0 +1,193 @@
+"""Tar archives.
+
+This file is about load_from_tar: the files in a tar, compressed or not, read where
+they are and one after another. Nothing is extracted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+from asyncloader.datapipes.files.archives import ArchiveLoader
+from asyncloader.datapipes.files.limits import (
+    MAX_BYTES,
+    MAX_MEMBER_BYTES,
+    MAX_MEMBERS,
+    MAX_RATIO,
+    Limits,
+    Meter,
+)
+from asyncloader.datapipes.files.members import member_path
+from asyncloader.datapipes.files.streams import PIECE_BYTES, PathAndStream
+from asyncloader.datapipes.files.unpacking import (
+    Archive,
+    compression_of,
+    naming,
+    packed_stream,
+    unpacked_stream,
+)
+from asyncloader.datapipes.pipe.base import functional_datapipe
+from asyncloader.datapipes.pipe.tolerance import OnError
+
+COMPRESSIONS = ("*", "", "gz", "bz2", "xz")
+
+#: No header that anyone writes is longer: it would be read into memory at once.
+MAX_HEADER_BYTES = 16 * 2**20
+
+
+@functional_datapipe("load_from_tar")
+class TarArchiveLoader(ArchiveLoader):
+    """Yield ``(path, stream)`` for each file in each tar of a source of such pairs.
+
+    A file's path is that of the archive with the file's name after it, and never leads
+    out of the archive. Links, folders and devices are left out. A file may be held and
+    read later; where the archive itself cannot seek, what was not read of it is held in
+    memory when the next is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to
+    insist on a compression. What a hostile archive could do is limited, as ``Limits`` says.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
+    the place where one is damaged is left out.
+
+    >>> import io, tarfile
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> packed = io.BytesIO()
+    >>> with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+    ...     info = tarfile.TarInfo("b.txt")
+    ...     info.size = 5
+    ...     archive.addfile(info, io.BytesIO(b"hello"))
+    >>> packed.seek(0)
+    0
+    >>> tars = IterableWrapper([("a.tar.gz", packed)], deepcopy=False)
+    >>> [(path, stream.read()) for path, stream in tars.load_from_tar()]
+    [('a.tar.gz/b.txt', b'hello')]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[PathAndStream],
+        mode: str = "r:*",
+        length: int = -1,
+        *,
+        max_members: float = MAX_MEMBERS,
+        max_member_bytes: float = MAX_MEMBER_BYTES,
+        max_bytes: float = MAX_BYTES,
+        max_ratio: float = MAX_RATIO,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        limits = Limits(max_members, max_member_bytes, max_bytes, max_ratio)
+        super().__init__(datapipe, length, limits, on_error=on_error, max_errors=max_errors)
+        self.mode = mode
+        self._compression = _checked_compression(mode)
+
+    def archive(self, path: str, stream: Any) -> TarArchive:
+        return TarArchive(path, stream, self._compression, self.limits)
+
+
+def _checked_compression(mode: str) -> str:
+    start, _, compression = str(mode).replace("|", ":").partition(":")
+    if start != "r" or compression not in COMPRESSIONS:
+        raise ValueError(f'mode must be "r:*", "r:", "r:gz", "r:bz2" or "r:xz", got {mode!r}')
+    return compression if ":" in mode or "|" in mode else "*"
+
+
+class TarArchive:
+    """A tar that is open, read from its beginning to its end."""
+
+    def __init__(self, path: str, stream: Any, compression: str, limits: Limits) -> None:
+        self.path = path
+        source, unpacking = packed_stream(path, stream, limits)
+        # Sparse files grow once more, when they are read.
+        self.meter = Meter(path, limits, unpacking.packed)
+        self.archive = Archive(path, source, self.meter)
+        with contextlib.ExitStack() as failing:
+            failing.callback(self.close)
+            with naming(path):
+                kind = compression_of(source) if compression == "*" else compression
+                content = unpacked_stream(source, kind, unpacking) if kind else source
+                self._input = TarInput(path, content)
+                self._tar = tarfile.TarFile(
+                    fileobj=self._input,  # type: ignore[arg-type]
+                    mode="r",
+                    tarinfo=StrictTarInfo,
+                )
+            failing.pop_all()
+
+    def close(self) -> None:
+        """Let go of the stream; files that are still open keep it open."""
+        self.archive.let_go()
+
+    def files(self) -> Iterator[tarfile.TarInfo]:
+        """Yield what is known of each file, in the archive's order."""
+        last = -1
+        while (info := self._next()) is not None:
+            if info.offset <= last or info.size < 0:
+                raise tarfile.ReadError(f"{self.path}: its members lead back to one another")
+            last = info.offset
+            self.meter.add_member(info.name, info.size)
+            if info.isfile():
+                yield info
+
+    def opened(self, info: tarfile.TarInfo) -> PathAndStream:
+        """Return a file's path and the stream of its bytes."""
+        path = member_path(self.path, info.name)
+        with self.archive.lock:
+            content: Any = self._tar.extractfile(info)
+        # Not through tarfile's own buffer: there is one around every member already.
+        return path, self.archive.open_member(path, content.raw)
+
+    def _next(self) -> tarfile.TarInfo | None:
+        with self.archive.lock, naming(self.path):
+            if not self._input.seekable():
+                self.archive.keep_latest()
+            # A tar remembers all that it has seen, which may be millions.
+            self._tar.members.clear()  # type: ignore[attr-defined]
+            return self._tar.next()
+
+
+class StrictTarInfo(tarfile.TarInfo):
+    """A header that, where it is damaged, is an error and not the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"no tar header at byte {tar.offset}: {error}") from None
+
+
+class TarInput:
+    """What a TarFile reads from: onward only, where the stream cannot seek."""
+
+    def __init__(self, path: str, stream: io.BufferedReader) -> None:
+        self.name = path
+        self._stream = stream
+        self._can_seek = stream.seekable()
+        self._start = stream.tell() if self._can_seek else 0
+        self._place = 0
+
+    def seekable(self) -> bool:
+        return self._can_seek
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes, which no tar has")
+        data = self._stream.read(size)
+        self._place += len(data)
+        return data
+
+    def seek(self, place: int) -> None:
+        if self._can_seek:
+            self._stream.seek(self._start + place)
+            self._place = place
+            return
+        if place < self._place:
+            raise tarfile.StreamError("the archive's stream cannot seek back")
+        while self._place < place and self.read(min(place - self._place, PIECE_BYTES)):
+            pass

@@ -1,0 +1,92 @@
+"""Samples that lie in several files.
+
+This file is about webdataset: the files of a tar whose names differ only in their
+endings belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncloader.datapipes.files.streams import pair_in, path_in
+from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
+from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.pipe.arguments import iterable_source
+from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+
+
+@functional_datapipe("webdataset")
+class WebDataset(IterDataPipe[dict[str, Any]]):
+    """Yield a dict for each run of pairs ``(path, data)`` whose paths differ in their endings.
+
+    Its keys are the endings, which begin at the first dot of a file's name, and its
+    ``"__key__"`` is the path before it. Names without a dot are left out, and so are those
+    that begin with one. A second file with the same key and ending right after the first is
+    a ValueError.
+
+    >>> files = [("a/1.jpg", b"..."), ("a/1.cls", b"7"), ("a/2.jpg", b"...")]
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> [sample["__key__"] for sample in IterableWrapper(files).webdataset()]
+    ['a/1', 'a/2']
+    """
+
+    def __init__(self, source_datapipe: Iterable[tuple[str, Any]]) -> None:
+        self.source = iterable_source(source_datapipe)
+
+    def new_pass(self) -> SamplePass:
+        return SamplePass(self)
+
+
+@dataclass
+class SamplePass(LaggingPass[dict[str, Any]]):
+    """One pass over a WebDataset, which holds the files of one sample.
+
+    The ``held`` files after those that are done are in the sample that is held.
+    """
+
+    pipe: WebDataset
+    held: int = 0
+    sample: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for item in begin(self.source):
+            path, data = pair_in(item, "(path, data)", self.pipe)
+            del item
+            key, ending = key_and_ending(path_in(path, self.pipe))
+            if ending and self.sample and self.sample["__key__"] != key:
+                yield self._whole()
+            if ending:
+                self._add(key, ending, data)
+            del data
+            self.held += 1
+            self.above.passed(self.taken + self.held)
+        if self.sample:
+            yield self._whole()
+
+    def _add(self, key: str, ending: str, data: Any) -> None:
+        if ending in self.sample:
+            raise ValueError(f"{key}{ending} is there twice in a row; one would be lost")
+        self.sample["__key__"] = key
+        self.sample[ending] = data
+
+    def _whole(self) -> dict[str, Any]:
+        sample, self.sample = self.sample, {}
+        self.taken += self.held
+        self.held = 0
+        self.yielded += 1
+        return sample
+
+
+def key_and_ending(path: str) -> tuple[str, str]:
+    """Return a path up to the first dot of the file's name, and the rest of it.
+
+    A name that begins with a dot has no ending: what some systems hide in archives would
+    part samples.
+    """
+    folder, slash, name = path.replace("\\", "/").rpartition("/")
+    key, dot, ending = name.partition(".")
+    if not key:
+        return path, ""
+    return folder + slash + key, dot + ending

@@ -1,0 +1,1 @@
+"""Where passes stand, as plain data, and how they go on from there: cursors."""

@@ -1,0 +1,72 @@
+"""What was handed out without order, told piece by piece.
+
+This file is about ``Teller``, which says what some pipes have handed out since it was last
+asked, and about ``followed``, which adds that to cursors from before. So a cursor that went to
+another process goes on to have what follows it, and nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from asyncloader.datapipes.going_on.course import course_of
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.going_on.handing_out import cursor_to_begin_with
+from asyncloader.datapipes.naming import stage_name
+
+#: A pipe's number, how many entries its course had before these, and these. Of a pipe that has
+#: no number there is its name instead.
+Piece = list[Any]
+
+
+class Teller:
+    """Tells what pipes without order hand out from now on."""
+
+    def __init__(self, pipes: Iterable[Any]) -> None:
+        pipes = list(pipes)
+        numbered = [pipe for pipe in pipes if number_of(pipe) is not None]
+        self._since = [(number_of(pipe), course_of(pipe).since_now()) for pipe in numbered]
+        self._unnumbered = [
+            [None, 0, [stage_name(pipe)]] for pipe in pipes if number_of(pipe) is None
+        ]
+
+    def pieces(self) -> list[Piece]:
+        """Return what was handed out since the last call, by any thread."""
+        told = ([number, *since.told()] for number, since in self._since)
+        return [*self._unnumbered, *(piece for piece in told if piece[-1])]
+
+
+def unnumbered_in(pieces: Iterable[Piece]) -> str:
+    """Return the name of a pipe of which nothing can be told, or nothing."""
+    return next((entries[0] for number, _, entries in pieces if number is None), "")
+
+
+def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
+    """Return cursors to which that belongs, too, which was told later.
+
+    What they have already, of what was told, is left out.
+    """
+    found = copy.deepcopy(cursors)
+    for number, start, entries in pieces:
+        if number is None:
+            continue
+        # The beginning of a stream has no cursors.
+        for cursor in list(_at(number, found)) or [_begun(number, found)]:
+            known = cursor["at"] + len(cursor["later"]) - start
+            cursor["later"] += entries[max(known, 0) :]
+    return found
+
+
+def _at(number: int, cursors: Cursors) -> Iterator[Cursor]:
+    """Yield the cursors of a pipe, also those that other cursors hold."""
+    for own, cursor in cursors.items():
+        if own == number:
+            yield cursor
+        yield from _at(number, dict(cursor.get("above", ())))
+
+
+def _begun(number: int, cursors: Cursors) -> Cursor:
+    cursors[number] = cursor = cursor_to_begin_with([], 0)
+    return cursor

@@ -1,0 +1,1 @@
+"""Pipes that put items together, take them apart, or give them another order."""

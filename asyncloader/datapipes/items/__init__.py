@@ -1,0 +1,1 @@
+"""Pipes that items come from, and pipes that change, choose or name single items."""

@@ -1,0 +1,112 @@
+"""Several items out of one.
+
+This file is about ``Expansion``: a pass that takes each of its source's items apart, and
+knows how far it is inside the one that it took last.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from asyncloader.datapipes.going_on.cursors import (
+    Cursor,
+    Cursors,
+    dropped,
+    first_cursors,
+    put_cursors,
+    resume,
+)
+from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.patterns.reading import begin
+
+T = TypeVar("T")
+
+
+@dataclass
+class Expansion(Pass[T]):
+    """One pass over a pipe that yields several items for each that it takes.
+
+    ``taken`` counts the items that were taken, ``offset`` the parts of the last of them
+    that were yielded, while the pass is ``inside`` it. To go on there, the item is taken
+    once more.
+    """
+
+    marks: ClassVar[tuple[str, ...]] = ("taken", "inside", "offset", "before")
+
+    pipe: Any
+    taken: int = field(default=0, kw_only=True)
+    inside: bool = field(default=False, kw_only=True)
+    offset: int = field(default=0, kw_only=True)
+    #: How many parts were yielded of the items before.
+    before: int = field(default=0, kw_only=True)
+    above: Marks = field(init=False, repr=False)
+    _known: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        put = functools.partial(put_cursors, self.source)
+        self.above = Marks(put, lambda: self.taken - 1, first_cursors(self.source))
+
+    @property
+    def source(self) -> Any:
+        return self.pipe.source
+
+    def begin(self) -> Iterator[Any]:
+        """Yield the source's items, counting them."""
+        for item in begin(self.source):
+            self.taken += 1
+            self.inside = True
+            self.offset = 0
+            yield item
+
+    def known(self) -> int:
+        """Return how many parts of the item that was taken last were yielded already."""
+        self.offset, self._known = self._known, 0
+        return self.offset
+
+    def rest(self, parts: Iterator[T]) -> Iterator[T]:
+        """Return the parts of an item without those that were yielded already."""
+        return dropped(parts, self.known())
+
+    def finish(self) -> None:
+        """Note that all of the item's parts were yielded."""
+        self.before += self.offset
+        self.offset = 0
+        self.inside = False
+        self.above.passed(self.taken)
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.taken - self.inside))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.taken = cursor["taken"] - cursor["inside"]
+        self._known = cursor["offset"]
+        self.before = cursor["before"]
+        self.above.restart(self.taken, cursors)
+        resume(self.source, self.taken, cursors)
+        return position - self.before - self._known
+
+
+@dataclass
+class TolerantExpansion(Expansion[T]):
+    """An expansion that counts the items that could not be taken apart, or not to their end."""
+
+    marks: ClassVar[tuple[str, ...]] = (*Expansion.marks, "errors_before")
+
+    errors: int = field(default=0, kw_only=True)
+    #: How many of the errors were those of items before the last.
+    errors_before: int = field(default=0, kw_only=True)
+
+    def finish(self) -> None:
+        super().finish()
+        self.errors_before = self.errors
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self.errors = self.errors_before = cursor["errors_before"]
+        return super().go_on(position, cursor, cursors)

@@ -1,0 +1,107 @@
+"""Items that are held, and how they are got again.
+
+This file is about pipes that hold items of a source for longer than one step. Their
+cursors say which items those are by their numbers, and where the source stood before
+the first of them. A pass that goes on from there reads the same items again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.going_on.cursors import Cursors, put_cursors
+from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.patterns.reading import begin_with
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held(Generic[T]):
+    """An item, its number in the source, and where the source stood before it."""
+
+    number: int
+    item: T
+    before: Cursors
+
+
+class Rereader(Generic[T]):
+    """Reads a source from item number ``taken`` on, after items that were held before then."""
+
+    def __init__(self, source: Any, were_held: list[int], taken: int, cursors: Cursors) -> None:
+        """Begin a pass over ``source``.
+
+        ``were_held`` are the numbers, which ascend, of the items to be held again, and
+        ``cursors`` are from before the first of them.
+        """
+        again, self._items = begin_with(source, were_held, taken, cursors)
+        self.again = [
+            Held(number, item, cursors) for number, item in zip(were_held, again, strict=True)
+        ]
+        self.taken = taken
+        # What is held keeps the mark it needs.
+        self._marks = Marks(functools.partial(put_cursors, source), lambda: self.taken)
+        self._marks.restart(taken, cursors)
+
+    def __iter__(self) -> Iterator[Held[T]]:
+        return self
+
+    def __next__(self) -> Held[T]:
+        item = next(self._items)
+        held = Held(self.taken, item, self._marks.at(self.taken))
+        self.taken += 1
+        self._marks.passed(self.taken)
+        return held
+
+    def close(self) -> None:
+        """Take no more items."""
+        close_items(self._items)
+
+
+@contextlib.contextmanager
+def closing_items(iterator: Iterator[Any]) -> Iterator[None]:
+    """Close an iterator at the end, if it can be closed."""
+    try:
+        yield
+    finally:
+        close_items(iterator)
+
+
+def add_cursors(cursors: Cursors, into: Cursors) -> None:
+    """Add the cursors of pipes that have none there yet.
+
+    Cursors with which a source began are those of a whole graph: what has moved on
+    since has put its own before.
+    """
+    for place, cursor in cursors.items():
+        into.setdefault(place, cursor)
+
+
+def runs_of(numbers: Iterable[int]) -> list[int]:
+    """Return ascending numbers as a flat list: the first of each run, and the run's length.
+
+    >>> runs_of([3, 4, 5, 9])
+    [3, 3, 9, 1]
+    """
+    runs: list[int] = []
+    for number in numbers:
+        if runs and runs[-2] + runs[-1] == number:
+            runs[-1] += 1
+        else:
+            runs += [number, 1]
+    return runs
+
+
+def numbers_in(runs: list[int]) -> list[int]:
+    """Return the numbers of which ``runs_of`` made runs.
+
+    >>> numbers_in([3, 3, 9, 1])
+    [3, 4, 5, 9]
+    """
+    pairs: Any = zip(runs[::2], runs[1::2], strict=True)
+    return [number for first, length in pairs for number in range(first, first + length)]

@@ -1,0 +1,341 @@
+"""What every datapipe is.
+
+This file is about ``IterDataPipe`` and ``MapDataPipe``, the bases of all pipes:
+how a pipe is iterated in either colour, copied, named, and given its fluent
+methods.
+
+A pipe implements one colour. A pipe that computes implements ``__iter__`` as a
+generator, or ``new_pass`` where a pass has state that is worth looking at
+between two items. A pipe that waits implements ``__aiter__``. The other colour
+comes from here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from asyncloader.datapipes.fluent import IterFluent, MapFluent
+from asyncloader.datapipes.going_on.cursors import (
+    PASSING,
+    Cursor,
+    Cursors,
+    adropped,
+    cursor_of,
+    dropped,
+    picked,
+    put_cursor,
+)
+from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.pipe.colours import check_colours
+from asyncloader.datapipes.pipe.registering import bring, register
+from asyncloader.datapipes.pipe.share import Share
+from asyncloader.datapipes.pipe.unknown_name import MissingName, UnknownName
+from asyncloader.datapipes.running.crossing import from_loop, from_thread
+
+if TYPE_CHECKING:
+    from asyncloader.datapipes.items.collating import Allocate
+
+T_co = TypeVar("T_co", covariant=True)
+P = TypeVar("P", bound=type[Any])
+
+
+class DataPipe:
+    """What iter pipes and map pipes share."""
+
+    functional_name: ClassVar[str | None] = None
+
+    #: Whether going on may make items once more that were made before: those that a pass
+    #: holds, has run ahead for, or has to replay.
+    makes_again: ClassVar[bool] = True
+
+    #: What it is called in messages, where that is the name of a pipe whose place it took.
+    known_as: str = ""
+
+    #: Whether this pipe stands where others were that run elsewhere.
+    is_stand_in: ClassVar[bool] = False
+
+    #: Whether the sources are read one after the other, so that one pipe may be several of them.
+    reads_in_turn: ClassVar[bool] = False
+
+    #: The pipes this one reads from, where it wants to say so itself. Otherwise
+    #: they are found among its attributes.
+    edges: Iterable[Any] | None = None
+
+    #: Whether each worker gets items of its own from this pipe as it is, because the pipe asks
+    #: ``get_worker_info`` which are whose. Then no sharding pipe is to follow.
+    shards_itself: bool = False
+
+    def is_replicable(self) -> bool:
+        """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
+        return True
+
+    def lives_with_loader(self) -> bool:
+        """Whether the pipe stays with the loader while its readers may run in workers."""
+        return False
+
+    def rewired(self, graph: Any) -> Any:
+        """Return the graph as it is to be run; asked of a pipe that lives with the loader."""
+        return graph
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        """Let envelopes pass, by calling ``wrap(function)`` where ``function`` was called.
+
+        False for a pipe that has no such function, or makes other than one item of one.
+        """
+        return False
+
+    def goes_by_clock(self) -> bool:
+        """Whether what the pipe yields depends on the time, so that no snapshot can go back."""
+        return False
+
+    def is_splitter(self) -> bool:
+        """Whether the pipe is read through branches that share what it holds."""
+        return False
+
+    def waits(self) -> bool:
+        """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        return False
+
+    def make_in(self, allocate: Allocate) -> None:
+        """Make what is yielded in memory of ``allocate``, where that saves a copy.
+
+        To be asked of the last pipe only, since what it yields is sent from there: nothing
+        may change it, or keep it, on its way.
+        """
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what the pipe yields next is made, by processes, whoever waits for it."""
+        return False
+
+    def has_no_order(self) -> bool:
+        """Whether the pipe hands its items out as they come, another time in another order."""
+        return False
+
+    def first_cursor(self) -> Cursor:
+        """Return the cursor of a pass to come, to which all that is handed out in it belongs.
+
+        To be asked of a pipe that has no order.
+        """
+        raise NotImplementedError
+
+    def __getstate__(self) -> Any:
+        # A copy is a pipe that nobody has iterated yet.
+        state = object.__getstate__(self)
+        fields, *slots = state if isinstance(state, tuple) else (state,)
+        kept = {name: value for name, value in (fields or {}).items() if name not in PASSING}
+        return (kept, *slots) if slots else kept
+
+    def __repr__(self) -> str:
+        return stage_name(self)
+
+    if not TYPE_CHECKING:  # or every name would be one that a pipe has
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property of the pipe's own failed: let its own error come out.
+                return object.__getattribute__(self, name)
+            if bring(name):
+                return getattr(self, name)
+            others = MapDataPipe if isinstance(self, IterDataPipe) else IterDataPipe
+            raise UnknownName(MissingName(type(self), name, others))
+
+
+class IterDataPipe(DataPipe, IterFluent[T_co]):
+    """A stream of items: ``for`` and ``async for`` both work on it, each time afresh.
+
+    >>> class Countdown(IterDataPipe):
+    ...     def __init__(self, start):
+    ...         self.start = start
+    ...     def __iter__(self):
+    ...         yield from range(self.start, 0, -1)
+    >>> list(Countdown(3).map(str))
+    ['3', '2', '1']
+    """
+
+    #: The latest pass, if the pipe has passes at all and was iterated.
+    current_pass: Pass[T_co] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_colours(cls)
+        # Who says anew how a pipe is iterated has to say anew how it goes on.
+        own = vars(cls)
+        iterates = "__iter__" in own or "__aiter__" in own
+        says_it = "iter_from" in own or "aiter_from" in own or OneToOne in cls.__bases__
+        if iterates and not says_it:
+            for name in ("put_cursors", "iter_from", "aiter_from", "picks", "iter_at"):
+                if name not in own:
+                    setattr(cls, name, getattr(IterDataPipe, name))
+
+    def new_pass(self) -> Pass[T_co]:
+        """Return a pass that begins at the first item; a pipe with state implements this."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T_co]:
+        cls = type(self)
+        if cls.new_pass is not IterDataPipe.new_pass:
+            self.current_pass = self.new_pass()
+            return iter(self.current_pass)
+        if cls.__aiter__ is not IterDataPipe.__aiter__:
+            return from_loop(self)
+        raise NotImplementedError(
+            f"{cls.__qualname__} must define __iter__, __aiter__ or new_pass to be iterated"
+        )
+
+    def __aiter__(self) -> AsyncIterator[T_co]:
+        return from_thread(self)
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add where this pipe and all above it stand; nothing where only a replay leads there.
+
+        To be called between two items, after the first.
+        """
+        running = self.current_pass
+        if running is not None and running.marks is not None:
+            running.put_above(into)
+            # What has not moved on since it began adds the whole graph's cursors of then.
+            put_cursor(self, running.cursor(), into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T_co]:
+        """Iterate what follows the first ``position`` items, given cursors from before that."""
+        if type(self).new_pass is IterDataPipe.new_pass:
+            return dropped(iter(self), position)
+        self.current_pass = running = self.new_pass()
+        if running.marks is None:
+            return dropped(iter(running), position)
+        behind = running.go_on(position, cursor_of(self, cursors), cursors)
+        return dropped(iter(running), behind)
+
+    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[T_co]:
+        """Iterate what follows the first ``position`` items, on the running loop."""
+        return adropped(aiter(self), position)
+
+    def picks(self) -> bool:
+        """Whether single items can be had, by ``iter_at``, for much less than all before them."""
+        return False
+
+    def iter_at(self, positions: list[int]) -> Iterator[T_co]:
+        """Iterate the items at these ascending positions, as far as there are any."""
+        return picked(iter(self), positions)
+
+    def can_share(self) -> bool:
+        """Whether ``iter_share`` makes the items of one share, and none of the others."""
+        return False
+
+    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T_co]:
+        """Iterate one share of the items, given cursors from before it; begins at once."""
+        raise NotImplementedError
+
+    def is_async(self) -> bool:
+        """Whether a loop iterates this pipe by itself, without a thread."""
+        return type(self).__aiter__ is not IterDataPipe.__aiter__
+
+    def waits(self) -> bool:
+        """Whether this pipe, used in a ``for``, needs an event loop to run on."""
+        cls = type(self)
+        computes = (
+            cls.__iter__ is not IterDataPipe.__iter__ or cls.new_pass is not IterDataPipe.new_pass
+        )
+        return self.is_async() and not computes
+
+    @classmethod
+    def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
+        """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
+        register(IterDataPipe, name, pipe_class)
+
+
+class MapDataPipe(DataPipe, MapFluent[T_co]):
+    """Items that are looked up by key: ``pipe[key]`` and, for keys ``0 … n-1``, ``len(pipe)``.
+
+    >>> class Squares(MapDataPipe):
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, key):
+    ...         return key * key
+    >>> Squares().map(str)[3], list(Squares())
+    ('9', [0, 1, 4, 9])
+    """
+
+    makes_again = False
+
+    def __getitem__(self, key: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__qualname__} must define __getitem__")
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__qualname__} has no length")
+
+    def __iter__(self) -> Iterator[T_co]:
+        for index in range(len(self)):
+            yield self[index]
+
+    @classmethod
+    def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
+        """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
+        register(MapDataPipe, name, pipe_class)
+
+
+def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Callable[[P], P]:
+    """Register a pipe class under a fluent name: ``pipe.name(...)`` builds it over ``pipe``.
+
+    The name is given to pipes of the class's own kind, or to those of kind ``on``.
+
+    >>> @functional_datapipe("every_other")
+    ... class EveryOther(IterDataPipe):
+    ...     def __init__(self, source):
+    ...         self.source = source
+    ...     def __iter__(self):
+    ...         for number, item in enumerate(self.source):
+    ...             if number % 2 == 0:
+    ...                 yield item
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper("abcde").every_other())
+    ['a', 'c', 'e']
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a functional name must be an identifier, got {name!r}")
+
+    def registered(pipe_class: P) -> P:
+        if not issubclass(pipe_class, DataPipe):
+            raise TypeError(f"{pipe_class.__qualname__} is no IterDataPipe and no MapDataPipe")
+        kind = MapDataPipe if issubclass(pipe_class, MapDataPipe) else IterDataPipe
+        register(on or kind, name, pipe_class)
+        pipe_class.functional_name = name
+        return pipe_class
+
+    return registered
+
+
+def is_iter_pipe(value: object) -> bool:
+    """Whether ``value`` is a stream of items: one of our pipes, or of torch's."""
+    return isinstance(value, (IterDataPipe, *_torch_pipes("IterDataPipe")))
+
+
+def is_map_pipe(value: object) -> bool:
+    """Whether ``value`` is looked up by key: one of our pipes, or of torch's."""
+    return isinstance(value, (MapDataPipe, *_torch_pipes("MapDataPipe")))
+
+
+def is_pipe(value: object) -> bool:
+    """Whether ``value`` is a datapipe, ours or torch's."""
+    return is_iter_pipe(value) or is_map_pipe(value)
+
+
+def is_async_pipe(value: object) -> bool:
+    """Whether a loop iterates ``value`` by itself, without a thread; torch's pipes never."""
+    return isinstance(value, IterDataPipe) and value.is_async()
+
+
+def waits(value: object) -> bool:
+    """Whether ``value``, used in a ``for``, needs an event loop; torch's pipes never do."""
+    return isinstance(value, DataPipe) and value.waits()
+
+
+def _torch_pipes(name: str) -> tuple[type, ...]:
+    # Nobody can hold one of torch's pipes before torch's module of pipes was imported.
+    module = sys.modules.get("torch.utils.data.datapipes.datapipe")
+    found = getattr(module, name, None)
+    return () if found is None else (found,)

@@ -1,0 +1,1 @@
+"""Where a pass runs, and how items cross between its threads and loops."""

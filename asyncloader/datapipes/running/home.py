@@ -1,0 +1,313 @@
+"""Where a pass runs.
+
+This file is about ``Home``: the loop of one pass over a graph, and the threads
+and tasks that give its items. Closing a home ends them all, in a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.going_on.cursors import astarted, started
+from asyncloader.datapipes.going_on.iterating import close_items, groups_of
+from asyncloader.datapipes.naming import brief_name
+from asyncloader.datapipes.running.exchange import Exchange
+from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.deadline import ends_within, time_left
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled, running_loop
+from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
+
+T = TypeVar("T")
+
+# The close of a whole loader leaves less where it has more to do.
+GRACE_SECONDS = 2.0
+
+
+class Home:
+    """Where one pass over a graph runs: a loop, and the threads and tasks it owns."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching | None = None) -> None:
+        self.loop = loop
+        #: Where the threads' time goes.
+        self.watching = watching or Watching()
+        self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
+
+    def start_thread(self, items: Iterable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
+        """Give a sync iterable's items from a thread."""
+        giver = ThreadGiver(self, items, exchange)
+        self._givers.add(giver)
+        return giver
+
+    def prepare_task(self, items: AsyncIterable[T], exchange: Exchange[T]) -> TaskGiver[T]:
+        """Give an async iterable's items from a task, once it is started on the loop."""
+        giver = TaskGiver(self, items, exchange)
+        self._givers.add(giver)
+        return giver
+
+    def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
+        """Own a giver no longer: it is closed."""
+        self._givers.discard(giver)
+
+    def is_empty(self) -> bool:
+        """Whether there is no thread and no task to end."""
+        return not self._givers
+
+    def stop(self) -> None:
+        """Tell all to end, without waiting for them; on the loop, unless that is closed."""
+        for giver in list(self._givers):
+            giver.stop()
+
+    async def aclose(self) -> None:
+        """End all threads and tasks within a bounded time in total."""
+        self.stop()
+        # A thread that was about to begin a task of its own, when it was told, has begun it.
+        with ends_within(GRACE_SECONDS):
+            while self._givers:
+                await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
+
+
+class ThreadGiver(Generic[T]):
+    """Runs a sync iterable in a daemon thread of its own and gives its items."""
+
+    def __init__(self, home: Home, items: Iterable[T], exchange: Exchange[T]) -> None:
+        self._home = home
+        self._items = items
+        self._waiter = ThreadWaiter()
+        self._exchange = exchange
+        self._finished: asyncio.Future[None] = home.loop.create_future()
+        self._is_left_behind = False
+        #: The items' own iterator, once the thread has it.
+        self.iterator: Iterator[T] = iter(())
+        self.error: BaseException | None = None
+        exchange.giver = self._waiter
+        self._watched = home.watching.new(items, _GIVE_ALL, home.loop)
+        name = f"asyncloader {brief_name(items)}"
+        self._thread = thread_at(name, home, self._waiter, self._run)
+        self._thread.start()
+
+    async def finish(self) -> None:
+        """Wait until the thread is done with its items; raise the error it met."""
+        await asyncio.shield(self._finished)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Let the thread end after the item in progress."""
+        self._waiter.stop()
+
+    async def aclose(self) -> None:
+        """End the thread; one that does not end in time is abandoned with a warning."""
+        self.stop()
+        seconds = time_left(GRACE_SECONDS)
+        await asyncio.wait([self._finished], timeout=seconds)
+        if not self._finished.done() and not self._is_left_behind:
+            self._is_left_behind = True
+            self._watched.end()
+            warn_left_behind(self._thread, seconds)
+        self._home.forget(self)
+
+    def _run(self) -> None:
+        self._watched.thread = threading.get_ident()
+        try:
+            self._give_all()
+        except Stopped:
+            # One without a traceback, by which all that was under way would live on.
+            self.error = Stopped()
+        except asyncio.CancelledError as error:
+            self.error = not_cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self.error = error
+        self._watched.end()
+        self._exchange.end(self.error)
+        call_soon(self._home.loop, self._finish)
+
+    def _finish(self) -> None:
+        self._home.forget(self)
+        release(self._finished)
+
+    def _give_all(self) -> None:
+        self.iterator = iterator = started(self._items)
+        exchange, waiter = self._exchange, self._waiter
+        try:
+            for item in iterator:
+                exchange.give(item)
+                # The item just given is not kept alive here while the next is made.
+                del item
+                if not exchange.has_room():
+                    self._watched.rest()
+                    waiter.until(exchange.has_room)
+                    self._watched.go_on()
+                if waiter.stopped:
+                    raise Stopped
+        finally:
+            close_items(iterator)
+
+
+# Within this function a thread works for its pipes.
+_GIVE_ALL = ThreadGiver._give_all.__code__
+
+
+class TaskGiver(Generic[T]):
+    """Runs an async iterable in a task of its own and gives its items."""
+
+    def __init__(self, home: Home, items: AsyncIterable[T], exchange: Exchange[T]) -> None:
+        self._home = home
+        self._items = items
+        self._exchange = exchange
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._context = run_at(home)
+        self.is_done = False
+
+    def start(self) -> None:
+        """Begin the task; to be called on the home's loop."""
+        if self._stopped:
+            self._finish(Stopped())
+            return
+        name = f"asyncloader {brief_name(self._items)}"
+        self._task = begin_task(self._home.loop, self._run(), name, self._context)
+        self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Cancel the task; to be called on the home's loop, unless that is closed."""
+        # Once is enough: a second cancel would disturb the cleaning up.
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._task is not None and not self._home.loop.is_closed():
+            self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the task and wait until it is done, for a bounded time."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
+        self._home.forget(self)
+
+    async def _run(self) -> None:
+        try:
+            await give_groups(self._items, self._exchange, self._home.loop)
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                self._finish(not_cancelled(error))
+                return
+            # Whoever takes must not mistake a closed pass for the end of the data.
+            self._finish(Stopped())
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs nothing of its own.
+        if not self.is_done:
+            self._finish(Stopped())
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.is_done = True
+        self._home.forget(self)
+        self._exchange.end(error)
+
+
+async def give_groups(
+    items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Give all of an async iterable's items from the present task."""
+    waiter = LoopWaiter(loop)
+    exchange.giver = waiter
+    # Whether it may be waited for later: what it yields next is made anyway.
+    is_patient = getattr(items, "is_made_elsewhere", bool)()
+    groups = groups_of(astarted(items))
+    try:
+        async for group in groups:
+            exchange.give_group(group)
+            del group
+            if is_patient:
+                # What comes next is under way already: whoever waits for this goes first.
+                await asyncio.sleep(0)
+            exchange.mark()
+            await waiter.until(exchange.has_room)
+    finally:
+        # A task that is collected after its loop was closed can await nothing.
+        if running_loop() is loop:
+            await groups.aclose()
+
+
+# What runs in this context: its home, and the waiter of the thread if it is a giver's.
+PLACE: ContextVar[tuple[Home, ThreadWaiter | None] | None] = ContextVar(
+    "asyncloader_place", default=None
+)
+
+
+def run_at(home: Home) -> contextvars.Context:
+    """Return a copy of this context in which pipes run at ``home``."""
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, None))
+    return context
+
+
+# The waiter of the present thread, if it was started at a home.
+_own = threading.local()
+
+
+def thread_at(
+    name: str, home: Home, waiter: ThreadWaiter, work: Callable[..., object], *args: Any
+) -> threading.Thread:
+    """Return a daemon thread to be started, whose waits end when its waiter is stopped."""
+
+    def run() -> None:
+        _own.waiter = waiter
+        work(*args)
+
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, waiter))
+    return threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
+
+
+def present_waiter() -> ThreadWaiter:
+    """Return a waiter for this thread, which ends its waits when its pass is closed."""
+    place = PLACE.get()
+    own: ThreadWaiter | None = getattr(_own, "waiter", None)
+    # Threads that were begun here have the place too, but a waiter is for one thread.
+    if own is None or place is None or place[1] is not own:
+        return ThreadWaiter()
+    return own
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they are done, for a bounded time."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=time_left(GRACE_SECONDS))
+
+
+def ended_threads(threads: Iterable[threading.Thread]) -> None:
+    """Wait for threads that were told to end; warn of those that do not in time."""
+    end = time.monotonic() + GRACE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            warn_left_behind(thread, GRACE_SECONDS)
+
+
+def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
+    """Say which function kept a thread from ending."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
+    warnings.warn(
+        f"thread {thread.name!r} is still inside {where} {seconds:.1f} s after the loader was"
+        " closed and was left behind; give long calls a timeout of their own",
+        ResourceWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,1 @@
+"""Pipes that read over HTTP and from object stores."""

@@ -1,0 +1,1 @@
+"""What a loader and its workers say to one another."""

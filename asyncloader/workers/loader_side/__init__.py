@@ -1,0 +1,1 @@
+"""The workers as their loader sees them."""

@@ -1,0 +1,113 @@
+"""Where a stream of several workers stands.
+
+This file is about ``StreamPlace``: where each worker is to go on, and whose turn it is;
+and its form as a cursor, which is part of a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from asyncloader.datapipes.going_on.cursors import Cursor
+from asyncloader.datapipes.going_on.tidings import Piece, followed
+from asyncloader.workers.conversation.messages import FIRST, DealStart, Mark
+from asyncloader.workers.conversation.random_states import check_states
+from asyncloader.workers.loader_side.inbox import Inbox
+
+
+class WorkerStart(NamedTuple):
+    """Where a worker goes on: from a mark, without the next so many items."""
+
+    mark: Mark
+    unwanted: int
+
+    @property
+    def position(self) -> int:
+        """How many items of the worker's stream come before the first that it sends."""
+        return self.mark.position + self.unwanted
+
+
+@dataclass(frozen=True)
+class StreamPlace:
+    """Where a stream goes on in each worker, and whose turns are next."""
+
+    starts: tuple[WorkerStart, ...]
+    turns: tuple[int, ...]
+    deal: DealStart | None = None
+
+
+def first_place(workers: int) -> StreamPlace:
+    """Return the beginning of a stream."""
+    return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)))
+
+
+def place_after_taken(
+    inboxes: Sequence[Inbox], turns: Sequence[int], deal: DealStart | None
+) -> StreamPlace:
+    """Return where a stream goes on after what was taken from the inboxes."""
+    starts = []
+    for inbox in inboxes:
+        mark = inbox.mark.read()
+        starts.append(WorkerStart(mark, inbox.position - mark.position))
+    return StreamPlace(tuple(starts), tuple(turns), deal)
+
+
+def start_after_arrived(inbox: Inbox) -> WorkerStart:
+    """Return where another worker goes on after all that has arrived of a stream."""
+    mark = inbox.latest_mark.read()
+    return WorkerStart(mark, inbox.arrived - mark.position)
+
+
+def later_place(
+    place: StreamPlace, taken: Mapping[int, int], told: Iterable[tuple[int, list[Piece]]]
+) -> StreamPlace:
+    """Return the place where so many more items of each worker were taken.
+
+    To the marks belongs what the workers told since, each's oldest first.
+    """
+    pieces: dict[int, list[Piece]] = {}
+    for worker, more in told:
+        pieces.setdefault(worker, []).extend(more)
+    starts = [
+        WorkerStart(
+            replace(start.mark, cursors=followed(start.mark.cursors, pieces.get(worker, ()))),
+            start.unwanted + taken[worker],
+        )
+        for worker, start in enumerate(place.starts)
+    ]
+    return replace(place, starts=tuple(starts))
+
+
+def cursor_of_place(place: StreamPlace) -> Cursor:
+    """Return a place as a cursor."""
+    cursor: Cursor = {
+        "workers": [[_plain_mark(start.mark), start.unwanted] for start in place.starts],
+        "turns": list(place.turns),
+    }
+    if place.deal is not None:
+        cursor["deal"] = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
+    return cursor
+
+
+def place_of_cursor(cursor: Cursor) -> StreamPlace:
+    """Return the place that a cursor says; SnapshotError for one of another release."""
+    starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
+    deal = None
+    if "deal" in cursor:
+        mark, dealt = cursor["deal"]
+        deal = DealStart(_mark(mark), tuple(dealt))
+    return StreamPlace(starts, tuple(cursor["turns"]), deal)
+
+
+def _plain_mark(mark: Mark) -> list[Any]:
+    """Return a mark as plain data."""
+    cursors = [[place, cursor] for place, cursor in mark.cursors.items()]
+    return [mark.position, cursors, mark.states]
+
+
+def _mark(plain: list[Any]) -> Mark:
+    position, cursors, states = plain
+    check_states(states or {})
+    return Mark(position, dict(cursors), states)

@@ -1,0 +1,262 @@
+"""The items of one part of the graph, from all workers.
+
+This file is about ``WorkerStream``: it waits for whoever owes an item, hands on
+what is due, and grants the workers more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asyncloader.datapipes.going_on.tidings import Piece
+from asyncloader.errors import WorkerDied, WorkerTimeout
+from asyncloader.runtime import in_thread
+from asyncloader.waiting import LoopWaiter
+from asyncloader.workers.conversation.item_frames import load_told
+from asyncloader.workers.conversation.messages import DealStart, Grant, Hurry
+from asyncloader.workers.loader_side.inbox import Inbox
+from asyncloader.workers.loader_side.link import Link
+from asyncloader.workers.loader_side.merging import AsTheyCome, InOrder, InRuns, Merge
+from asyncloader.workers.loader_side.overdue import Overdue
+from asyncloader.workers.loader_side.place import StreamPlace, first_place, place_after_taken
+from asyncloader.workers.processes.last_words import add_last_words
+
+logger = logging.getLogger("asyncloader")
+
+WARN_SECONDS = 30.0
+HURRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How many workers there are, how they start, and how far they may run ahead."""
+
+    num_workers: int
+    method: str | None
+    credits: int
+    in_order: bool
+    timeout: float | None
+    prefetch_bytes: int
+    #: How often in a row workers that deliver nothing are replaced; None for never.
+    max_restarts: int | None = None
+
+
+class Pool(Protocol):
+    """A WorkerPool, as a stream of its workers sees it."""
+
+    links: list[Link]
+
+    def all_links(self) -> list[Link]:
+        """Return the links to all processes, the dispatching one among them."""
+        ...
+
+    def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
+        """Have every worker begin a stream; return where its items arrive."""
+        ...
+
+    def deal_start(self, number: int) -> DealStart | None:
+        """Return how dealing goes on after what was taken, where there is any."""
+        ...
+
+    async def recover(self) -> bool:
+        """Replace the workers that died; whether there were any and that may be done."""
+        ...
+
+
+class WorkerStream:
+    """The items of one part in one epoch, from all workers."""
+
+    def __init__(
+        self, pool: Pool, number: int, epoch: int, waiter: LoopWaiter, settings: PoolSettings
+    ) -> None:
+        self._pool = pool
+        self._number = number
+        self._epoch = epoch
+        self._waiter = waiter
+        self._settings = settings
+        self._place = first_place(settings.num_workers)
+        self._keeps_told = False
+        self._runs: Sequence[Sequence[int]] = ()
+        self._inboxes: list[Inbox] = []
+        self._merge: Merge = InOrder(())
+        self._is_late = False
+        self._overdue = Overdue(asyncio.get_running_loop(), HURRY_SECONDS)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether items come strictly in turn."""
+        return self._settings.in_order
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._settings.num_workers
+
+    def go_on(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
+        """Begin there, to be called before the first ``take``; and take these runs first.
+
+        A run is a worker and how many items of it are taken, one after the other.
+        """
+        self._place, self._runs = place, runs
+
+    def keep_told(self) -> None:
+        """Keep what is told with frames that are opened; to be called before the first ``take``."""
+        self._keeps_told = True
+
+    def told(self) -> Iterator[tuple[int, list[Piece]]]:
+        """Yield who told what with the frames that were opened since the last call."""
+        for inbox in self._inboxes:
+            while inbox.told:
+                yield inbox.worker, load_told(inbox.told.popleft())
+
+    def turns(self) -> Sequence[int]:
+        """Return the workers that have not ended, the one whose turn it is first."""
+        return self._merge.turns() if self._inboxes else self._place.turns
+
+    def positions(self) -> list[int]:
+        """Return how many items of each worker were taken."""
+        if not self._inboxes:
+            return [start.position for start in self._place.starts]
+        return [inbox.position for inbox in self._inboxes]
+
+    def place(self) -> StreamPlace:
+        """Return where the stream goes on after what was taken."""
+        if not self._inboxes:
+            return self._place
+        deal = self._pool.deal_start(self._number)
+        return place_after_taken(self._inboxes, self._merge.turns(), deal)
+
+    async def take(self) -> list[Any]:
+        """Wait for the next items; [] at the end, and an error in the place of its item."""
+        if not self._inboxes:
+            self._begin()
+        items: list[Any] = []
+        while not items and not self._merge.is_over():
+            try:
+                await self._until_ready()
+                await self._open_heavy()
+                items = self._merge.take()
+            except WorkerDied:
+                # Whoever died may have been replaced meanwhile for another stream.
+                if not await self._pool.recover() and self._failure() is not None:
+                    raise
+            self._grant()
+        return items
+
+    def _begin(self) -> None:
+        self._inboxes = self._pool.begin_stream(self._number, self._place)
+        if self._keeps_told:
+            for inbox in self._inboxes:
+                inbox.told = deque()
+        order = InOrder if self._settings.in_order else AsTheyCome
+        following = order(self._inboxes[worker] for worker in self._place.turns)
+        runs = ((self._inboxes[worker], count) for worker, count in self._runs)
+        self._merge = InRuns(runs, following) if self._runs else following
+
+    async def _until_ready(self) -> None:
+        if self._merge.is_ready():
+            return
+        begun = time.monotonic()
+        self._is_late = False
+        self._overdue.begin(self._on_late)
+        try:
+            while not self._merge.is_ready() and not self._is_late:
+                self._ask_unless_failed()
+                await self._waiter.news()
+        finally:
+            self._overdue.end()
+        if self._is_late:
+            await self._until_ready_at_last(begun)
+
+    def _on_late(self) -> None:
+        self._is_late = True
+        self._waiter.wake()
+
+    async def _until_ready_at_last(self, begun: float) -> None:
+        while not self._merge.is_ready():
+            self._ask_unless_failed()
+            self._hurry()
+            try:
+                async with asyncio.timeout(self._patience(begun)):
+                    await self._waiter.news()
+            except TimeoutError:
+                await self._complain(begun)
+
+    def _ask_unless_failed(self) -> None:
+        failure = self._failure()
+        if failure is not None:
+            raise failure
+        self._ask()
+
+    def _failure(self) -> BaseException | None:
+        for link in self._pool.all_links():
+            if link.failure is not None or link.epoch_failure is not None:
+                return link.failure or link.epoch_failure
+        return None
+
+    def _ask(self) -> None:
+        """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
+        if self._settings.credits:
+            return
+        for link, inbox in zip(self._pool.links, self._inboxes, strict=True):
+            if not inbox.is_asked and not inbox.has_something():
+                inbox.is_asked = True
+                link.send(Grant(self._epoch, self._number, 1))
+
+    def _hurry(self) -> None:
+        for inbox in self._merge.awaited():
+            self._pool.links[inbox.worker].send(Hurry(self._epoch, self._number))
+
+    def _grant(self) -> None:
+        if not self._settings.credits:
+            return
+        # A grant wakes the worker, so several go together; it has credits left meanwhile.
+        for link, inbox in zip(self._pool.links, self._inboxes, strict=True):
+            if inbox.credits_done > self._settings.credits // 2:
+                link.send(Grant(self._epoch, self._number, inbox.credits_done))
+                inbox.credits_done = 0
+
+    async def _open_heavy(self) -> None:
+        for inbox in self._inboxes:
+            if inbox.is_heavy():
+                await in_thread(inbox.open)
+
+    def _patience(self, begun: float) -> float:
+        limit = self._settings.timeout
+        return WARN_SECONDS if limit is None else max(0.0, limit - self._silence(begun))
+
+    def _silence(self, begun: float) -> float:
+        """How long the worker that owes an item has said nothing, since it was waited for."""
+        return time.monotonic() - max(self._most_silent().last_heard, begun)
+
+    def _most_silent(self) -> Link:
+        owing = (self._pool.links[inbox.worker] for inbox in self._merge.awaited())
+        return min(owing, key=lambda link: link.last_heard)
+
+    async def _complain(self, begun: float) -> None:
+        link = self._most_silent()
+        owing, silence = link.worker, self._silence(begun)
+        limit = self._settings.timeout
+        if limit is None:
+            logger.warning("waiting for worker %d for %.0f s", owing, silence)
+            return
+        if silence < limit:
+            return
+        failure = WorkerTimeout(
+            f"worker {owing} (pid {link.process.pid}) owes an item and said nothing for"
+            f" {silence:.1f} s (timeout={limit:g}); it was killed",
+            worker=owing,
+        )
+        link.fail(failure)
+        # It may wait for the dispatching process, and that one hang. Both are of no use to an
+        # epoch that has failed.
+        dispatching = [each for each in self._pool.all_links() if each.worker is None]
+        await add_last_words(failure, [link, *dispatching])
+        link.process.kill()
+        raise failure

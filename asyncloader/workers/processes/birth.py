@@ -1,0 +1,130 @@
+"""The birth of worker processes.
+
+This file is about ``start_process``, by which a child process comes to be in one of four ways:
+
+    start_process ──▶ spawner's thread ──▶ template │ fork │ spawn │ forkserver
+         ▲                                              │
+         └────────── Process(sock, pidfd, exitcode) ◀───┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from asyncloader.errors import WorkerStartupError
+from asyncloader.runtime import fill_standard_descriptors
+from asyncloader.shield import shielded
+from asyncloader.workers.processes.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
+from asyncloader.workers.processes.pidfd import require_pidfds
+from asyncloader.workers.processes.plan import Born, ProcessPlan
+from asyncloader.workers.processes.process import Process, kill_all_now, kill_processes_now
+from asyncloader.workers.processes.spawner import retire_spawner, spawner
+from asyncloader.workers.processes.template_client import end_templates, fork_from_template
+
+StartMethod = Callable[[ProcessPlan, socket.socket, float], Born]
+
+START_METHODS = (None, "fork", "spawn", "forkserver")
+
+# A cancelled start waits this long for what it began to be undone.
+_UNDO_SECONDS = 1.0
+
+
+async def start_process(plan: ProcessPlan, *, method: str | None = None, timeout: float) -> Process:
+    """Start a child process, without blocking the loop.
+
+    ``method`` is None for the template process, or "fork", "spawn" or "forkserver".
+    Returns as soon as the process exists; whether its main can be imported is not
+    known then. Raises WorkerStartupError if it does not exist within ``timeout``
+    seconds. If the call fails or is cancelled, nothing is left of the process.
+    """
+    start = _start_method(method)
+    started = spawner().submit(partial(_start, start, plan, time.monotonic() + timeout))
+    waiting = asyncio.wrap_future(started)
+    try:
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(waiting)
+    except TimeoutError as error:
+        await _undo(started, waiting)
+        raise WorkerStartupError(f"{plan.name} did not start within {timeout} s") from error
+    except asyncio.CancelledError:
+        await _undo(started, waiting)
+        raise
+
+
+def check_method(method: str | None) -> None:
+    """Raise ValueError for a start method that does not exist."""
+    if method not in START_METHODS:
+        valid = ", ".join(map(repr, START_METHODS))
+        raise ValueError(f"multiprocessing_context must be one of {valid}, got {method!r}")
+
+
+def _start_method(method: str | None) -> StartMethod:
+    check_method(method)
+    require_pidfds()
+    match method:
+        case "fork":
+            refuse_unsafe_fork()
+            return partial(fork, asyncio.get_running_loop())
+        case "spawn":
+            return spawn
+        case "forkserver":
+            return fork_from_server
+        case _:
+            return fork_from_template
+
+
+def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
+    if time.monotonic() > deadline:
+        raise WorkerStartupError(f"{plan.name} was not started: others before it took too long")
+    with contextlib.ExitStack() as undo:
+        try:
+            fill_standard_descriptors()
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                born = start(plan, theirs, deadline)
+        except WorkerStartupError:
+            raise
+        except Exception as error:
+            raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
+        undo.pop_all()
+    return Process(plan.name, ours, born)
+
+
+async def _undo(started: Future[Process], waiting: asyncio.Future[Process]) -> None:
+    """Never start what has not begun to, and end what has."""
+    # The loop may be closed before a slow start is over, and must not hear of it then.
+    waiting.cancel()
+    if started.cancel():
+        return
+    undone = asyncio.Event()
+    # In the spawner's thread this comes after the start, whether or not it is waited for.
+    spawner().submit(partial(_end_started, started, asyncio.get_running_loop(), undone))
+    with shielded(), contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_UNDO_SECONDS):
+            await undone.wait()
+
+
+def _end_started(
+    started: Future[Process], loop: asyncio.AbstractEventLoop, undone: asyncio.Event
+) -> None:
+    if started.exception() is None:
+        kill_processes_now([started.result()])
+    # A loop that has been closed waits for nothing.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(undone.set)
+
+
+@atexit.register
+def _end_everything() -> None:
+    """Leave nothing behind when the interpreter exits."""
+    retire_spawner(_UNDO_SECONDS)
+    kill_all_now()
+    end_templates()

@@ -1,0 +1,138 @@
+"""The first and the last moments of a child process.
+
+This file is about what a child does around its main function, however it was
+born: it forgets what it inherited, binds its life to the loader's, calls its
+main, and turns what that did into an exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from asyncloader.workers.processes.last_words import leave_last_words_when_asked
+from asyncloader.workers.processes.lifeline import die_with_loader, die_with_parent, show_name
+
+STDIO = (0, 1, 2)
+
+
+def settle(name: str, *, parent: int, loader_fd: int) -> None:
+    """Become a child of ``parent`` that ends with the loader and ignores Ctrl-C."""
+    forget_signals()
+    leave_last_words_when_asked()
+    show_name(name)
+    die_with_parent(parent)
+    os.set_inheritable(loader_fd, False)
+    die_with_loader(loader_fd)
+    _read_nothing()
+    _print_by_lines()
+    gc.enable()
+
+
+def run_main(main: str, sock: socket.socket, args: tuple[Any, ...]) -> None:
+    """Import ``"package.module:function"`` and call it with the socket, which is closed then."""
+    module, _, function = main.partition(":")
+    with sock:
+        getattr(importlib.import_module(module), function)(sock, *args)
+
+
+def exitcode_of(run: Callable[[], None]) -> int:
+    """The exit code of a Python process whose program is ``run``, having ended like one.
+
+    What goes wrong is printed to stderr; exit functions have run and the standard
+    streams are flushed.
+    """
+    code = 0
+    try:
+        run()
+    except SystemExit as leave:
+        code = _code_of(leave)
+    except BaseException:  # noqa: BLE001  user code ran: whatever it raised ends the process
+        traceback.print_exc()
+        code = 1
+    # A process forked by hand ends in os._exit, which runs none of these. The user's own
+    # process pools, for one, are ended by them.
+    atexit._run_exitfuncs()
+    _flush()
+    return code
+
+
+def forget_signals() -> None:
+    """Take every signal as a fresh process would, except that SIGINT is ignored."""
+    # The loader's event loop listens at the other end of an inherited wakeup fd.
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    # Ignored by the loader, they would be ignored after an exec, too; and who ignores
+    # SIGCHLD is not told how a child ended.
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C reaches the whole process group; the loader decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def let_go_of_inherited(keep: Collection[int]) -> None:
+    """Give up every inherited descriptor but the standard ones and those to keep.
+
+    A sibling's socket that stays open here would hide its end of file from the loader.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in _open_fds():
+        if fd not in keep and fd not in STDIO and fd != null:
+            # Objects in the inherited heap still own these numbers. Occupied, they cannot
+            # become something of ours that such an object would then close.
+            try:
+                os.dup2(null, fd, inheritable=False)
+            except OSError:
+                # Beyond a limit that was lowered since, where nothing new is opened either.
+                os.close(fd)
+    os.close(null)
+
+
+def _read_nothing() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _print_by_lines() -> None:
+    """Let a process that is killed later have printed every whole line it wrote."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _open_fds() -> Iterator[int]:
+    for name in os.listdir("/dev/fd"):
+        fd = int(name)
+        # The descriptor that listed the folder is among the names and closed by now.
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            yield fd
+
+
+def _code_of(leave: SystemExit) -> int:
+    if leave.code is None:
+        return 0
+    if isinstance(leave.code, int):
+        return leave.code & 0xFF
+    print(leave.code, file=sys.stderr)  # noqa: T201  as the interpreter does
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

@@ -1,0 +1,208 @@
+"""Processes started through the standard library.
+
+This file is about the start methods "fork", "spawn" and "forkserver", and it is
+the only one that imports ``multiprocessing``. All of this runs in the spawner's
+thread, except ``refuse_unsafe_fork``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import multiprocessing.util  # its exit function must be registered before ours
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, reduction, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from asyncloader.errors import WorkerStartupError
+from asyncloader.workers.processes.child import (
+    STDIO,
+    let_go_of_inherited,
+    run_main,
+    settle,
+)
+from asyncloader.workers.processes.pidfd import open_pidfd
+from asyncloader.workers.processes.plan import Born, ProcessPlan
+from asyncloader.workers.processes.signals import sigint_held, signals_held
+from asyncloader.workers.processes.stillness import standing_still
+
+OUR_THREADS = "asyncloader"
+
+_FDS_FOR_A_START = 12
+
+
+def refuse_unsafe_fork() -> None:
+    """Raise WorkerStartupError if a thread runs that a forked child would miss."""
+    known = {threading.main_thread(), threading.current_thread()}
+    foreign = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in known and not thread.name.startswith(OUR_THREADS)
+    )
+    if foreign:
+        raise WorkerStartupError(
+            "fork is not safe while other threads run, which may hold locks: "
+            f"{', '.join(foreign)}; leave out multiprocessing_context, or use 'spawn'"
+        )
+
+
+def fork(
+    loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
+) -> Born:
+    """Fork this process while the loop stands still; the child keeps nothing but its socket."""
+    # No handler of the loader's may run in the child before it has let go of them.
+    held = signals_held(signal.valid_signals())
+    with standing_still(loop, deadline), held, _fork_warning_ignored():
+        return _start("fork", _forked_main, plan, sock, parent=os.getpid())
+
+
+def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
+    """Start a fresh interpreter."""
+    # The tracker is started along with the first process, and unblocks signals.
+    resource_tracker.ensure_running()
+    with sigint_held():
+        return _start("spawn", _spawned_main, plan, sock, parent=os.getpid())
+
+
+def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
+    """Fork the standard library's server process, which is started where necessary."""
+    return _start("forkserver", _served_main, plan, sock, parent=0)
+
+
+class Inherited:
+    """A descriptor on its way to a child that the standard library starts."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd),)
+
+
+class OwnStatus:
+    """The exit code of a process that multiprocessing started."""
+
+    def __init__(self, process: BaseProcess, fd: int) -> None:
+        self._process = process
+        self.fd = fd
+
+    def collect(self) -> int | None:
+        return self._process.exitcode
+
+    def close(self) -> None:
+        # It refuses if another reaped the process, and the exit code is lost.
+        with contextlib.suppress(ValueError):
+            self._process.close()
+
+
+def _start(
+    method: str,
+    main: Callable[..., None],
+    plan: ProcessPlan,
+    sock: socket.socket,
+    *,
+    parent: int,
+) -> Born:
+    context: Any = multiprocessing.get_context(method)
+    _require_free_fds()
+    loader_fd = open_pidfd(os.getpid())
+    try:
+        inherited = Inherited(sock.fileno()), Inherited(loader_fd)
+        process = context.Process(
+            target=main, name=plan.name, args=(plan, *inherited, parent), daemon=False
+        )
+        process.start()
+    finally:
+        os.close(loader_fd)
+    return Born(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
+
+
+def _require_free_fds() -> None:
+    """Raise OSError now if there are too few: multiprocessing leaks some if it finds out."""
+    with contextlib.ExitStack() as reserve:
+        for _ in range(_FDS_FOR_A_START):
+            reserve.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+
+def _pidfd_of(process: BaseProcess) -> int:
+    try:
+        return open_pidfd(process.pid or 0)
+    except ProcessLookupError:
+        # A server's child may be dead and reaped already. Its sentinel is readable then, as
+        # a pidfd would be.
+        return os.dup(process.sentinel)
+    except OSError:
+        process.kill()
+        process.join()
+        raise
+
+
+def _forked_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
+    let_go_of_inherited({sock.fd, loader.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
+    _live(plan, sock, loader, parent)
+
+
+def _spawned_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
+    _live(plan, sock, loader, parent)
+
+
+def _served_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int) -> None:
+    _leave_server()
+    _live(plan, sock, loader, os.getppid())
+
+
+def _live(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
+    settle(plan.name, parent=parent, loader_fd=loader.fd)
+    os.set_inheritable(sock.fd, False)
+    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args)
+
+
+def _fds_of_output() -> Iterator[int]:
+    for stream in (sys.stdout, sys.stderr):
+        # Somebody may have put an object there that is no file, or a closed one, or None.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            yield stream.fileno()
+
+
+def _fds_of_multiprocessing() -> Iterator[int]:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        yield parent.sentinel
+    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    if tracker is not None:
+        yield tracker
+
+
+def _leave_server() -> None:
+    """Close the descriptor by which every child keeps the server, and itself, alive."""
+    server: Any = forkserver._forkserver
+    fd = getattr(server, "_forkserver_alive_fd", None)
+    if fd is not None:
+        os.close(fd)
+        server._forkserver_alive_fd = None
+        server._forkserver_address = None
+
+
+def _arrived(dup: Any) -> Inherited:
+    fd = dup.detach()
+    assert fd not in STDIO
+    return Inherited(fd)
+
+
+@contextlib.contextmanager
+def _fork_warning_ignored() -> Iterator[None]:
+    if sys.version_info < (3, 12):
+        yield
+        return
+    # It warns of the very threads that were looked at before.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,0 +1,227 @@
+"""A child process, as its loader sees it.
+
+This file is about ``Process``, from its birth to its end: a socket to talk over, a pidfd that
+says when it died, and an exit code. What is said over the socket is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from asyncloader.deadline import time_left
+from asyncloader.shield import shielded
+from asyncloader.waiting import release
+from asyncloader.workers.processes.deathwatch import DeathWatch
+from asyncloader.workers.processes.pidfd import is_readable, kill_pidfd
+from asyncloader.workers.processes.plan import Born
+
+# What asyncio reports, too, of a child whose status another part of the program took.
+UNKNOWN_EXITCODE = 255
+
+# What is kept of a close for those that have to be killed.
+_KILL_SECONDS = 0.5
+
+
+class Process:
+    """A child process, from its start until ``release``.
+
+    ``sock`` is the loader's end of a stream socketpair, and ``pidfd`` is readable
+    from the moment the process is dead. Both belong to this object. In a forked
+    copy of the loader, the methods leave the process alone.
+    """
+
+    def __init__(self, name: str, sock: socket.socket, born: Born) -> None:
+        self.name = name
+        self.pid = born.pid
+        self.sock = sock
+        self.pidfd = born.pidfd
+        self._status = born.status
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._exitcode: int | None = None
+        self._released = False
+        self._watches: set[DeathWatch] = set()
+        _alive.add(self)
+
+    def __repr__(self) -> str:
+        state = "running" if self.exitcode is None else f"exit code {self.exitcode}"
+        return f"<{type(self).__name__} {self.name!r} pid {self.pid} {state}>"
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, negative if a signal ended the process; None while that is not known."""
+        with self._lock:
+            if self._exitcode is None and not self._released and is_readable(self.pidfd):
+                self._exitcode = self._status.collect()
+            return self._exitcode
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended, be its exit code known already or not."""
+        return self._released or is_readable(self.pidfd)
+
+    @property
+    def status_fd(self) -> int:
+        """Readable when the exit code of the dead process is known."""
+        return self._status.fd
+
+    async def wait(self) -> int:
+        """Wait for the process to end, on any loop; return its exit code."""
+        loop = asyncio.get_running_loop()
+        dead: asyncio.Future[None] = loop.create_future()
+        watch = self.on_death(loop, partial(release, dead))
+        try:
+            await dead
+        finally:
+            watch.detach()
+        return self._settled()
+
+    def on_death(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> DeathWatch:
+        """Have the loop call ``callback`` once, when the exit code is known.
+
+        To be called in the loop's thread. Any number of watches, on any number of
+        loops, may be held; each ends with its call or its ``detach``.
+        """
+        with self._lock:
+            watch = DeathWatch(loop, self, partial(self._settled_then, callback))
+            self._watches = {each for each in self._watches if each.is_attached()} | {watch}
+            if self._released:
+                watch.finish()
+            else:
+                watch.watch()
+            return watch
+
+    def is_ours(self) -> bool:
+        """False in a forked copy of the loader, whose process this is not."""
+        return self._owner == os.getpid()
+
+    def kill(self) -> None:
+        """SIGKILL the process, if it is running. It is dead a little later."""
+        with self._lock:
+            if self.is_ours() and not self._released and self.exitcode is None:
+                # Its server may have reaped it already, in which case there is no pidfd of it.
+                with contextlib.suppress(OSError):
+                    kill_pidfd(self.pidfd)
+
+    def release(self) -> None:
+        """Close the descriptors, of a process that is dead or is killed now; idempotent."""
+        with self._lock:
+            if self._released:
+                return
+            self.kill()
+            self._settled()
+            self._released = True
+            _alive.discard(self)
+            for watch in self._watches:
+                watch.finish()
+            self.sock.close()
+            os.close(self.pidfd)
+            self._status.close()
+
+    def wait_now(self, timeout: float) -> None:
+        """Block until the exit code is known, for ``timeout`` seconds at most."""
+        deadline = time.monotonic() + timeout
+        if not self._released and is_readable(self.pidfd, timeout):
+            is_readable(self.status_fd, max(0.0, deadline - time.monotonic()))
+
+    def disown(self) -> None:
+        """In a forked child of the loader: close this copy of the descriptors."""
+        # The lock may have been held by a thread that is not in this process.
+        self._lock = threading.RLock()
+        self._released = True
+        self.sock.close()
+        os.close(self.pidfd)
+        self._status.close()
+
+    def _settled_then(self, callback: Callable[[], None]) -> None:
+        self._settled()
+        callback()
+
+    def _settled(self) -> int:
+        with self._lock:
+            if self.exitcode is None:
+                self._exitcode = UNKNOWN_EXITCODE
+            assert self._exitcode is not None
+            return self._exitcode
+
+
+async def close_processes(
+    processes: Iterable[Process], *, grace: float = 2.0, total: float = 3.0
+) -> None:
+    """Wait for processes that were asked to end, end those that do not, and release all.
+
+    Those alive after ``grace`` seconds are SIGKILLed. Takes ``total`` seconds at
+    most, for all of them together, or what the close of a whole loader has left. A
+    cancellation is raised when that is done.
+    """
+    total = time_left(total)
+    grace = min(grace, max(0.0, total - _KILL_SECONDS))
+    closing = asyncio.ensure_future(_close(list(processes), grace, total))
+    cancelled: asyncio.CancelledError | None = None
+    # The loop stands a task's own cancellation.
+    with shielded():
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    closing.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+def kill_processes_now(processes: Iterable[Process], *, timeout: float = 1.0) -> None:
+    """Kill, reap and release processes without a loop, for finalizers; blocks for ``timeout``."""
+    doomed = [process for process in processes if process.is_ours()]
+    deadline = time.monotonic() + timeout
+    for process in doomed:
+        process.kill()
+    for process in doomed:
+        process.wait_now(max(0.0, deadline - time.monotonic()))
+        process.release()
+
+
+async def _close(processes: list[Process], grace: float, total: float) -> None:
+    deadline = time.monotonic() + total
+    try:
+        await _all_dead(processes, grace)
+        for process in processes:
+            process.kill()
+        await _all_dead(processes, deadline - time.monotonic())
+    finally:
+        # A loop that is torn down cancels every task, this one too.
+        kill_processes_now(processes, timeout=max(0.0, deadline - time.monotonic()))
+
+
+async def _all_dead(processes: list[Process], timeout: float) -> None:
+    waits = [asyncio.ensure_future(p.wait()) for p in processes if p.exitcode is None]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=max(0.0, timeout))
+    for wait in late:
+        wait.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+
+
+_alive: set[Process] = set()
+
+
+def kill_all_now() -> None:
+    """Kill every process that was started from here and is not released."""
+    kill_processes_now(list(_alive))
+
+
+def _forget() -> None:
+    while _alive:
+        _alive.pop().disown()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,101 @@
+"""Where a stream stands, noted as it goes.
+
+This file is about ``Marker``: it begins a stream's pipes where an earlier worker's stood,
+and says between two frames where they stand now, so that another worker can go on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import thread_time
+from typing import Any
+
+from asyncloader.datapipes.going_on.cursors import Cursors, dropped, put_cursors, resume
+from asyncloader.datapipes.going_on.marks import Pace
+from asyncloader.datapipes.going_on.tidings import Piece, Teller
+from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.patterns.replaying import needs_replay, with_orders
+from asyncloader.datapipes.pipe.base import is_iter_pipe
+from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.workers.conversation.messages import FIRST, Mark
+from asyncloader.workers.conversation.random_states import RandomStates, set_states
+from asyncloader.workers.worker_side.from_loader import FromLoader
+from asyncloader.workers.worker_side.part import Prepared
+
+
+class Marker:
+    """Notes the places of one stream of an epoch.
+
+    ``states`` are those that the random generators had when the graph was ready for it.
+    """
+
+    def __init__(
+        self, prepared: Prepared, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
+    ) -> None:
+        self._pipe, self._pipes = prepared
+        self._states = states
+        self._from = mark
+        self._unwanted = unwanted
+        self._pace = Pace()
+        self._makes_again = True
+        #: The first mark, where nobody else knows what it has to say.
+        self._beginning: Mark | None = None
+        self._teller = Teller(())
+        #: How many items the epoch's stream had before the first that is sent.
+        self.first = mark.position + unwanted
+
+    def begin(self, *, tells: bool = False) -> Iterator[Any]:
+        """Return the stream's items, without those that were sent before.
+
+        With ``tells``, ``pieces`` says what is handed out without order.
+        """
+        mark = self._from
+        pipes = self._pipes
+        if not pipes:
+            # A reset may have returned any iterable, which can only begin at its first item.
+            return dropped(iter(self._pipe), self.first)
+        if mark.states is not None:
+            set_states(mark.states)
+        cursors = with_orders(pipes, mark.cursors)
+        self._makes_again = any(map(_makes_again, pipes))
+        unordered = list(filter(is_without_order, pipes))
+        if unordered:
+            self._beginning = Mark(mark.position, cursors, mark.states)
+            # What the loader feeds never comes again, and so nobody asks what became of it.
+            is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
+            self._teller = Teller(unordered if tells and not is_fed else ())
+            # Made again, the unwanted would be others.
+            resume(self._pipe, self.first, cursors)
+            return begin(self._pipe)
+        if mark.position:
+            resume(self._pipe, mark.position, cursors)
+        return dropped(begin(self._pipe), self._unwanted)
+
+    def mark(self, position: int) -> Mark | None:
+        """Return a mark after ``position`` items, or None if none is due.
+
+        What it says may grow until its frame is sent.
+        """
+        if position == self.first:
+            beginning, self._beginning = self._beginning, None
+            return beginning
+        if not self._pace.is_due():
+            return None
+        begun = thread_time()
+        cursors: Cursors = {}
+        put_cursors(self._pipe, cursors)
+        states = self._states.changed()
+        self._pace.made(begun)
+        if states is not None and self._makes_again:
+            # What is made once more would draw other numbers than before. From a mark at
+            # which nobody had drawn yet, everything comes out as it did.
+            return None
+        return Mark(position, cursors, states)
+
+    def pieces(self) -> list[Piece]:
+        """Return what was handed out without order since the last call."""
+        return self._teller.pieces()
+
+
+def _makes_again(pipe: Any) -> bool:
+    return getattr(pipe, "makes_again", True) or (is_iter_pipe(pipe) and needs_replay(pipe))

@@ -1,0 +1,165 @@
+"""What a worker is dealt.
+
+This file is about ``FromDispatcher``, which stands in a worker's graph where the
+dispatching process's part was cut off, and yields the items dealt to this worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from asyncloader.datapipes.going_on.cursors import Cursors, cursor_of, dropped, put_cursor
+from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.errors import LoaderError, TransportError
+from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.frame import Frame
+from asyncloader.transport.wire import close_all
+from asyncloader.waiting import Stopped
+from asyncloader.workers.conversation.failure import unpack_error
+from asyncloader.workers.conversation.item_frames import split_items
+from asyncloader.workers.conversation.messages import (
+    EndEpoch,
+    Grant,
+    Kind,
+    StreamEnded,
+    StreamFailed,
+    dump_message,
+    dump_slots,
+    load_dealt,
+)
+
+#: How many frames the dispatching process may be ahead of a worker.
+DEALT_CREDITS = 10
+
+
+class Supply:
+    """The worker's end of its channel to the dispatching process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._view = ArenaView()
+        self._decoder = Decoder(self._view)
+        #: What was received and not looked at yet, maybe for an epoch that was left meanwhile:
+        #: even then it says which shared memory there is.
+        self._arrived: deque[Frame] = deque()
+
+    def close(self) -> None:
+        """Close the channel, and give the shared memory back."""
+        for frame in self._arrived:
+            close_all(frame.fds)
+        self._channel.close()
+        self._view.close()
+
+    def items(self, epoch: int) -> Iterator[Any]:
+        """Yield what this worker is dealt in an epoch; Stopped when that is abandoned."""
+        self._grant(epoch, DEALT_CREDITS)
+        used = 0
+        while True:
+            if not self._arrived:
+                self._grant(epoch, used)
+                self._receive()
+                used = 0
+            frame = self._arrived.popleft()
+            if frame.kind == Kind.ITEMS:
+                cost, items = self._dealt(frame, epoch)
+                used += cost
+                yield from items
+            elif self._is_end(frame, epoch):
+                return
+
+    def _receive(self) -> None:
+        """Wait until there are frames to look at."""
+        with _stopping_when_gone():
+            self._arrived.extend(self._channel.receive_ready() or [self._channel.receive()])
+
+    def _grant(self, epoch: int, credits: int) -> None:
+        """Allow so much more to be dealt, and return the slots that nobody reads any more."""
+        released = self._view.take_released()
+        with _stopping_when_gone():
+            if released:
+                self._channel.send(Kind.RELEASED, dump_slots(released))
+            if credits:
+                self._channel.send(Kind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
+
+    def _dealt(self, frame: Frame, epoch: int) -> tuple[int, list[Any]]:
+        """Return what a frame costs and its items; nothing of one of an epoch before."""
+        part = split_items(frame.payload)
+        admitted = self._decoder.admit(part.items, frame.fds)
+        if part.epoch == epoch:
+            return part.cost, self._decoder.items(admitted)
+        self._decoder.give_back(admitted)
+        return 0, []
+
+    def _is_end(self, frame: Frame, epoch: int) -> bool:
+        """Whether the epoch's last item was dealt; raises what ends it otherwise."""
+        message = load_dealt(frame.payload)
+        if message.epoch != epoch:
+            return False
+        match message:
+            case StreamEnded():
+                return True
+            case StreamFailed(_, _, error):
+                raise unpack_error(error)
+            case EndEpoch():
+                raise Stopped
+        raise TransportError(f"the dispatching process sent {message!r}")
+
+
+@contextlib.contextmanager
+def _stopping_when_gone() -> Iterator[None]:
+    try:
+        yield
+    except EOFError:
+        # The loader sees that the dispatching process is gone, and says so.
+        raise Stopped from None
+
+
+class FromDispatcher(IterDataPipe[Any]):
+    """Yield the items that the dispatching process deals to this worker, in order."""
+
+    makes_again = False
+
+    edges = ()
+
+    is_stand_in = True
+
+    #: How many items were dealt to the worker, from the beginning of the epoch.
+    taken = 0
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.length: int | None = None
+        self.supply: Supply | None = None
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError(f"{self!r} has no length")
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._items(0)
+
+    def new_supply(self, channel: Channel) -> Supply:
+        """Return the worker's end of the channel that the items come over."""
+        return Supply(channel)
+
+    def put_cursors(self, into: Cursors) -> None:
+        put_cursor(self, {"taken": self.taken}, into)
+
+    def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
+        # What the worker had by the time of the cursor is not dealt again.
+        cursor = cursor_of(self, cursors) or {"taken": 0}
+        return dropped(self._items(cursor["taken"]), position - cursor["taken"])
+
+    def _items(self, taken: int) -> Iterator[Any]:
+        if self.supply is None:
+            raise LoaderError("what a dispatching process deals can be iterated only in a worker")
+        self.taken = taken
+        for item in self.supply.items(self.epoch):
+            self.taken += 1
+            yield item

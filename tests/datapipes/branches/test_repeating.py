@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch.utils.data.datapipes.iter as torch_iter
+import torch.utils.data.datapipes.map as torch_map
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper, SampleMultiplexer
+from asyncloader.datapipes.map import Concater as MapConcater
+from asyncloader.datapipes.map import SequenceWrapper
+from tests.datapipes.resuming import assert_goes_on
+from tests.datapipes.watched import Watched
+
+several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)
+
+
+@given(several)
+def test_sources_follow_one_another_as_in_torch(lists: list[list[int]]) -> None:
+    ours = Concater(*map(IterableWrapper, lists))
+    theirs = torch_iter.Concater(*map(torch_iter.IterableWrapper, lists))
+
+    assert list(ours) == list(theirs)
+    assert len(ours) == len(theirs)
+
+
+@given(several)
+def test_sequences_follow_one_another_as_in_torch(lists: list[list[int]]) -> None:
+    ours = MapConcater(*map(SequenceWrapper, lists))
+    theirs = torch_map.Concater(*map(torch_map.SequenceWrapper, lists))
+
+    assert list(ours) == [theirs[index] for index in range(len(theirs))]
+    assert [ours[-index] for index in range(1, len(ours) + 1)] == list(ours)[::-1]
+    with pytest.raises(IndexError):
+        ours[len(ours)]
+
+
+def test_concat_knows_the_source_it_reads_and_opens_them_one_by_one() -> None:
+    first, second = Watched("ab"), Watched("c")
+    pipe = first.concat(second)
+    state = [
+        (n, pipe.current_pass.current, pipe.current_pass.taken, first.open, second.open)
+        for n in pipe
+    ]
+
+    assert state == [("a", 0, 1, 1, 0), ("b", 0, 2, 1, 0), ("c", 1, 1, 0, 1)]
+
+
+def test_cycle_begins_again_and_counts_its_rounds() -> None:
+    pipe = IterableWrapper("ab").cycle(2)
+
+    assert [(n, pipe.current_pass.rounds, pipe.current_pass.taken) for n in pipe] == [
+        ("a", 0, 1),
+        ("b", 0, 2),
+        ("a", 1, 1),
+        ("b", 1, 2),
+    ]
+    assert list(IterableWrapper("ab").cycle(0)) == []
+
+
+def test_cycle_goes_on_for_ever_but_not_over_nothing() -> None:
+    pipe = IterableWrapper("ab").cycle()
+
+    assert list(islice(pipe, 5)) == ["a", "b", "a", "b", "a"]
+    assert list(IterableWrapper([]).cycle()) == []
+    with pytest.raises(TypeError, match="for ever"):
+        len(pipe)
+
+
+def test_each_round_of_a_cycle_is_shuffled_anew() -> None:
+    first, second = IterableWrapper(range(50)).shuffle().cycle(2).batch(50)
+
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_a_source_that_reads_once_cannot_be_cycled() -> None:
+    with pytest.raises(TypeError, match="only once"):
+        list(IterableWrapper(iter("ab")).cycle(2))
+
+
+def test_repeat_yields_each_item_several_times() -> None:
+    pipe = IterableWrapper("ab").repeat(2)
+
+    assert [(n, pipe.current_pass.taken, pipe.current_pass.repeated) for n in pipe] == [
+        ("a", 1, 1),
+        ("a", 1, 2),
+        ("b", 2, 1),
+        ("b", 2, 2),
+    ]
+
+
+def test_numbers_of_rounds_are_counts() -> None:
+    with pytest.raises(ValueError, match="times must be at least 2, got 1"):
+        IterableWrapper("ab").repeat(1)
+    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
+        Cycler("ab", -1)
+    with pytest.raises(ValueError, match="at least one source"):
+        Concater()
+
+
+def digits() -> Any:
+    return IterableWrapper(range(5))
+
+
+def tens() -> Any:
+    return IterableWrapper([10, 20]).map(int)
+
+
+# In a later round, what these yield depends on all that they read beginning anew in it.
+ROUNDS: dict[str, Any] = {
+    "mux_longest": lambda: tens().mux_longest(digits()),
+    "SampleMultiplexer": lambda: SampleMultiplexer({tens(): 3, digits(): 1}, seed=3),
+    "zip_longest": lambda: tens().zip_longest(digits().map(str)),
+    "mux_longest of a fork": lambda: longest_of(*digits().fork(2)),
+    "shuffle, header": lambda: shuffled(1).header(3),
+    "shuffle, batch, header": lambda: shuffled(1).batch(2).header(2),
+    "shuffle over filter, header": lambda: shuffled(1, digits().filter(bool)).header(4),
+    "map shuffle, header": lambda: SequenceWrapper("abcde").shuffle().set_seed(1).header(2),
+    "concat of shuffles": lambda: shuffled(1).concat(shuffled(2), shuffled(3)),
+    "a part of a concat": lambda: shuffled(1).concat(shuffled(2)).header(5),
+    "SampleMultiplexer of shuffles": lambda: SampleMultiplexer(
+        {shuffled(1): 9, shuffled(2): 1}, seed=1
+    ),
+    "mux_longest of shuffles": lambda: shuffled(1).header(2).mux_longest(shuffled(2)),
+    "cycle": lambda: shuffled(1).cycle(2).shuffle(buffer_size=3).set_seed(2),
+    "cycle, header": lambda: shuffled(1).cycle(2).header(7),
+}
+
+
+def longest_of(first: Any, second: Any) -> Any:
+    return first.header(2).map(int).mux_longest(second.map(str))
+
+
+def shuffled(seed: int, source: Any = None) -> Any:
+    return (source or digits()).shuffle(buffer_size=4).set_seed(seed)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_all_rounds_after_the_one_that_went_on_are_whole(name: str) -> None:
+    assert_goes_on(lambda: ROUNDS[name]().cycle(3))

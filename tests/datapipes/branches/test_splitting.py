@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch.utils.data.datapipes.iter as torch_iter
+
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
+from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.running.crossing import from_thread
+from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.errors import IteratorInvalidated
+from tests.datapipes.resuming import (
+    assert_goes_on,
+    assert_goes_on_twice,
+)
+from tests.datapipes.watched import Failing, Watched, WatchedAsync
+
+
+def parity(number: int) -> int:
+    return number % 2
+
+
+class Passes(IterDataPipe[int]):
+    """Yields the number of its pass, again and again."""
+
+    edges = ()
+    count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.count += 1
+        yield from [self.count] * 8
+
+
+def odd_only(number: int) -> int | None:
+    return 0 if number % 2 else None
+
+
+#: Each splits a source in two.
+SPLITTERS: dict[str, Any] = {
+    "fork": lambda source, **settings: source.fork(2, **settings),
+    "demux": lambda source, **settings: source.demux(2, parity, **settings),
+    "round_robin_demux": lambda source, **settings: source.round_robin_demux(2, **settings),
+}
+every_splitter = pytest.mark.parametrize("name", SPLITTERS)
+SHARES = {"fork": (range(8), range(8))}
+SHARES |= dict.fromkeys(["demux", "round_robin_demux"], (range(0, 8, 2), range(1, 8, 2)))
+
+
+def shares(name: str) -> list[list[int]]:
+    return [list(share) for share in SHARES[name]]
+
+
+@every_splitter
+def test_branches_are_read_one_after_the_other_or_in_turn(name: str) -> None:
+    left, right = SPLITTERS[name](IterableWrapper(range(8)))
+
+    assert [list(left), list(right)] == shares(name)
+    assert [list(right), list(left)] == shares(name)[::-1]
+    assert [list(column) for column in zip(*left.zip(right), strict=True)] == shares(name)
+
+
+@every_splitter
+def test_a_splitter_is_one_pipe_between_the_source_and_its_branches(name: str) -> None:
+    source = IterableWrapper(range(8))
+    left, right = SPLITTERS[name](source)
+
+    assert left.source is right.source
+    assert left.source.source is source
+    assert repr(right).endswith("[1]")
+    with pytest.raises(TypeError, match="through its branches"):
+        iter(left.source)
+
+
+@every_splitter
+async def test_branches_can_be_read_on_a_loop(name: str) -> None:
+    left, right = SPLITTERS[name](WatchedAsync(range(8)))
+
+    assert [n async for n in left] == shares(name)[0]
+    assert [n async for n in right] == shares(name)[1]
+
+
+@every_splitter
+def test_a_branch_that_begins_again_invalidates_the_iterators_of_the_pass(name: str) -> None:
+    source = Watched(range(8))
+    left, right = SPLITTERS[name](source)
+    first, second = iter(left), iter(right)
+    next(first)
+    again = iter(left)
+
+    assert source.open == 0
+    for iterator in (first, second, first):
+        with pytest.raises(IteratorInvalidated, match="iterator has been invalidated"):
+            next(iterator)
+    joins = iter(right)
+    assert [list(again), list(joins)] == shares(name)
+
+
+@every_splitter
+def test_a_pass_that_all_have_left_closes_the_source(name: str) -> None:
+    source = Watched(range(8))
+    left, right = SPLITTERS[name](source)
+    first, second = iter(left), iter(right)
+    next(first)
+    first.close()
+    assert source.open == 1
+    assert next(second) == shares(name)[1][0]
+    del second
+
+    assert source.open == 0
+    assert not any(left.source.current_pass.queues)
+
+
+@every_splitter
+def test_a_branch_that_was_left_alone_begins_again(name: str) -> None:
+    source = Watched(range(8))
+    left, right = SPLITTERS[name](source)
+    for _ in left:
+        break
+
+    assert source.open == 0
+    assert [list(right), list(left)] == shares(name)[::-1]
+
+
+def test_an_epoch_hands_out_nothing_of_the_one_before() -> None:
+    left, right = Passes().round_robin_demux(2)
+    with DataLoader2(left.header(1).concat(right)) as loader:
+        epochs = [set(loader) for _ in range(3)]
+
+    assert epochs == [{1, 2}, {3, 4}, {5, 6}]
+
+
+@every_splitter
+def test_who_has_left_gets_nothing_more_and_is_in_nobodys_way(name: str) -> None:
+    left, right = SPLITTERS[name](IterableWrapper(range(100)), buffer_size=2)
+    first, second = iter(left), iter(right)
+    next(first)
+    first.close()
+
+    assert len(list(second)) == len(right if name == "fork" else range(50))
+    assert list(first) == []
+
+
+@every_splitter
+def test_an_error_of_the_source_reaches_every_branch_in_its_place(name: str) -> None:
+    left, right = SPLITTERS[name](Failing(range(8), KeyError("source")))
+
+    for branch, share in ((iter(left), shares(name)[0]), (iter(right), shares(name)[1])):
+        assert [next(branch) for _ in share] == share
+        for _ in range(2):
+            with pytest.raises(KeyError, match="source"):
+                next(branch)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@every_splitter
+def test_the_buffer_overflows_where_that_of_torch_does(name: str, ahead: int) -> None:
+    def items_before_overflow(source: Any) -> int:
+        leading, _ = (iter(branch) for branch in SPLITTERS[name](source, buffer_size=ahead))
+        count = 0
+        with pytest.raises(BufferError):
+            for count, _item in enumerate(leading, 1):  # noqa: B007
+                pass
+        return count
+
+    ours = items_before_overflow(IterableWrapper(range(99)))
+    if name == "round_robin_demux":
+        assert ours == ahead + 1
+    else:
+        assert ours == items_before_overflow(torch_iter.IterableWrapper(range(99)))
+
+
+@every_splitter
+def test_an_overflow_says_what_to_do_and_is_final_for_its_branch_alone(name: str) -> None:
+    left, right = SPLITTERS[name](IterableWrapper(range(8)), buffer_size=1)
+    first, second = iter(left), iter(right)
+
+    for _ in range(2):
+        with pytest.raises(BufferError, match=r"more than 1 items .*buffer_size larger"):
+            list(first)
+    assert list(second) == shares(name)[1]
+
+
+@every_splitter
+def test_a_buffer_without_bound_draws_a_warning(name: str) -> None:
+    with pytest.warns(UserWarning, match="without bound") as caught:
+        left, right = SPLITTERS[name](IterableWrapper(range(5000)), buffer_size=-1)
+    assert caught[0].filename == __file__
+    assert len(list(left)) + len(list(right)) in (5000, 10_000)
+
+
+@every_splitter
+def test_a_branch_that_was_not_iterated_again_joins_the_pass_under_way(name: str) -> None:
+    source = Watched(range(8))
+    left, right = SPLITTERS[name](source)
+    iterator = iter(left)
+    next(iterator)
+
+    assert list(right) == shares(name)[1]
+    assert list(iterator) == shares(name)[0][1:]
+    assert source.taken == 8
+
+
+@every_splitter
+def test_a_pass_shows_what_was_taken_and_what_waits(name: str) -> None:
+    left, right = SPLITTERS[name](IterableWrapper(range(8)))
+    first, second = iter(left), iter(right)
+    next(first), next(first)
+    state = left.source.current_pass
+
+    assert state.taken == (2 if name == "fork" else 3)
+    assert list(state.queues[1]) == ([0, 1] if name == "fork" else [1])
+    assert next(second) == shares(name)[1][0]
+
+
+@every_splitter
+def test_branches_read_in_different_threads_share_the_items(name: str) -> None:
+    source = Watched(range(3000))
+    branches = SPLITTERS[name](source, buffer_size=3000)
+    iterators = [iter(branch) for branch in branches]
+    got: list[list[int]] = [[], []]
+    ready = threading.Barrier(2)
+
+    def read(index: int) -> None:
+        ready.wait()
+        got[index].extend(iterators[index])
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    expected = {"fork": (range(3000),) * 2}.get(name, (range(0, 3000, 2), range(1, 3000, 2)))
+    assert got == [list(share) for share in expected]
+    assert (source.taken, source.open) == (3000, 0)
+
+
+@every_splitter
+def test_an_iterator_that_is_collected_within_a_draw_does_no_harm(name: str) -> None:
+    class Collecting(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in range(8):
+                if number == 3:
+                    gc.collect()
+                yield number
+
+    left, right = SPLITTERS[name](Collecting())
+    first, cycle = iter(left), [iter(right)]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del cycle
+
+    assert list(first) == shares(name)[0]
+
+
+def test_lengths_are_known_where_they_follow_from_that_of_the_source() -> None:
+    source = IterableWrapper(range(8))
+
+    assert [len(branch) for branch in source.fork(2)] == [8, 8]
+    assert [len(branch) for branch in source.round_robin_demux(3)] == [3, 3, 2]
+    with pytest.raises(TypeError, match="how many"):
+        len(source.demux(2, parity)[0])
+
+
+@pytest.mark.parametrize(("copy", "is_same"), [(None, True), ("shallow", False), ("deep", False)])
+def test_fork_copies_items_as_it_is_told(copy: Any, is_same: bool) -> None:
+    rows = [[[1]]]
+    left, right = IterableWrapper(rows).fork(2, copy=copy)
+    (one,), (other,) = left, right
+
+    assert (one is other) == is_same
+    assert (one[0] is other[0]) == (copy != "deep")
+    with pytest.raises(ValueError, match='"shallow" or "deep", got 5'):
+        IterableWrapper(rows).fork(2, copy=5)  # type: ignore[arg-type]
+
+
+def test_one_branch_is_a_list_of_one() -> None:
+    (branch,) = Forker([1, 2], 1)
+
+    assert list(branch) == [1, 2]
+
+
+def test_demux_drops_none_where_that_is_allowed() -> None:
+    source = IterableWrapper(range(6))
+
+    assert list(source.demux(1, odd_only, drop_none=True)[0]) == [1, 3, 5]
+    with pytest.raises(ValueError, match="drop_none=True"):
+        list(source.demux(1, odd_only)[0])
+
+
+def test_demux_takes_bools_of_numpy_as_those_of_python() -> None:
+    small, large = IterableWrapper(numpy.arange(4)).demux(2, lambda n: n > 1)
+
+    assert (list(small), list(large)) == ([0, 1], [2, 3])
+
+
+@pytest.mark.parametrize(("answer", "error"), [(2, ValueError), (-1, ValueError), ("a", TypeError)])
+def test_a_branch_that_does_not_exist_is_an_error(answer: Any, error: type[Exception]) -> None:
+    left, right = IterableWrapper([1]).demux(2, lambda n: answer)
+
+    for branch in (left, right):
+        with pytest.raises(error, match="classifier_fn must return"):
+            list(branch)
+
+
+async def test_demux_awaits_async_functions() -> None:
+    async def classify(number: int) -> int:
+        return number % 2
+
+    left, right = IterableWrapper(range(8)).demux(2, classify)
+
+    assert left.source.waits()
+    assert [row async for row in left.zip(right)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_a_failing_classifier_names_its_pipe_in_a_note() -> None:
+    left, _ = IterableWrapper([0]).demux(2, lambda n: 1 // n)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(left)
+    assert caught.value.__notes__ == ["raised in demux(2, classifier_fn=<lambda>)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0,), ValueError, "num_instances must be at least 1, got 0"),
+        ((2, -2), ValueError, "buffer_size must be at least -1, got -2"),
+        (("2",), TypeError, "num_instances must be an integer, got str"),
+    ],
+)
+def test_bad_settings_are_refused(arguments: Any, error: type[Exception], message: str) -> None:
+    for split in (IterableWrapper([1]).fork, IterableWrapper([1]).round_robin_demux):
+        with pytest.raises(error, match=message):
+            split(*arguments)
+
+
+async def test_a_thread_that_stops_drawing_leaves_the_others_their_items() -> None:
+    class Waiting(IterDataPipe[int]):
+        async def __aiter__(self) -> AsyncIterator[int]:
+            for number in range(20):
+                await asyncio.sleep(0.001)
+                yield number
+
+    async def both_in_threads() -> list[int]:
+        first, second = (from_thread(branch) for branch in Waiting().fork(2))
+        assert [await anext(first), await anext(second)] == [0, 0]
+        await first.aclose()
+        return [item async for item in second]
+
+    home = Home(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    assert await loop.create_task(both_in_threads(), context=run_at(home)) == list(range(1, 20))
+    await home.aclose()
+
+
+def even(number: int) -> bool:
+    return number % 2 == 0
+
+
+# The branches of these end at different times, or are read ahead to their ends.
+ENDINGS: dict[str, Any] = {
+    "ahead, first": lambda a, b: a.prefetch(8).map(str).zip(b),
+    "ahead, second": lambda a, b: a.map(str).zip(b.prefetch(8)),
+    "batches": lambda a, b: a.map(str).zip_longest(b.batch(2)),
+    "batches, first": lambda a, b: a.batch(2).zip_longest(b.map(str)),
+    "header": lambda a, b: a.header(3).zip_longest(b.map(str)),
+    "header over filter": lambda a, b: a.filter(even).header(2).zip_longest(b.map(str)),
+    "header, second": lambda a, b: a.map(str).zip_longest(b.header(3)),
+    "filter": lambda a, b: a.map(str).zip_longest(b.filter(even)),
+    "concat": lambda a, b: a.map(str).concat(b.filter(even)),
+    "concat of what is ahead": lambda a, b: a.prefetch(3).concat(b.prefetch(2)),
+    "mux_longest": lambda a, b: a.filter(even).map(str).mux_longest(b.map(str)),
+    "mux_longest, ahead": lambda a, b: a.batch(3).prefetch(2).mux_longest(b.map(str)),
+    "SampleMultiplexer": lambda a, b: SampleMultiplexer({a.batch(3): 3, b.map(str): 1}, seed=1),
+    "shuffle": lambda a, b: a.shuffle(buffer_size=3).set_seed(1).zip_longest(b.batch(3)),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_branches_go_on_where_some_have_ended(name: str) -> None:
+    assert_goes_on(lambda: ENDINGS[name](*IterableWrapper(range(12)).fork(2)))
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_branches_go_on_twice_where_some_have_ended(name: str) -> None:
+    source = IterableWrapper(range(12))
+    assert_goes_on_twice(lambda: ENDINGS[name](*source.filter(bool).demux(2, is_low)))
+
+
+def is_low(number: int) -> bool:
+    return number < 4

@@ -1,0 +1,27 @@
+"""How often cursors are gathered."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from asyncloader.datapipes.going_on.marks import Marks
+
+
+def test_marks_cost_a_fiftieth_of_the_time_however_dear_they_are() -> None:
+    costs: list[float] = []
+
+    def put(into: Any) -> None:
+        begun = time.thread_time()
+        sum(range(10_000))
+        costs.append(time.thread_time() - begun)
+
+    marks = Marks(put, oldest=lambda: 0)
+    begun = time.perf_counter()
+    for count in itertools.count(1):
+        marks.passed(count)
+        if len(costs) == 10:
+            break
+    # The tenth made room for those that follow.
+    assert time.perf_counter() - begun >= 50 * sum(costs[:-1])

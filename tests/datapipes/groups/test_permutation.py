@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncloader.datapipes.groups.permutation import GridPermutation, permutation
+
+
+@given(st.integers(1, 500), st.integers(0, 2**64 - 1))
+def test_a_grid_maps_its_numbers_one_to_one(length: int, seed: int) -> None:
+    order = GridPermutation(length, Random(seed))
+
+    assert sorted(order) == list(range(length))
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(4000, 20_000), st.integers(0, 2**64 - 1))
+def test_a_permutation_of_any_length_is_complete_and_repeats(length: int, seed: int) -> None:
+    order = list(permutation(length, seed))
+
+    assert sorted(order) == list(range(length))
+    assert order == list(permutation(length, seed))
+
+
+def test_the_order_at_the_end_of_a_billion_is_there_at_once() -> None:
+    order = permutation(10**9, 1)
+
+    assert 0 <= order[10**9 - 1] < 10**9
+    assert len({order[n] for n in range(1000)}) == 1000
+
+
+def test_a_position_outside_is_an_index_error() -> None:
+    order = GridPermutation(100, Random(1))
+
+    assert order[2:4] == [order[2], order[3]]
+    for position in (-1, 100):
+        with pytest.raises(IndexError):
+            order[position]
+
+
+def spread(counts: Counter[int], values: int) -> float:
+    """Return how many standard deviations chi-squared is away from a uniform draw."""
+    expected = counts.total() / values
+    chi = sum((counts[value] - expected) ** 2 / expected for value in range(values))
+    return abs(chi - values) / math.sqrt(2 * values)
+
+
+@pytest.mark.parametrize("length", [97, 100])
+def test_every_number_is_as_likely_at_every_place(length: int) -> None:
+    orders = [GridPermutation(length, Random(seed)) for seed in range(4000)]
+
+    for place in (0, length // 2, length - 1):
+        assert spread(Counter(order[place] for order in orders), length) < 4
+
+
+@pytest.mark.parametrize("length", [97, 100])
+def test_neighbours_in_row_and_column_end_up_apart(length: int) -> None:
+    orders = [GridPermutation(length, Random(seed)) for seed in range(4000)]
+
+    for distance in (1, orders[0].width):
+        gaps = Counter((order[distance] - order[0]) % length - 1 for order in orders)
+        assert spread(gaps, length - 1) < 4
+
+
+def test_a_long_order_rises_and_falls_like_a_random_one() -> None:
+    order = list(GridPermutation(50_000, Random(3)))
+    rises = sum(after > before for before, after in pairwise(order))
+
+    # The standard deviation of the number of rises is sqrt(n / 12).
+    assert abs(rises - 25_000) < 4 * math.sqrt(50_000 / 12)
+    assert sum(place == number for place, number in enumerate(order)) < 8

@@ -1,0 +1,108 @@
+"""A worker, as its loader sees it, without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asyncloader.errors import TransportError, WorkerStartupError
+from asyncloader.transport.channel import Channel
+from asyncloader.workers.conversation.failure import pack_error
+from asyncloader.workers.conversation.messages import (
+    NO_EPOCH,
+    Kind,
+    StartFailed,
+    dump_message,
+    dump_slots,
+)
+from asyncloader.workers.loader_side import link as link_module
+from asyncloader.workers.loader_side.link import Link
+
+LONG = 60.0
+
+
+@dataclass
+class Worker:
+    """A worker that is the far end of its channel, and a note of whether it was killed."""
+
+    sock: socket.socket
+    channel: Channel
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def on_death(self, *_: Any) -> Any:
+        return SimpleNamespace(detach=lambda: None)
+
+
+@contextlib.contextmanager
+def fed() -> Iterator[tuple[Link, Worker, socket.socket]]:
+    """Give a link on the running loop, its worker, and the worker's end of its line."""
+    ours, theirs = socket.socketpair()
+    to_worker, from_loader = socket.socketpair()
+    worker = Worker(ours, Channel(theirs))
+    link = Link("worker 3", 3, worker)  # type: ignore[arg-type]  # of a process it has enough
+    link.attach(asyncio.get_running_loop(), lambda: None)
+    link.add_line(to_worker, 1 << 20)
+    with theirs, from_loader:
+        try:
+            yield link, worker, from_loader
+        finally:
+            link.close()
+
+
+NONSENSE = {
+    "noise": (lambda sock: sock.sendall(b"noise" * 20), "begins with b'nois'"),
+    "a message": (lambda sock: Channel(sock).send(Kind.MESSAGE, b"noise"), "could not be read"),
+    "a slot": (lambda sock: Channel(sock).send(Kind.RELEASED, dump_slots([7])), "is not lent"),
+}
+
+
+@pytest.mark.parametrize(("speak", "says"), NONSENSE.values(), ids=NONSENSE)
+async def test_a_worker_that_makes_no_sense_on_its_line_is_killed_with_an_error_that_names_it(
+    speak, says
+):
+    with fed() as (link, worker, line):
+        speak(line)
+        async with asyncio.timeout(LONG):
+            await worker.killed.wait()
+        assert type(link.failure) is TransportError
+        assert says in str(link.failure)
+        assert link.failure.worker == 3
+        assert "what worker 3 sent made no sense" in link.failure.__notes__[0]
+
+
+class Speechless(Exception):
+    def __repr__(self) -> str:
+        raise TypeError("no words")
+
+    __str__ = __repr__
+
+
+async def test_an_error_at_the_start_that_cannot_say_what_it_is_is_heard():
+    with fed() as (link, worker, _):
+        failed = asyncio.Event()
+        link.on_news = failed.set
+        error = pack_error(Speechless(), "in worker 3 of 4")
+        worker.channel.send(Kind.MESSAGE, dump_message(StartFailed(NO_EPOCH, error)))
+        async with asyncio.timeout(LONG):
+            await failed.wait()
+        assert type(link.failure) is WorkerStartupError
+        assert "could not be set up: Speechless" in str(link.failure)
+        assert type(link.failure.__cause__) is Speechless
+
+
+async def test_a_worker_that_closes_its_line_and_lives_on_is_killed(monkeypatch):
+    monkeypatch.setattr(link_module, "_DEATH_SECONDS", 0.01)
+    with fed() as (_, worker, line):
+        line.shutdown(socket.SHUT_RDWR)
+        async with asyncio.timeout(LONG):
+            await worker.killed.wait()

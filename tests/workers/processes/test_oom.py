@@ -1,0 +1,36 @@
+"""The kernel's count of kills for lack of memory, in either version of control groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncloader.workers.processes.oom import oom_kills
+
+V2 = ("0::/job/step\n", "job/step/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 9\n")
+V1 = (
+    "11:cpu,cpuacct:/x\n7:memory:/job\n",
+    "memory/job/memory.oom_control",
+    "under_oom 0\noom_kill 3\n",
+)
+IN_A_CONTAINER = ("0::/outside/of/it\n", "memory.events", "oom 4\noom_kill 3\n")
+
+
+@pytest.mark.parametrize(("groups", "file", "content"), [V2, V1, IN_A_CONTAINER])
+def test_the_count_is_found(groups, file, content, tmp_path):
+    (tmp_path / "groups").write_text(groups)
+    counter = tmp_path / "root" / file
+    counter.parent.mkdir(parents=True, exist_ok=True)
+    counter.write_text(content)
+    assert oom_kills(tmp_path / "groups", tmp_path / "root") == 3
+
+
+@pytest.mark.parametrize("content", ["", "oom_kill", "oom_kill many"])
+def test_what_cannot_be_read_counts_as_nothing(content, tmp_path):
+    (tmp_path / "groups").write_text("0::/\n")
+    (tmp_path / "memory.events").write_text(content)
+    assert oom_kills(tmp_path / "groups", tmp_path) == 0
+    assert oom_kills(tmp_path / "missing", tmp_path) == 0
+
+
+def test_here_it_is_a_number():
+    assert oom_kills() >= 0
