@@ -20,7 +20,8 @@ from asyncloader.datapipes.going_on.marks import Pace
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.function import calling
-from asyncloader.datapipes.pipe.upstream import beginning
+from asyncloader.datapipes.pipe.randomness import Seeded
+from asyncloader.datapipes.pipe.upstream import beginning, pipes_from
 from asyncloader.datapipes.running.crossing import draw_for_all
 from asyncloader.errors import IteratorInvalidated
 
@@ -78,6 +79,8 @@ class SplitPass(Pass[T]):
         self._gone: set[int] = set()
         #: Those who were further on than their readers are, and have not come yet.
         self._awaited: set[int] = set()
+        #: The seeds that those above begin this pass with.
+        self._seeds: dict[Seeded, int] = {}
         self._wanted_from = [0] * split.num_instances
         self._pace = Pace()
         self._is_drawing = False
@@ -92,7 +95,7 @@ class SplitPass(Pass[T]):
     def join(self, index: int, *, goes_on: bool = False) -> bool:
         """Let a branch take part, if it can still get all of its items."""
         with self._drawing:
-            if self.is_invalid or index in self.joined or self._is_abandoned():
+            if self.is_invalid or index in self.joined:
                 return False
             # One that was at its end is there again, and needs nothing of what was drawn.
             if index in self.left and not (goes_on and index in self._gone):
@@ -173,15 +176,15 @@ class SplitPass(Pass[T]):
                 self._wanted_from[index] = cursor["yielded"]
 
     def leave(self, index: int) -> None:
-        """Give a branch no more items; when all have left, close the source."""
+        """Give a branch no more items; while nobody is in the pass, the source is closed."""
         self.left.add(index)
         self.queues[index].clear()
         # Whoever is drawing has not left and sees to the rest when it does. So nobody
         # waits here, which an iterator that is dropped within a draw never could.
-        if self._is_abandoned() and self._drawing.acquire(blocking=False):
+        if self._is_deserted() and self._drawing.acquire(blocking=False):
             try:
-                if self._is_abandoned():
-                    self._close()
+                if self._is_deserted():
+                    self._rest()
             finally:
                 self._drawing.release()
 
@@ -191,10 +194,16 @@ class SplitPass(Pass[T]):
             self.is_invalid = True
             self._close()
 
-    def _is_abandoned(self) -> bool:
-        # Branches that have not joined yet may as well begin again, as nobody has seen
-        # their items. If the source was read to its end, theirs wait in their queues.
+    def _is_deserted(self) -> bool:
+        # If the source was read to its end, what the others get waits in their queues.
         return not self.at_end and bool(self.joined) and self.joined <= self.left
+
+    def _rest(self) -> None:
+        """Close the source; a branch that has not been in the pass yet may go on with it."""
+        if self._is_drawing and not self._errors and len(self.left) < self.split.num_instances:
+            self._note_start()
+        close_items(self._draws)
+        self._draws = self._draw_all()
 
     def _draw_for(self, index: int) -> None:
         if index in self._errors:
@@ -233,10 +242,16 @@ class SplitPass(Pass[T]):
                 close_items(items)
 
     def _begun_source(self) -> Iterator[Any]:
+        if not self._is_drawing:
+            self._starts = deque([self._first_start()])
+            above = pipes_from(self.split.source, to_splitters=True)
+            self._seeds = {pipe: pipe.fixed_seed() for pipe in above if isinstance(pipe, Seeded)}
         self._is_drawing = True
-        start = self._first_start()
-        self._starts = deque([start])
+        start = self._starts[-1]
         self.taken, self.given = start.taken, list(start.given)
+        # What is made once more, as by those that ran ahead, is drawn as it was.
+        for pipe, seed in self._seeds.items():
+            pipe.settle_seed(seed)
         if start.taken or start.cursors:
             resume(self.split.source, start.taken, start.cursors)
         return begin(self.split.source)

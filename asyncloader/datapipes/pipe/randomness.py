@@ -37,8 +37,15 @@ class Seeded:
         Where none was ever set it is drawn from torch's global generator, or from
         Python's while torch is not imported.
         """
-        seed, self._seed = self.seed_to_come(), None
-        return entropy(otherwise=lambda: random.getrandbits(64)) if seed is None else seed
+        seed = self.fixed_seed()
+        self._seed = None
+        return seed
+
+    def fixed_seed(self) -> int:
+        """Return the seed that the next pass will have, whenever it begins."""
+        seed = self.seed_to_come()
+        self._seed = entropy(otherwise=lambda: random.getrandbits(64)) if seed is None else seed
+        return self._seed
 
     def seed_to_come(self) -> int | None:
         """Return the seed of the next pass, or None where none was ever set."""
@@ -48,9 +55,9 @@ class Seeded:
             return Stream(self.current_pass.seed, _NEXT_AT).draw()
         return None
 
-    def settle_seed(self) -> None:
-        """Have the next pass draw from the seed that it would have now, whenever it begins."""
-        self._seed = self.seed_to_come()
+    def settle_seed(self, seed: int | None = None) -> None:
+        """Have the next pass draw from a seed, or from the one that it would have now."""
+        self._seed = self.seed_to_come() if seed is None else seed
 
 
 class Shuffling(Seeded):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy
@@ -118,7 +118,7 @@ def test_a_pass_that_all_have_left_closes_the_source(name: str) -> None:
 
 
 @every_splitter
-def test_a_branch_that_was_left_alone_begins_again(name: str) -> None:
+def test_a_branch_that_comes_when_the_others_have_left_gets_what_is_its_own(name: str) -> None:
     source = Watched(range(8))
     left, right = SPLITTERS[name](source)
     for _ in left:
@@ -126,6 +126,30 @@ def test_a_branch_that_was_left_alone_begins_again(name: str) -> None:
 
     assert source.open == 0
     assert [list(right), list(left)] == shares(name)[::-1]
+
+
+#: Sources whose passes differ, of which some run ahead of what says where they stand.
+DRAWN: dict[str, Callable[[IterDataPipe[int]], IterDataPipe[int]]] = {
+    "shuffled": lambda numbers: numbers.shuffle(),
+    "shuffled ahead": lambda numbers: numbers.shuffle(buffer_size=7).prefetch(2),
+    "in other rounds": lambda numbers: numbers.shuffle().cycle(1).prefetch(3),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_branches_read_one_after_the_other_get_every_item_once(name: str, taken: int) -> None:
+    first, *others = DRAWN[name](IterableWrapper(range(21))).round_robin_demux(3)
+    with DataLoader2(first.header(taken).concat(*others)) as loader:
+        for items in (list(loader), list(loader)):
+            assert len(items) == len(set(items)) == 14 + taken
+
+
+def test_a_branch_that_begins_again_alone_draws_anew() -> None:
+    left, _ = IterableWrapper(range(100)).shuffle().round_robin_demux(2)
+    firsts = {next(iter(left)) for _ in range(20)}
+
+    assert len(firsts) > 1
 
 
 def test_an_epoch_hands_out_nothing_of_the_one_before() -> None:
