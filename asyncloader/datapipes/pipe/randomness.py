@@ -32,17 +32,17 @@ class Seeded:
         return self
 
     def next_seed(self) -> int:
-        """Return the seed of the pass that begins now.
-
-        Where none was ever set it is drawn from torch's global generator, or from
-        Python's while torch is not imported.
-        """
+        """Return the seed of the pass that begins now."""
         seed = self.fixed_seed()
         self._seed = None
         return seed
 
     def fixed_seed(self) -> int:
-        """Return the seed that the next pass will have, whenever it begins."""
+        """Return the seed that the next pass will have, whenever it begins.
+
+        Where none was ever set it is drawn from torch's global generator, or from
+        Python's while torch is not imported.
+        """
         seed = self.seed_to_come()
         self._seed = entropy(otherwise=lambda: random.getrandbits(64)) if seed is None else seed
         return self._seed
