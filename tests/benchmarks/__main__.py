@@ -1,7 +1,7 @@
 """The benchmark: every workload, against every peer that is installed.
 
-    python -m tests.benchmarks                      everything, three rounds: most of an hour
-    python -m tests.benchmarks --main               what the README's table shows: 20 minutes
+    python -m tests.benchmarks                      everything, three rounds: an hour or two
+    python -m tests.benchmarks --main               the README's first table: 20 minutes to an hour
     python -m tests.benchmarks w2 w3 --rounds 5     two workloads
     python -m tests.benchmarks --peers SPDL grain   against those two, and the limits
     python -m tests.benchmarks --quick              only see that every case runs
