@@ -121,6 +121,9 @@ def shown(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return "a URL that cannot be taken apart"
+    if not parts.netloc:
+        # What was meant for a server and its user may be in the path then.
+        return parts.path.rpartition("@")[2] or "a URL without a server"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -130,6 +133,10 @@ def described(error: Exception) -> str:
 
     if isinstance(error, aiohttp.TooManyRedirects):
         return f"it was redirected too often (more than max_redirects={len(error.history) - 1})"
+    # Before aiohttp 3.10 both were the same.
+    other_scheme = getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)
+    if isinstance(error, aiohttp.InvalidURL | other_scheme):
+        return "this is no URL of HTTP, which begins with http:// or https:// and names a server"
     told = str(error) if _may_pass(error) else _without_url(error)
     return f"{type(error).__name__} {told}".rstrip()
 

@@ -228,6 +228,22 @@ def test_headers_are_added_unless_they_are_given():
     assert with_headers({"headers": None}, {"B": "3"}) == {"headers": [("B", "3")]}
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("example.org/x", "example.org/x: this is no URL of HTTP, which begins with http"),
+        ("user:secret@example.org/x", "example.org/x: this is no URL of HTTP"),
+        ("http://", "a URL without a server: this is no URL of HTTP"),
+        ("ftp://example.org/a@b", "ftp://example.org/a@b: this is no URL of HTTP"),
+    ],
+)
+def test_what_is_no_url_is_said_to_be_none(url, said):
+    with pytest.raises(HttpError) as caught:
+        list(IterableWrapper([url]).read_from_http())
+    assert str(caught.value).startswith(said)
+    assert "secret" not in str(caught.value)
+
+
 async def test_nothing_secret_of_a_url_is_in_an_error():
     async with http_server() as server:
         url = f"http://user:word@{server.address}/nowhere?signature=abc"
