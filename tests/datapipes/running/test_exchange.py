@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections.abc import AsyncIterator
 
 import pytest
 
 from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.running import exchange as exchange_module
 from asyncloader.datapipes.running.exchange import Exchange, Nobody
 from asyncloader.datapipes.running.home import give_groups
 from asyncloader.runtime import begin_task
@@ -56,7 +58,9 @@ class Waits(IterDataPipe[int]):
         await asyncio.get_running_loop().create_future()
 
 
-def test_a_giver_that_is_collected_after_its_loop_was_closed_ends_in_silence():
+def test_a_giver_that_is_collected_after_its_loop_was_closed_ends_in_silence(monkeypatch):
+    # However slow the machine, there is room behind the first item.
+    monkeypatch.setattr(exchange_module, "GROUP_SECONDS", math.inf)
     loop, crossing, waits = asyncio.new_event_loop(), exchange(), Waits()
     waits.asked_again = asyncio.Event()
     giving = give_groups(waits, crossing, loop)
