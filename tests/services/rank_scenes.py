@@ -556,8 +556,8 @@ async def closing_while_rank_1_is_silent(workers: int) -> Any:
 
 
 @scene
-async def rank_1_ends(how: str) -> Any:
-    loader = loader_of(on_this_rank(90_000, 90_000, 90_000), timeout=2.0)
+async def rank_1_ends(how: str, timeout: float) -> Any:
+    loader = loader_of(on_this_rank(90_000, 90_000, 90_000), timeout=timeout)
     items = aiter(loader)
     await anext(items)
     if rank() == 1:

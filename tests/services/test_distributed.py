@@ -299,9 +299,11 @@ def ranks_waited_for(error: str, rank: int, seconds: str) -> list[int]:
 # Ranks that end ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "size"), [("SIGKILL", 3), ("SIGSTOP", 3), ("SIGKILL", 2)])
-def test_a_rank_that_ends_is_named_on_the_others_and_again(company, how, size):
-    for rank, found in enumerate(company.play("rank_1_ends", size, how, ends=1)):
+@pytest.mark.parametrize(
+    ("how", "size", "timeout"), [("SIGKILL", 3, 30.0), ("SIGSTOP", 3, 2.0), ("SIGKILL", 2, 30.0)]
+)
+def test_a_rank_that_ends_is_named_on_the_others_and_again(company, how, size, timeout):
+    for rank, found in enumerate(company.play("rank_1_ends", size, how, timeout, ends=1)):
         if rank != 1:
             error, again, seconds = found
             if how == "SIGKILL":
