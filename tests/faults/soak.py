@@ -41,7 +41,7 @@ from tests.leaks import Belongings, left_since
 LIFE_SECONDS = 300.0
 EPOCHS = 4
 #: Between two strikes at a loader.
-PAUSES = (0.02, 0.1, 0.3)
+PAUSES = (0.02, 0.05, 0.1)
 #: By how much a long run may grow, leaving aside what the allocator could give back.
 MOST_GROWTH_MIB = 24.0
 MOST_NEW_OBJECTS = 2000

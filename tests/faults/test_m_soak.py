@@ -23,6 +23,7 @@ KILLS = 200
 SOAK_SECONDS = 400
 
 
+@pytest.mark.timeout(SOAK_SECONDS + 250)
 def test_m1_processes_that_are_killed_at_random_are_not_missed():
     # The seed is another each time; a soak that fails prints it, with the life it failed in.
     command = ["tests.faults.soak", "--kills", str(KILLS), "--seconds", str(SOAK_SECONDS)]
