@@ -36,12 +36,13 @@ async def fails_after_a_wait(item: int) -> int:
 
 
 class Holding:
-    """Adds up numbers in C, without letting go of the GIL, for a tenth of a second at least."""
+    """Adds up numbers in C, without letting go of the GIL, for a tenth of a second or so."""
 
     def __init__(self) -> None:
         self.numbers = range(1_000_000)
         used = 0.0
-        while used < 0.1:
+        # A machine may be half as slow later on.
+        while used < 0.15:
             self.numbers = range(2 * len(self.numbers))
             begun = time.thread_time()
             sum(self.numbers)
@@ -135,7 +136,7 @@ def test_the_pulse_ends_with_the_last_who_listens(holds):
         (thread,) = (each for each in threading.enumerate() if each.name == "asyncloader pulse")
         begun = time.perf_counter()
         holds(1)
-        assert pulse.silence(begun) >= 0.1
+        assert pulse.silence(begun) > 0.05
     thread.join(60)
     assert not thread.is_alive()
 
