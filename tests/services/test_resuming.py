@@ -144,7 +144,7 @@ def epochs_of(make: Any, workers: int, count: int = 3) -> list[list[Any]]:
 
 
 def check_steps(make: Any, workers: int, most: int | None = None) -> None:
-    """Go on from the state at every step, or ``most`` of them, at some on to the next epoch.
+    """Go on from the state at every step, or about ``most`` of them, at some on to the next epoch.
 
     One worker's loader is iterated by ``for``, and by ``async for`` at some steps; that of
     two the other way round.

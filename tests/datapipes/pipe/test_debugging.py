@@ -41,7 +41,7 @@ class Holding:
     def __init__(self) -> None:
         self.numbers = range(1_000_000)
         used = 0.0
-        # A machine may be half as slow later on.
+        # The machine may be quicker when this is called.
         while used < 0.15:
             self.numbers = range(2 * len(self.numbers))
             begun = time.thread_time()
