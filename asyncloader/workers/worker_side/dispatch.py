@@ -107,6 +107,7 @@ class Dispatcher:
                 for outlet in self._outlets:
                     outlet.settle(is_waiting=not self._may_deal())
         finally:
+            self._punctual.close()
             self._account.close()
             self._close_items()
             self._thread.close()

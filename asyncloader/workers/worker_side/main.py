@@ -115,6 +115,7 @@ class Worker:
                     self._context.run(stream.advance)
                     self._account.tell_if_due()
         finally:
+            self._punctual.close()
             self._account.close()
             self._end_epoch()
             self._thread.close()

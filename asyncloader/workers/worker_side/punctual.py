@@ -12,6 +12,9 @@ from typing import Protocol
 
 FRAME_SECONDS = 0.002
 
+#: The thread may be in the middle of sending, to somebody who does not listen.
+_CLOSE_SECONDS = 1.0
+
 
 class Late(Protocol):
     """What may have an open frame."""
@@ -26,6 +29,7 @@ class Punctual:
 
     def __init__(self) -> None:
         self._watched: set[Late] = set()
+        self._is_over = False
         self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="asyncloader punctual", daemon=True)
         self._thread.start()
@@ -36,21 +40,27 @@ class Punctual:
             self._watched.add(stream)
             self._awake.set()
 
-    def _run(self) -> None:
-        # When the loader is gone the worker's own thread ends the process.
-        with contextlib.suppress(EOFError):
-            self._watch_on()
+    def close(self) -> None:
+        """Send nothing more; the channels may be closed then."""
+        self._is_over = True
+        self._awake.set()
+        self._thread.join(_CLOSE_SECONDS)
 
-    def _watch_on(self) -> None:
+    def _run(self) -> None:
         pause = threading.Event()
-        while True:
+        while not self._is_over:
             self._awake.wait()
             pause.wait(FRAME_SECONDS)
             # Cleared before the look, so that a stream that comes now is not overlooked.
             self._awake.clear()
             for stream in list(self._watched):
-                self._watched.discard(stream)
-                if stream.send_if_late():
-                    self._watched.add(stream)
+                self._look_after(stream)
             if self._watched:
                 self._awake.set()
+
+    def _look_after(self, stream: Late) -> None:
+        self._watched.discard(stream)
+        # That nobody is there any more is noticed by the process's own thread.
+        with contextlib.suppress(EOFError):
+            if not self._is_over and stream.send_if_late():
+                self._watched.add(stream)

@@ -133,6 +133,7 @@ def loader(monkeypatch) -> Iterator[Loader]:
     # So that items of a size that sockets hold are heavy.
     monkeypatch.setattr(messages, "CREDIT_BYTES", 64 << 10)
     ours, theirs = socket.socketpair()
+    before = set(threading.enumerate())
     worker = threading.Thread(target=main.main, args=(theirs,))
     worker.start()
     loader = Loader(ours)
@@ -140,6 +141,10 @@ def loader(monkeypatch) -> Iterator[Loader]:
     loader.close()
     worker.join(SOON)
     assert not worker.is_alive(), "a worker ends with its channel"
+    # One that ran on might send through a descriptor that is closed, or is somebody else's.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(SOON)
+        assert not thread.is_alive(), thread
     theirs.close()
 
 

@@ -103,7 +103,8 @@ def test_shared_memory_that_was_told_of_in_an_epoch_that_was_left_is_known_in_th
 def test_a_worker_that_asks_for_nothing_is_dealt_many_small_items_and_few_large_ones():
     for item, most in ((7, 256), (bytes(1 << 20), 4)):
         ours, theirs = socket.socketpair()
-        outlet = Outlet(Channel(ours), 64 << 20, Punctual(), pack_error)
+        punctual = Punctual()
+        outlet = Outlet(Channel(ours), 64 << 20, punctual, pack_error)
         outlet.begin(1, Marker(NOTHING, RandomStates()))
         count = 0
         while outlet.has_room():
@@ -112,5 +113,6 @@ def test_a_worker_that_asks_for_nothing_is_dealt_many_small_items_and_few_large_
             count += 1
         assert count == most
         outlet.end()
+        punctual.close()
         outlet.talk.close()
         theirs.close()
