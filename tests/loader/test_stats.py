@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -16,7 +17,7 @@ import pytest
 
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.watch import sampler
 from asyncloader.loader.stats import LoaderStats, StageStats
 
@@ -100,6 +101,30 @@ def test_a_for_shows_which_pipe_takes_the_time(often):
             if blames_heavy(stats) or time.monotonic() > end:
                 break
     assert_heavy_is_to_blame(stats)
+
+
+class Private(IterDataPipe[int]):
+    """A user's pipe with an attribute that has a name of ours, and is not to be read."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    @property
+    def source(self) -> Any:
+        raise RuntimeError("not open")
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.numbers
+
+
+def test_a_users_attribute_that_raises_harms_no_stats(often):
+    end = time.monotonic() + IN_THE_END_SECONDS
+    with DataLoader2(Private(numbers().map(light)).map(heavy)) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if blames("map(heavy)", stats) or time.monotonic() > end:
+                break
+    assert blames("map(heavy)", stats)
 
 
 async def test_an_async_for_shows_which_pipe_takes_the_time(often):

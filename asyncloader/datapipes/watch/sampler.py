@@ -125,7 +125,8 @@ class Sampler:
         self.is_asleep = False
 
     def _look_at_all(self) -> None:
-        looked = [(each, Owners(each.pipes)) for each in self._looked if not each.is_resting()]
+        working = [each for each in self._looked if not each.is_resting()]
+        looked = [(each, owners) for each in working if (owners := _owners_of(each)) is not None]
         places: list[list[int]] = [[] for _ in looked]
         pause = threading.Event()
         with self._eagerly():
@@ -154,6 +155,14 @@ class Sampler:
         finally:
             if sys.getswitchinterval() == eager:
                 sys.setswitchinterval(usual)
+
+
+def _owners_of(looked: Looked) -> Owners | None:
+    """Return which code is whose, unless the graph changes in the middle of this look."""
+    try:
+        return Owners(looked.pipes)
+    except Exception:  # noqa: BLE001 - the pipes are the user's, and in use; there are other looks
+        return None
 
 
 #: The one of this process.
