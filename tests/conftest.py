@@ -1,6 +1,5 @@
 """What all tests share: settings, no fixtures."""
 
-import asyncio.constants
 import compileall
 import gc
 import os
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import settings
 from tqdm import tqdm
 
+from tests.own_thread import refuse_other_threads
 from tests.preloading import preload
 
 HERE = Path(__file__).parent
@@ -21,9 +21,7 @@ HERE = Path(__file__).parent
 settings.register_profile("asyncloader", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("asyncloader")
 
-# A loop in debug mode remembers where each of its calls was made: the last frames will do,
-# and each frame less is a call of stat() less, for every call of the loop.
-asyncio.constants.DEBUG_STACK_DEPTH = 2
+refuse_other_threads()
 
 # tqdm's monitor is a thread that outlives every bar, and fork refuses foreign threads.
 tqdm.monitor_interval = 0
