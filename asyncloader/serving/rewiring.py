@@ -3,7 +3,7 @@
 This file is about ``rewired``: every pipe below a feed is made to work on envelopes, or
 refused by name where a request would not come out of it with an answer of its own.
 
-    Feed ─ map ─ batch ─ collate    becomes    Feed ─ map* ─ RequestBatcher ─ collate* ─ Outlet
+    Feed ─ map ─ batch ─ collate    becomes    Feed ─ map* ─ RequestBatcher ─ collate* ─ Results
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rewired(end: Any, feed: Any, ledger: Ledger, being_read: BeingRead) -> Any:
         if pipe is not feed:
             _check_has_one_source(pipe)
             end = _with(end, pipe, stages.stage_for(pipe))
-    return Outlet(end, ledger, being_read)
+    return Results(end, ledger, being_read)
 
 
 class Stages:
@@ -90,7 +90,7 @@ class Stages:
         )
 
 
-class Outlet(IterDataPipe[FedItem | FedBatch]):
+class Results(IterDataPipe[FedItem | FedBatch]):
     """Yield what the graph made of the requests, to be answered; the rest is settled.
 
     It is inside of ``being_read()`` from the first item asked for to the end.
