@@ -21,13 +21,7 @@ from asyncloader.datapipes.pipe.tolerance import OnError
 from asyncloader.datapipes.web.bodies import LARGE, form_of, joined, too_large
 from asyncloader.datapipes.web.extras import imported
 from asyncloader.datapipes.web.http_body import HttpBody
-from asyncloader.datapipes.web.http_decoding import (
-    STEP_BYTES,
-    AsItIs,
-    decoded_here,
-    decoding_of,
-    to_decode,
-)
+from asyncloader.datapipes.web.http_decoding import STEP_BYTES, Decodings
 from asyncloader.datapipes.web.http_requests import (
     BAD,
     SILENCE_SECONDS,
@@ -35,7 +29,6 @@ from asyncloader.datapipes.web.http_requests import (
     raise_ours,
     refused,
     shown,
-    with_headers,
 )
 from asyncloader.datapipes.web.listening import Listeners, Listening
 from asyncloader.datapipes.web.request_settings import request_settings_of
@@ -72,9 +65,10 @@ class HttpReader(AsyncMapper[Any]):
     comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2),
     and is read over the network as it is read here, where ``timeout`` and ``retries`` are
     for every step. After a lost connection the rest is asked for; a server that does not
-    send it, of the same version, makes an ``HttpError`` of the read. ``max_bytes`` has no
-    default. A stream keeps its connection until it is at its end, closed, or dropped.
-    Reading one blocks its thread, so on a loop leave it to a pipe or to a thread.
+    send it, of the same version, makes an ``HttpError`` of the read, and so does one that
+    compresses unasked and breaks off. ``max_bytes`` has no default. A stream keeps its
+    connection until it is at its end, closed, or dropped. Reading one blocks its thread,
+    so on a loop leave it to a pipe or to a thread.
 
     ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
     function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
@@ -167,8 +161,7 @@ class GetBody:
     """Reads the whole body of a URL, with a client."""
 
     def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
-        self.decodes = decoded_here(settings)
-        self.settings = to_decode(settings) if self.decodes else settings
+        self.decodings = Decodings(settings)
         self.max_bytes = max_bytes
         self.form = form_of(as_bytes)
 
@@ -176,7 +169,7 @@ class GetBody:
         check_url(url)
         try:
             with Listening(client.listeners) as listening:
-                async with client.session.get(url, **self.settings) as response:
+                async with client.session.get(url, **self.decodings.settings) as response:
                     if response.status >= BAD:
                         raise refused(url, response)
                     body = await self._body(url, response, listening)
@@ -186,7 +179,7 @@ class GetBody:
 
     async def _body(self, url: str, response: Any, listening: Listening) -> bytes:
         held, sent, size = [], 0, 0
-        decoding = decoding_of(url, response) if self.decodes else AsItIs()
+        decoding = self.decodings.of(url, response)
         while not response.content.at_eof():
             listening.heard_at = monotonic()
             came = await response.content.readany()
@@ -208,13 +201,13 @@ class OpenStream:
 
     def __init__(self, settings: dict[str, Any], attempts: Attempts, max_bytes: int | None) -> None:
         # Parts of a body can be asked for where it is not compressed on its way.
-        self.settings = with_headers(settings, {"Accept-Encoding": "identity"})
+        self.decodings = Decodings(settings, asked="identity")
         self.attempts = attempts
         self.max_bytes = float("inf") if max_bytes is None else max_bytes
 
     async def __call__(self, url: str, wire: Wire) -> tuple[str, Any]:
         check_url(url)
-        body = HttpBody(url, self.settings, self.attempts, self.max_bytes)
+        body = HttpBody(url, self.decodings, self.attempts, self.max_bytes)
         return url, await wire.opened(body)
 
 

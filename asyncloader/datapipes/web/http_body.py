@@ -7,10 +7,12 @@ asked for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.web.bodies import too_large
+from asyncloader.datapipes.web.http_decoding import AsItIs, Decoding, Decodings
 from asyncloader.datapipes.web.http_requests import BAD, raise_ours, refused, shown, with_headers
 from asyncloader.errors import HttpError
 
@@ -22,14 +24,17 @@ class HttpBody:
     """The body of one URL, piece by piece."""
 
     def __init__(
-        self, url: str, settings: dict[str, Any], attempts: Attempts, max_bytes: float
+        self, url: str, decodings: Decodings, attempts: Attempts, max_bytes: float
     ) -> None:
         self.url = url
-        self._settings = settings
+        self._decodings = decodings
         self._next_piece = attempts.of(self._read)
         self._max_bytes = max_bytes
         self._session: Any
         self._response: Any = None
+        self._decoding: AsItIs | Decoding
+        # What is there of the piece that came last.
+        self._pieces: Iterator[bytes] = iter(())
         self._lost: Exception | None = None
         #: What tells this body from a later one of the same URL, and its size.
         self._version = ""
@@ -69,11 +74,21 @@ class HttpBody:
         return piece
 
     async def _next(self) -> bytes:
+        while True:
+            for piece in self._pieces:
+                if piece:
+                    return piece
+            came = await self._came()
+            if not came:
+                return self._decoding.rest()
+            self._pieces = iter(self._decoding.pieces(came))
+
+    async def _came(self) -> bytes:
         try:
-            piece: bytes = await self._response.content.readany()
+            came: bytes = await self._response.content.readany()
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, self.url, f" after {self.place} bytes")
-        return piece
+        return came
 
     async def _asked(self) -> Any:
         response = await self._answer({})
@@ -82,6 +97,11 @@ class HttpBody:
         self._version = version_of(headers)
         # Of what is compressed on its way nobody knows which byte is where.
         self._has_parts = response.status == WHOLE and "Content-Encoding" not in headers
+        try:
+            self._decoding = self._decodings.of(self.url, response)
+        except HttpError:
+            response.close()
+            raise
         return response
 
     async def _asked_for_rest(self) -> Any:
@@ -104,7 +124,9 @@ class HttpBody:
         same = version_of(response.headers) == self._version and is_as_long
         is_known = bool(self._version) or (size == self._size != "")
         begins = begin.startswith(f"bytes {self.place}-")
-        return response.status == PART and begins and same and is_known
+        # The rest of what came as it is comes as it is.
+        is_plain = "Content-Encoding" not in response.headers
+        return response.status == PART and begins and same and is_known and is_plain
 
     def _cut(self, why: str) -> HttpError:
         error = HttpError(
@@ -115,7 +137,7 @@ class HttpBody:
         return error
 
     async def _answer(self, headers: dict[str, str]) -> Any:
-        settings = with_headers(self._settings, headers)
+        settings = with_headers(self._decodings.settings, headers)
         try:
             response = await self._session.get(self.url, **settings)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it

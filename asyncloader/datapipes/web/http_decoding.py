@@ -1,7 +1,8 @@
 """Bodies that are compressed on their way.
 
-This file is about ``Decoding``, and ``decoding_of`` an answer. aiohttp takes a gzip that is cut
-off for a whole one; where a server does not say how long its answer is nothing else tells.
+This file is about ``Decodings``, which finds the ``Decoding`` of an answer. aiohttp takes a
+gzip that is cut off for a whole one; where a server does not say how long its answer is
+nothing else tells.
 """
 
 from __future__ import annotations
@@ -23,16 +24,38 @@ _GZIP = b"\x1f\x8b"
 _WITH_HEADER = 8
 
 
-def decoded_here(settings: dict[str, Any]) -> bool:
-    """Whether a user's settings leave it to us how bodies are compressed."""
+class Decodings:
+    """Who decodes the bodies that are asked for: we, unless a user's settings leave it to others.
+
+    ``asked`` is how bodies should come, where the settings do not say it.
+    """
+
+    def __init__(self, settings: dict[str, Any], asked: str = "") -> None:
+        self._are_ours = _are_left_to_us(settings)
+        if asked or self._are_ours:
+            settings = with_headers(settings, {"Accept-Encoding": asked or _ASKED})
+        #: What a request is made with.
+        self.settings = {**settings, "auto_decompress": False} if self._are_ours else settings
+
+    def of(self, url: str, response: Any) -> AsItIs | Decoding:
+        """Return what makes a body of what an answer sends.
+
+        HttpError for a compression that nobody asked for and that is not known here.
+        """
+        if not self._are_ours:
+            return AsItIs()
+        encoding = response.headers.get("Content-Encoding", "").lower().removeprefix("x-")
+        if encoding in ("gzip", "deflate"):
+            return Decoding(url, encoding)
+        if encoding in ("br", "zstd"):
+            raise HttpError(f"{shown(url)}: the server sent {encoding}, not {_ASKED}", url=url)
+        return AsItIs()
+
+
+def _are_left_to_us(settings: dict[str, Any]) -> bool:
     named = [name for name, _ in header_pairs(settings)]
     named += settings.get("skip_auto_headers") or ()
     return "auto_decompress" not in settings and "accept-encoding" not in map(str.lower, named)
-
-
-def to_decode(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with which bodies come compressed, as ``decoding_of`` reads them."""
-    return {**with_headers(settings, {"Accept-Encoding": _ASKED}), "auto_decompress": False}
 
 
 class AsItIs:
@@ -97,13 +120,3 @@ class Decoding:
 
     def _error(self, what: str) -> HttpUnavailable:
         return HttpUnavailable(f"{shown(self._url)}: its {self._encoding} {what}", url=self._url)
-
-
-def decoding_of(url: str, response: Any) -> AsItIs | Decoding:
-    """Return what makes a body of what an answer sends; HttpError for what nobody asked for."""
-    encoding = response.headers.get("Content-Encoding", "").lower().removeprefix("x-")
-    if encoding in ("gzip", "deflate"):
-        return Decoding(url, encoding)
-    if encoding in ("br", "zstd"):
-        raise HttpError(f"{shown(url)}: the server sent {encoding}, not {_ASKED}", url=url)
-    return AsItIs()

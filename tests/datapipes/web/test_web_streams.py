@@ -18,6 +18,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.datapipes.web.http_body import HttpBody
+from asyncloader.datapipes.web.http_decoding import Decodings
 from asyncloader.datapipes.web.http_requests import Sessions
 from asyncloader.datapipes.web.wire import wired
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted
@@ -137,6 +138,30 @@ async def test_a_body_cut_short_by_a_server_that_sends_no_parts_is_an_error():
             await all_of(stream)
 
 
+@pytest.mark.parametrize("form", ["gzip", "twice", "deflate", "raw"])
+async def test_what_was_compressed_unasked_comes_whole_or_is_an_error(form):
+    async with http_server() as server:
+        content = body("x", 1 << 19)
+        assert await all_of(await opened(server, f"/packed/{form}/0/x")) == content
+        stream = await opened(server, f"/packed/{form}/1/x")
+        with pytest.raises(HttpError, match=r"lost after \d+ bytes, and it cannot be") as caught:
+            await all_of(stream)
+        assert "was cut short" in str(caught.value.__cause__)
+
+
+async def test_a_compression_that_is_not_known_here_is_an_error_and_keeps_nothing_open():
+    async with http_server() as server:
+        with pytest.raises(HttpError, match="the server sent br, not gzip"):
+            await opened(server, "/packed/br/0/x")
+
+
+async def test_what_unpacks_to_very_much_is_not_held():
+    async with http_server() as server:
+        stream = await opened(server, "/squeezed", max_bytes=1 << 19)
+        with pytest.raises(ResourceExhausted, match="more than max_bytes"):
+            await all_of(stream)
+
+
 async def test_a_body_of_which_nothing_was_read_is_asked_for_as_a_whole():
     async with http_server() as server:
         server.files["big"], server.gives_parts, server.share = BIG, False, 0
@@ -210,7 +235,7 @@ async def test_leaving_early_closes_the_connections_that_are_read():
 
 async def test_a_stream_that_is_given_up_before_it_is_asked_for_keeps_nothing_open():
     async with http_server() as server:
-        body = HttpBody(server.url("/endless"), {}, Attempts(), float("inf"))
+        body = HttpBody(server.url("/endless"), Decodings({}), Attempts(), float("inf"))
         entered, leave = threading.Event(), threading.Event()
         async with wired(Sessions(0)) as wire:
             loop = wire._thread.loop
@@ -222,7 +247,7 @@ async def test_a_stream_that_is_given_up_before_it_is_asked_for_keeps_nothing_op
             with pytest.raises(asyncio.CancelledError):
                 await opening
             leave.set()
-            other = HttpBody(server.url("/endless"), {}, Attempts(), float("inf"))
+            other = HttpBody(server.url("/endless"), Decodings({}), Attempts(), float("inf"))
             (await wire.opened(other)).close()
         await ended("asyncloader streams")
 
