@@ -8,6 +8,8 @@ counts what is asked and which connections are open.
     /cut/2/x             half a body the first two times, then a whole one
     /reset/2/x           no answer but a closed connection the first two times
     /redirect/3          three redirects, then a body
+    /away                a redirect to ``location``
+    /target?any          what was asked for, to the letter
     /moved               a redirect to nowhere, with a page that says so
     /garbage             what is no answer, after a redirect
     /silent              no answer at all
@@ -48,6 +50,8 @@ class HttpServer:
     #: What ``/file`` answers with, and the tags of the files that have one.
     files: dict[str, bytes] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    #: Where ``/away`` redirects to.
+    location: str = ""
     #: Whether ``/file`` gives parts of files.
     gives_parts: bool = True
     #: Whether ``/file`` sends whole files in chunks, and so does not say how large they are.
@@ -117,6 +121,10 @@ class HttpServer:
                 writer.write(whole(302, b"", "Location: /redirect/forever\r\n"))
             case ["redirect", count]:
                 writer.write(whole(302, b"", f"Location: /redirect/{int(count) - 1}\r\n"))
+            case ["away"]:
+                writer.write(whole(302, b"", f"Location: {self.location}\r\n"))
+            case ["target", *_]:
+                writer.write(whole(200, target.encode()))
             case ["moved"]:
                 writer.write(whole(302, b"a page"))
             case ["garbage"] if not urlsplit(target).query:

@@ -26,6 +26,7 @@ from asyncloader.datapipes.web.http_requests import (
     BAD,
     SILENCE_SECONDS,
     Sessions,
+    asked,
     raise_ours,
     refused,
     shown,
@@ -51,7 +52,9 @@ class HttpReader(AsyncMapper[Any]):
 
     ``as_bytes=True`` yields ``(url, bytes)`` instead. Up to ``concurrency`` requests (64)
     are under way, in the source's order or with ``ordered=False`` as they are ready, over
-    connections that are kept for the pass and closed with it.
+    connections that are kept for the pass and closed with it. A URL that has escapes is asked
+    for to the letter, as it may be signed, and so is one that a server redirects to; what
+    needs an escape otherwise is given one.
 
     An attempt may take ``timeout`` seconds; in any case a server is given up that takes
     30 s to accept a connection or is silent for 60 s. A server's 5xx and 429, lost
@@ -169,7 +172,7 @@ class GetBody:
         check_url(url)
         try:
             with Listening(client.listeners) as listening:
-                async with client.session.get(url, **self.decodings.settings) as response:
+                async with asked(client.session, url, self.decodings.settings) as response:
                     if response.status >= BAD:
                         raise refused(url, response)
                     body = await self._body(url, response, listening)

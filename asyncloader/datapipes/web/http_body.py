@@ -13,7 +13,14 @@ from typing import Any
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.web.bodies import too_large
 from asyncloader.datapipes.web.http_decoding import AsItIs, Decoding, Decodings
-from asyncloader.datapipes.web.http_requests import BAD, raise_ours, refused, shown, with_headers
+from asyncloader.datapipes.web.http_requests import (
+    BAD,
+    asked,
+    raise_ours,
+    refused,
+    shown,
+    with_headers,
+)
 from asyncloader.errors import HttpError
 
 #: Statuses of an answer that has all of a body, and of one that has a part of it.
@@ -139,7 +146,7 @@ class HttpBody:
     async def _answer(self, headers: dict[str, str]) -> Any:
         settings = with_headers(self._decodings.settings, headers)
         try:
-            response = await self._session.get(self.url, **settings)
+            response = await asked(self._session, self.url, settings)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, self.url)
         if response.status >= BAD:

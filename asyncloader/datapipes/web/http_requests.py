@@ -42,7 +42,11 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
         aiohttp = await imported("aiohttp", "read_from_http")
+        from asyncloader.datapipes.web.http_urls import Answer
+
         async with aiohttp.ClientSession(
+            response_class=Answer,
+            requote_redirect_url=False,
             connector=aiohttp.TCPConnector(limit=self.connections),
             # What a server sets for one item must not change what another gets.
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -53,6 +57,17 @@ class Sessions:
             trust_env=bool(urllib.request.getproxies_environment()),
         ) as session:
             yield session
+
+
+def asked(session: Any, url: str, settings: dict[str, Any]) -> Any:
+    """Return a request of a session, which is made when it is awaited or entered."""
+    from asyncloader.datapipes.web.http_urls import as_given
+
+    asked_for: Any = url
+    # aiohttp finds what is wrong with it, too, and says it in its own words.
+    with contextlib.suppress(ValueError):
+        asked_for = as_given(url)
+    return session.get(asked_for, **settings)
 
 
 def raise_ours(error: Exception, url: str, where: str = "") -> NoReturn:

@@ -166,6 +166,31 @@ async def test_as_many_redirects_are_followed_as_is_said():
                 await bodies(server, "/redirect/3", max_redirects=most)
 
 
+_SIGNED = "/target/a%2Fb%7e/?sig=a%2Fb%3D%2b+c&at=12:00"
+
+
+@pytest.mark.parametrize(
+    ("target", "came"),
+    [
+        (_SIGNED, _SIGNED),
+        (f"{_SIGNED}#part", _SIGNED),
+        ("/target/a b?c=ä", "/target/a%20b?c=%C3%A4"),
+        ("/target/100%?c=[]", "/target/100%25?c=%5B%5D"),
+        ("/target/./a", "/target/a"),
+    ],
+)
+async def test_a_url_is_asked_for_to_the_letter_unless_it_has_to_be_escaped(target, came):
+    async with http_server() as server:
+        assert await bodies(server, target) == [came.encode()]
+        # What a server redirects to is asked for so too.
+        for location in (target, server.url(target)):
+            server.location = location
+            assert await bodies(server, "/away") == [came.encode()]
+        url = server.url("/away").replace("//", "//us%2Fer:word@")
+        pipe = read(IterableWrapper([url]), stream=True, as_bytes=False)
+        assert await drained(pipe.map(lambda pair: pair[1].read())) == [came.encode()]
+
+
 @pytest.mark.parametrize(
     ("path", "settings"), [("/moved", {}), ("/redirect/3", {"allow_redirects": False})]
 )
@@ -262,6 +287,7 @@ async def test_nothing_secret_of_a_url_is_in_an_error():
         "http://user:pa55@{}/garbage?signature=abc",
         "http://user:pa55@{}/garbage",
         "http://user:pa55@{}9999999/?signature=abc",
+        "http://user:pa55@{}9999999/?signature=abc%2F",
         "http://user:pa55@[::1/?signature=abc",
         "gopher://user:pa55@{}/?signature=abc",
     ],
