@@ -42,7 +42,8 @@ class ShardingPolicy(Adapter):
       Pipes that work hard then work on a share only.
     - ``"after_source"``: right after the source, or where several come together.
     - ``"after_batch"``: right after the last batch. Whole batches are divided, so what
-      is in them does not depend on the number of workers.
+      is in them does not depend on the number of workers. Those that the loader makes
+      (``across_workers``) do not in any case, and are a ValueError.
     - ``"end"``: after all that workers run.
 
     Without a place sharding stays where it is, and is added after the shuffle. It is
@@ -91,7 +92,7 @@ class ShardingPolicy(Adapter):
 
     def _added(self, datapipe: Any) -> Any:
         wiring = Wiring(datapipe)
-        place = self._place_among(_trunk(wiring, datapipe), Reach(wiring))
+        place = self._place_among(_trunk(wiring, datapipe), Reach(wiring), bool(self.dispatch))
         if self.dispatch:
             return _put(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
         return _put(datapipe, place, _filtering(place, self.group))
@@ -107,7 +108,8 @@ class ShardingPolicy(Adapter):
         trunk = _trunk(wiring, datapipe)
         on_trunk = any(other is pipe for other in trunk)
         places = [other for other in trunk if other is not pipe] if on_trunk else above
-        place = self._place_among(places, Reach(wiring))
+        is_dealt = is_dispatch(pipe) if self.dispatch is None else self.dispatch
+        place = self._place_among(places, Reach(wiring), is_dealt)
         if place is source:
             return datapipe
         if any(other is place for other in above):
@@ -116,7 +118,7 @@ class ShardingPolicy(Adapter):
         replace_edge(pipe, source, place)
         return _put(end, place, pipe)
 
-    def _place_among(self, pipes: list[Any], reach: Reach) -> Any:
+    def _place_among(self, pipes: list[Any], reach: Reach, is_dealt: bool) -> Any:
         """Return which of some pipes, from the end to the source, sharding is to follow."""
         if not pipes:
             raise ValueError("there is no stream of items here that could be sharded")
@@ -126,7 +128,8 @@ class ShardingPolicy(Adapter):
             case "end":
                 return next(iter(in_workers), pipes[-1])
             case "after_batch":
-                return _nearest(pipes, "batch")
+                # One process makes what is dealt.
+                return _last_batch(pipes if is_dealt else in_workers, pipes)
             case "after_source":
                 return pipes[-1]
             case _:
@@ -171,11 +174,21 @@ def _trunk(wiring: Wiring, end: Any) -> list[Any]:
     return [pipe for pipe in trunk if is_iter_pipe(pipe)]
 
 
-def _nearest(pipes: list[Any], name: str) -> Any:
-    for pipe in pipes:
-        if functional_name(pipe) == name:
-            return pipe
-    raise ValueError(f"there is no {name} in the graph to shard after")
+def _last_batch(in_workers: list[Any], pipes: list[Any]) -> Any:
+    found = [next(filter(_is_batch, some), None) for some in (in_workers, pipes)]
+    if found[0] is not None:
+        return found[0]
+    if found[1] is not None:
+        raise ValueError(
+            f"{stage_name(found[1])} is run by the loader, of the items of all workers, so that"
+            " batches cannot be divided among them; make the batches in workers, or choose"
+            " another place"
+        )
+    raise ValueError("there is no batch in the graph to shard after")
+
+
+def _is_batch(pipe: Any) -> bool:
+    return functional_name(pipe) == "batch"
 
 
 def _shuffles_items(pipe: Any) -> bool:

@@ -75,6 +75,22 @@ def test_whole_batches_do_not_depend_on_the_number_of_workers() -> None:
         assert sorted(batches) == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
+def test_batches_that_the_loader_makes_are_not_divided_but_may_be_dealt() -> None:
+    across = source().batch(3, across_workers=True)
+    pinned = source().sharding_filter().pin_memory().batch(3).map(tuple)
+    for end in (across, source().sharding_filter().batch(3, across_workers=True), pinned):
+        with pytest.raises(ValueError, match=r"batch\(3.*\) is run by the loader, of the items"):
+            ShardingPolicy("after_batch")(end)
+    assert lines(ShardingPolicy("after_batch", dispatch=True)(across))[-2:] == [
+        "sharding_filter",
+        "sharding_round_robin_dispatch",
+    ]
+    within = ShardingPolicy("after_batch")(
+        source().batch(2).map(tuple).unbatch().batch(3, across_workers=True)
+    )
+    assert lines(within) == ["batch", "sharding_filter", "map", "unbatch", "batch"]
+
+
 def test_the_end_is_where_the_workers_end() -> None:
     end = ShardingPolicy("end")(source().map(str).pin_memory())
     assert lines(end) == ["map", "sharding_filter", "pin_memory"]
