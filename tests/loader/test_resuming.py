@@ -11,7 +11,8 @@ import pytest
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.going_on import marks
+from asyncloader.datapipes.pipe.base import IterDataPipe, is_map_pipe
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
     check_rest,
@@ -143,3 +144,27 @@ async def test_every_pipe_resumes_at_every_step(pipe_class):
 @pytest.mark.parametrize("name", ZOO)
 async def test_every_graph_of_the_zoo_resumes_at_every_step(name):
     await check_every_step(ZOO[name])
+
+
+@pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
+def test_every_pipe_that_went_on_and_was_asked_for_nothing_goes_on_again(pipe_class, monkeypatch):
+    """From a state go a few steps on, in which it is another's turn, and take the next state."""
+    # Places are noted as often as a small part of the time allows, and here at each item.
+    monkeypatch.setattr(marks, "_SHARE", 0)
+
+    def make() -> Any:
+        graph = graph_with(pipe_class)
+        graph = graph.to_iter_datapipe() if is_map_pipe(graph) else graph
+        return numbers().header(6).mux_longest(graph)
+
+    states = states_at_every_step(loader_from(make()))
+    (expected,) = resumed(make(), states[0], 1)
+    # After an even number it is the other's turn.
+    for step in (2, 8):
+        with loader_from(make(), state=states[step]) as loader:
+            items = iter(loader)
+            again = [loader.state_dict(include_datapipe=False)]
+            assert next(items) == expected[step]
+            again.append(loader.state_dict(include_datapipe=False))
+        for more, state in enumerate(again):
+            assert resumed(make(), state, 1) == [expected[step + more :]], (step, more)
