@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
+
+_MARK = "\ufeff"
 
 _ADVICE = 'say what it is with encoding=…, or errors="replace" or "ignore"'
 
@@ -69,3 +72,10 @@ def lines_decoded(pieces: Iterable[Any], encoding: str, errors: str, path: str) 
         raise ValueError(f"{path}, line {number}: no {encoding} ({reason}); {_ADVICE}") from None
     if last := "".join(begun):
         yield last
+
+
+def without_mark(lines: Iterator[str]) -> Iterator[str]:
+    """Return the lines of a file without a byte order mark, which some programs begin it with."""
+    # As UTF-8 it is the first character, which may be the only one.
+    marked = [line for line in islice(lines, 1) if line != _MARK]
+    return chain((line.removeprefix(_MARK) for line in marked), lines)

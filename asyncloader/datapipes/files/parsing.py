@@ -56,10 +56,10 @@ class CSVParser(_CSVReader):
     r"""Yield the rows of CSV files, as lists of text, from pairs ``(path, stream)``.
 
     The first ``skip_lines`` of every file are left out. With ``decode`` bytes become
-    text, as ``encoding`` and ``errors`` say. With ``as_tuple`` rows are tuples, and with
-    ``return_path`` they come as ``(path, row)``. ``on_error`` and ``max_errors`` are those
-    of ``flatmap``, for whole files: what follows a row that cannot be parsed is left out.
-    Other keywords are those of ``csv.reader``, such as ``delimiter``.
+    text, as ``encoding`` and ``errors`` say, without a byte order mark. With ``as_tuple``
+    rows are tuples, and with ``return_path`` they come as ``(path, row)``. ``on_error`` and
+    ``max_errors`` are those of ``flatmap``, for whole files: what follows a row that cannot
+    be parsed is left out. Other keywords are those of ``csv.reader``, such as ``delimiter``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -120,10 +120,10 @@ class CSVDictParser(_CSVReader):
     r"""Yield the rows of CSV files, as dicts, from pairs ``(path, stream)``.
 
     The first row of each file, after the ``skip_lines`` that are left out, has the keys.
-    With ``decode`` bytes become text, as ``encoding`` and ``errors`` say; with
-    ``return_path`` rows come as ``(path, row)``. ``on_error`` and ``max_errors`` are those
-    of ``parse_csv``. Other keywords are those of ``csv.DictReader``, such as ``fieldnames``
-    or ``delimiter``.
+    With ``decode`` bytes become text, as ``encoding`` and ``errors`` say, without a byte
+    order mark; with ``return_path`` rows come as ``(path, row)``. ``on_error`` and
+    ``max_errors`` are those of ``parse_csv``. Other keywords are those of
+    ``csv.DictReader``, such as ``fieldnames`` or ``delimiter``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper

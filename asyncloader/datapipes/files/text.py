@@ -16,6 +16,7 @@ from asyncloader.datapipes.files.decoding import (
     keeps_line_breaks,
     lines_decoded,
     undecodable,
+    without_mark,
 )
 from asyncloader.datapipes.files.streams import close_stream, pair_in, path_and_stream
 from asyncloader.datapipes.patterns.expanding import TolerantExpander
@@ -62,11 +63,12 @@ class TextReader(TolerantExpander[Any]):
         """Return a stream's lines without the first ``skip_lines``, and then ``skip``."""
         unwanted, lines = self.skip_lines + skip, lines_of(stream, path)
         if self._cuts_characters:
-            return after(lines_decoded(lines, self.encoding, self.errors, path), unwanted)
-        lines = after(lines, unwanted)
-        if not self.decode:
-            return lines
-        return decoded(lines, self.encoding, self.errors, path, unwanted + 1)
+            lines = after(lines_decoded(lines, self.encoding, self.errors, path), unwanted)
+        else:
+            lines = after(lines, unwanted)
+            if self.decode:
+                lines = decoded(lines, self.encoding, self.errors, path, unwanted + 1)
+        return without_mark(lines) if self.decode and not unwanted else lines
 
 
 @functional_datapipe("readlines")
@@ -75,8 +77,9 @@ class LineReader(TextReader):
 
     The first ``skip_lines`` of every file are left out, and so are, unless
     ``strip_newline=False``, the ends of lines. With ``decode`` bytes become text, as
-    ``encoding`` and ``errors`` say. Without ``return_path`` only the lines are yielded.
-    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole streams.
+    ``encoding`` and ``errors`` say, without a byte order mark. Without ``return_path`` only
+    the lines are yielded. ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole
+    streams.
 
     >>> from io import StringIO
     >>> from asyncloader.datapipes.iter import IterableWrapper

@@ -59,6 +59,16 @@ def test_rows_are_dicts_with_the_keys_of_the_first() -> None:
     assert rows(CSVDictParser, b"k\n1\n", return_path=True) == [("x", {"k": "1"})]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+def test_a_byte_order_mark_is_no_part_of_a_table(encoding: str) -> None:
+    mark = "\ufeff" if encoding in ("utf-8", "utf-16-le") else ""
+    content = f'{mark}"k, l",m\n1,\ufeff2\n'
+    expected = [{"k, l": "1", "m": "\ufeff2"}]
+    assert rows(CSVDictParser, content.encode(encoding), encoding=encoding) == expected
+    assert rows(CSVDictParser, content) == expected
+    assert rows(CSVParser, mark.encode(encoding), encoding=encoding) == []
+
+
 def test_bytes_are_decoded_as_is_said() -> None:
     content = "né".encode("latin-1")
     assert rows(CSVParser, content, encoding="latin-1") == [["né"]]

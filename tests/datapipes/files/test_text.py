@@ -56,6 +56,13 @@ def test_bytes_become_text_where_it_is_asked_for() -> None:
     assert lines(content, errors="replace", **arguments) == ["n\ufffd"]
 
 
+def test_text_has_no_byte_order_mark() -> None:
+    content, arguments = b"\xef\xbb\xbfone\n\xef\xbb\xbftwo", {"return_path": False}
+    assert lines(content, decode=True, **arguments) == ["one", "\ufefftwo"]
+    assert lines(content, **arguments) == content.splitlines()
+    assert lines(b"\xff", decode=True, **arguments) == [""]
+
+
 def test_what_is_no_text_is_an_error_that_names_the_line() -> None:
     content = b"skipped\nfine\nsecret \xff\n"
     with pytest.raises(ValueError, match=r"^x, line 3: byte 8 is no utf-8 \(invalid") as caught:
