@@ -157,8 +157,7 @@ class DiskCachePass(LaggingPass[str]):
 
     def __iter__(self) -> Iterator[str]:
         items = self._items()
-        maker = self.maker
-        entries = maker.each(items) if maker.concurrency == 1 else maker.ahead(items)
+        entries = self.maker.entries(items)
         try:
             for files in entries:
                 yield from self._paths(files)

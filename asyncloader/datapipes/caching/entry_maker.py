@@ -6,21 +6,24 @@ of the item's entry, or runs the recipe for the item, in one process at a time.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncloader.datapipes.caching.cache_entry import CacheEntry, CacheRules
 from asyncloader.datapipes.caching.promise import Promise
 from asyncloader.datapipes.caching.recipe import Recipe
+from asyncloader.datapipes.calls.keeper import keeper_at, keeping
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.function import blame
 from asyncloader.datapipes.pipe.omissions import listening_for_omissions
-from asyncloader.datapipes.running.makers import Makers, Making
+from asyncloader.datapipes.running.makers import Makers, Making, some_home
 from asyncloader.strange_errors import note
 
 if TYPE_CHECKING:
@@ -47,22 +50,27 @@ class EntryMaker:
             pipe.made_after,
         )
         usual = AT_ONCE if recipe.waits() else 1
-        self.concurrency = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
+        self._count = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
+        #: What recipes run in.
+        self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def each(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        """Yield the files of each item's entry, made one after the other."""
+    def entries(self, items: Iterator[Any]) -> Iterator[list[str]]:
+        """Yield the files of each item's entry, in order."""
+        return self._ahead(items) if self._recipe.waits() or self._count > 1 else self._each(items)
+
+    def _each(self, items: Iterator[Any]) -> Iterator[list[str]]:
         for item in items:
             entry = self._entry_of(item)
             files = self._files_of(entry)
             yield self._make(entry, item) if files is None else files
 
-    def ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        """Yield the files of each item's entry in order, several made at the same time."""
+    def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
         window: deque[Making[list[str]]] = deque()
-        with Makers() as makers:
+        with some_home() as home, keeper_at(home) as keeper, Makers(home) as makers:
+            self._scope = functools.partial(keeping, keeper)
             for making in self._begun(items, makers):
                 window.append(making)
-                while len(window) >= self.concurrency or (window and window[0].is_done):
+                while len(window) >= self._count or (window and window[0].is_done):
                     yield makers.outcome(window.popleft())
             while window:
                 yield makers.outcome(window.popleft())
@@ -97,7 +105,11 @@ class EntryMaker:
             files = self._files_of(entry)
             if files is not None:
                 return files
-            with self._recipe.run_for(item) as source, listening_for_omissions() as omissions:
+            with (
+                self._scope(),
+                self._recipe.run_for(item) as source,
+                listening_for_omissions() as omissions,
+            ):
                 pairs = begin(source)
                 try:
                     return entry.make(map(self._pair, pairs), omissions)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.calls.ahead_pass import AheadPass
 from asyncloader.datapipes.calls.attempts import Attempts, ErrorTypes
 from asyncloader.datapipes.calls.in_groups import InGroups
+from asyncloader.datapipes.calls.keeper import kept
 from asyncloader.datapipes.calls.shared_resource import Resource, SharedResource
 from asyncloader.datapipes.calls.window import Call, Window
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, adropped, cursor_of
@@ -48,7 +49,7 @@ class AsyncMapper(IterDataPipe[T]):
     function or class that gives an async context manager. It is entered once for each
     pass, on the loop that runs the calls and, in workers, once in each. What it gives
     is handed to ``fn`` as its last argument, and it is left when the pass ends,
-    whatever ends it.
+    whatever ends it. In a cache on disk that pass is the one over all of its entries.
 
     ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
@@ -163,9 +164,10 @@ class AsyncMapper(IterDataPipe[T]):
             await window.aclose()
 
     def _window(self, running: AheadPass[T]) -> Window[T]:
+        shared = nullcontext() if self.resource is None else SharedResource(self.resource, self)
         return Window(
             running,
-            SharedResource(self.resource or nullcontext, self),
+            kept(id(self), shared),
             self.call_with,
             concurrency=self.concurrency,
             ordered=self.ordered,

@@ -27,7 +27,7 @@ from asyncloader.datapipes.pipe.columns import ColumnFunction
 from asyncloader.datapipes.pipe.debugging import watched_plain
 from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
 from asyncloader.datapipes.pipe.tolerance import SKIPPED, OnError, Tolerance, failure_of
-from asyncloader.datapipes.running.makers import Makers
+from asyncloader.datapipes.running.makers import Makers, some_home
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class ThreadMapPass(AheadPass[T]):
             crew = self.pipe.new_crew(call, self.positions.turns())
             self.calls, self.room, self.ahead = crew, crew.room, crew
             try:
-                with closing(crew), Makers() as makers:
+                with closing(crew), some_home() as home, Makers(home) as makers:
                     reading = makers.start(self._read, crew)
                     yield from self._results(crew)
                     makers.outcome(reading)

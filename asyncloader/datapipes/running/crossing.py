@@ -10,7 +10,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import first_cursors, put_own_cursors
@@ -60,13 +68,20 @@ def from_loop(items: AsyncIterable[T], crossing: Exchange[T] | None = None) -> I
     place = PLACE.get()
     exchange = crossing or crossing_of(items)
     if place is not None and place[0].loop is not running_loop():
-        yield from _taken(place[0], items, exchange, present_waiter())
+        yield from taken_at(place[0], items, exchange)
         return
     thread = LoopThread()
     try:
         yield from _taken(Home(thread.loop), items, exchange, ThreadWaiter())
     finally:
         thread.close()
+
+
+def taken_at(
+    home: Home, items: AsyncIterable[T], exchange: Exchange[T]
+) -> Generator[T, None, None]:
+    """Yield an async iterable's items in this thread while it runs at ``home``."""
+    return _taken(home, items, exchange, present_waiter())
 
 
 def crossing_of(items: Any) -> Exchange[Any]:
@@ -77,7 +92,7 @@ def crossing_of(items: Any) -> Exchange[Any]:
 
 def _taken(
     home: Home, items: AsyncIterable[T], exchange: Exchange[T], waiter: ThreadWaiter
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     exchange.taker = waiter
     giver = home.prepare_task(items, exchange)
     home.loop.call_soon_threadsafe(giver.start)

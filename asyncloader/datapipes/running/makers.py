@@ -60,14 +60,12 @@ class Making(Generic[T]):
 class Makers:
     """Starts threads, and ends them when it is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
+        self._home = home
         self._waiter = present_waiter()
         self._threads: dict[threading.Thread, ThreadWaiter] = {}
-        self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Makers:
-        self._home = self._exits.enter_context(_home())
-        self._exits.callback(self._end)
         return self
 
     def __exit__(
@@ -76,7 +74,10 @@ class Makers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._exits.__exit__(kind, error, traceback)
+        threads = dict(self._threads)
+        for waiter in threads.values():
+            waiter.stop()
+        ended_threads(threads)
 
     def start(self, function: Callable[..., T], *args: Any) -> Making[T]:
         """Begin to make something; what waits in there is stopped when the makers are left."""
@@ -99,15 +100,9 @@ class Makers:
         self._threads.pop(threading.current_thread(), None)
         self._waiter.wake()
 
-    def _end(self) -> None:
-        threads = dict(self._threads)
-        for waiter in threads.values():
-            waiter.stop()
-        ended_threads(threads)
-
 
 @contextlib.contextmanager
-def _home() -> Iterator[Home]:
+def some_home() -> Iterator[Home]:
     """Give the home of the running pass, or one of its own."""
     place = PLACE.get()
     if place is not None and place[0].loop is not running_loop():

@@ -657,6 +657,83 @@ def test_a_break_leaves_nothing_half_made(concurrency, recorder):
     assert len(recorder.made) <= 1 + 2 * concurrency
 
 
+class Client:
+    """A resource that notes what becomes of it."""
+
+    def __init__(self, log: list[str], *, breaks: str = "") -> None:
+        self.log = log
+        self.breaks = breaks
+
+    async def __aenter__(self) -> Client:
+        self._note("opened")
+        # A scope that is left in another task than it was entered in is an error.
+        self.scope = asyncio.timeout(60)
+        await self.scope.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.scope.__aexit__(None, None, None)
+        self._note("closed")
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        if self.breaks == what:
+            self.breaks = ""
+            raise ConnectionError(what)
+
+
+async def ask(item: Any, client: Client) -> Any:
+    await asyncio.sleep(0)
+    assert client.log[-1] == "opened"
+    return item
+
+
+def asking_cache(recorder: Recorder, items: Any, client: Any, **settings: Any) -> Any:
+    begun = IterableWrapper(items).on_disk_cache(recorder.path)
+    return begun.async_map(ask, resource=client).map(recorder.pair).end_caching(**settings)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_the_calls_share_is_opened_once_for_all_entries(concurrency, recorder):
+    log: list[str] = []
+    cached = asking_cache(recorder, range(9), lambda: Client(log), concurrency=concurrency)
+    with leaves_nothing():
+        assert list(cached) == recorder.paths(*range(9))
+        assert log == ["opened", "closed"]
+        assert list(cached) == recorder.paths(*range(9))
+        assert log == ["opened", "closed"], "and where nothing is made, not at all"
+        os.unlink(recorder.path(3))
+        items = iter(cached)
+        assert [next(items) for _ in range(5)] == recorder.paths(*range(5))
+        items.close()
+        assert log == ["opened", "closed"] * 2
+
+
+async def test_what_is_shared_is_closed_when_a_loader_is_left(recorder):
+    log: list[str] = []
+    with leaves_nothing():
+        async with DataLoader2(asking_cache(recorder, range(99), lambda: Client(log))) as loader:
+            assert await anext(aiter(loader)) == recorder.path(0)
+        del loader
+    assert log == ["opened", "closed"]
+
+
+def test_what_does_not_open_is_opened_for_the_next_entry_and_what_does_not_close_is_an_error(
+    recorder,
+):
+    client = Client([], breaks="opened")
+    cached = asking_cache(recorder, range(3), lambda: client, concurrency=1)
+    with leaves_nothing(), pytest.raises(ConnectionError, match="opened") as caught:
+        list(cached)
+    assert any("async_map(ask" in note for note in caught.value.__notes__), caught.value.__notes__
+    client.breaks = "closed"
+    found = []
+    with leaves_nothing(), pytest.raises(ConnectionError, match="closed"):
+        found.extend(cached)
+    assert found == recorder.paths(0, 1, 2)
+    assert client.log == ["opened", "opened", "closed"]
+
+
 async def test_leaving_a_loader_ends_what_is_being_made(recorder):
     begun = IterableWrapper(range(9)).on_disk_cache(recorder.path)
     reached = asyncio.Event()

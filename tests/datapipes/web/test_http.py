@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,21 @@ async def test_bodies_come_in_order_with_their_urls_over_kept_connections():
         assert server.most_open <= 8
         assert server.connections <= 8
         await server.all_closed()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_connections_are_kept_from_one_entry_of_a_cache_to_the_next(stream, tmp_path):
+    async with http_server() as server:
+        begun = IterableWrapper(map(str, range(20))).on_disk_cache(tmp_path.joinpath)
+        read = begun.map(lambda name: server.url(f"/body/{name}")).read_from_http(stream=stream)
+        pairs = read.map(lambda pair: (pair[0].rpartition("/")[2], pair[1]))
+        cached = pairs.end_caching(same_filepath_fn=True, concurrency=2)
+        async with DataLoader2(cached) as loader:
+            paths = await drained(loader)
+        assert [path.read_bytes() for path in map(Path, paths)] == [
+            body(str(number), 10) for number in range(20)
+        ]
+        assert server.connections <= 2
 
 
 async def test_a_body_is_a_stream_unless_bytes_are_asked_for():
