@@ -16,8 +16,9 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.pipe.base import waits
@@ -50,6 +51,8 @@ class Engine:
         # Where the epoch stood when it was closed.
         self._left: Cursors = {}
         self._thread: LoopThread | None = None
+        # Held while the private loop goes over to who closes it: a start that failed, or a close.
+        self._changing_hands = threading.Lock()
         self._closed: concurrent.futures.Future[None] | None = None
         # The loop that is at work on closing everything.
         self._closing_on: asyncio.AbstractEventLoop | None = None
@@ -130,7 +133,8 @@ class Engine:
         self._check_open()
         self._warn_if_blocking("this `with`", "`async with`", stacklevel=4)
         try:
-            self._private_loop().call(self.lifecycle.start())
+            with self.beginning:
+                self._begin_with(self.lifecycle.start)
         except concurrent.futures.CancelledError:
             # Another thread has closed the loop meanwhile.
             self._check_open()
@@ -141,7 +145,7 @@ class Engine:
         self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
         self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
         self._leave()
-        self._private_loop().call(self._prepare())
+        self._begin_with(self._prepare)
 
     def begin_sync(self, gate: Gate) -> DirectItems | LoopItems:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
@@ -166,14 +170,14 @@ class Engine:
         if self._closed is not None:
             await asyncio.wrap_future(self._closed)
             return
-        self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
+        closed = self._begin_to_close()
         self._closing_on = asyncio.get_running_loop()
         try:
             with ends_within(CLOSE_SECONDS):
                 await bounded(self._close())
         finally:
             self._closing_on = None
-            self._closed.set_result(None)
+            closed.set_result(None)
 
     def check_may_shut_down(self) -> None:
         """Raise LoopMismatchError in the thread of a loop that the close needs."""
@@ -185,17 +189,40 @@ class Engine:
         if self._closed is not None:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
-        self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
+        closed = self._begin_to_close()
         with ends_within(CLOSE_SECONDS), contextlib.ExitStack() as closing:
-            closing.callback(self._closed.set_result, None)
+            closing.callback(closed.set_result, None)
             closing.callback(self._close_thread)
             closing.callback(lambda: self._private_loop().call(self._close()))
             self._leave()
+
+    def _begin_to_close(self) -> concurrent.futures.Future[None]:
+        with self._changing_hands:
+            self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
+            return self._closed
 
     def _leave(self) -> None:
         """Close what is made in a thread of the caller's in the thread that asks for it."""
         if self._items is not None:
             self._items.leave()
+
+    def _begin_with(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what starts the service on the private loop, which does not outlive a failure."""
+        thread = self._private_loop()
+        try:
+            thread.call(start())
+        except BaseException:
+            if self._may_drop_thread():
+                thread.close()
+            raise
+
+    def _may_drop_thread(self) -> bool:
+        """Forget the private loop, unless somebody needs it; whether it was forgotten."""
+        with self._changing_hands:
+            if self._closed is not None or self.lifecycle.is_begun:
+                return False
+            self._thread = None
+            return True
 
     def _close_thread(self) -> None:
         if self._thread is not None:

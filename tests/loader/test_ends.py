@@ -24,6 +24,7 @@ from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.items import LoopItems
 from asyncloader.loader.iterators import SyncIterator
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
+from tests.leaks import leaves_nothing
 
 
 def numbers(count: int = 1000) -> IterDataPipe[int]:
@@ -392,6 +393,37 @@ def test_a_thread_whose_loader_is_shut_down_while_it_starts_is_told(use):
     service.may_leave.set()
     thread.join(60)
     assert [type(error) for error in errors] == [LoaderClosed]
+
+
+class Unlucky(ReadingServiceInterface):
+    """Cannot be initialized as often as it was told."""
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    def initialize(self, datapipe):
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError("no luck")
+        return datapipe
+
+
+async def begun_in_a_loop(loader):
+    async with loader:
+        """It does not come here."""
+
+
+@pytest.mark.parametrize(
+    "use", [list, lambda loader: loader.__enter__(), lambda it: asyncio.run(begun_in_a_loop(it))]
+)
+def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(use):
+    with leaves_nothing():
+        loader = DataLoader2(numbers(3), reading_service=Unlucky(failures=2))
+        for _ in range(2):
+            with leaves_nothing(), pytest.raises(OSError, match="no luck"):
+                use(loader)
+        assert list(loader) == list(loader) == [0, 1, 2]
+        loader.shutdown()
 
 
 @pytest.mark.parametrize("how", ["iterated again", "shut down"])
