@@ -1,19 +1,22 @@
-"""Loops, and threads, of our own; the only file that knows uvloop."""
+"""Loops, and threads, of our own, and descriptors for them; the only file that knows uvloop."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import contextvars
+import errno
 import inspect
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from asyncloader.errors import ResourceExhausted
 from asyncloader.waiting import call_soon
 
 T = TypeVar("T")
@@ -62,12 +65,60 @@ def not_cancelled(error: asyncio.CancelledError) -> RuntimeError:
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return a new loop for our own use: uvloop's where it is installed."""
-    fill_standard_descriptors()
+    # uvloop ends the process where its first loop finds out half-way that there are too few.
+    with descriptors_for("an event loop", _DESCRIPTORS_OF_A_LOOP):
+        fill_standard_descriptors()
+        try:
+            import uvloop
+        except ImportError:
+            return asyncio.new_event_loop()
+        return uvloop.new_event_loop()
+
+
+# The first of a process takes the most.
+_DESCRIPTORS_OF_A_LOOP = 8
+
+
+# Descriptors ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def descriptors_for(what: str, count: int = 0) -> Iterator[None]:
+    """Raise ResourceExhausted where the process has no file descriptor left for what is made here.
+
+    That is said before anything is made, where there are not ``count`` of them.
+    """
     try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        require_descriptors(count)
+        yield
+    except OSError as error:
+        if error.errno not in _NONE_LEFT:
+            raise
+        raise without_descriptor(what, os.strerror(error.errno)) from error
+
+
+def require_descriptors(count: int) -> None:
+    """Raise OSError unless so many files can be opened now."""
+    with contextlib.ExitStack() as reserve:
+        for _ in range(count):
+            reserve.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+
+def without_descriptor(what: str, reason: str) -> ResourceExhausted:
+    """Return the error for something that there is no file descriptor left for."""
+    return ResourceExhausted(
+        f"there is no file descriptor left for {what} ({reason}; at most {_most_descriptors()});"
+        " close files, or raise the limit, by `ulimit -n` or resource.setrlimit"
+    )
+
+
+def _most_descriptors() -> int:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 def fill_standard_descriptors() -> None:
@@ -134,7 +185,8 @@ class LoopThread:
         await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=seconds)
 
     def __del__(self) -> None:
-        call_soon(self.loop, self.loop.stop)
+        if hasattr(self, "loop"):
+            call_soon(self.loop, self.loop.stop)
 
 
 async def _result(awaitable: Awaitable[T]) -> T:

@@ -1,13 +1,16 @@
 """Tests of asyncloader.runtime: waiting for threads, and loops in threads."""
 
 import asyncio
+import gc
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from asyncloader.datapipes.watch.sampler import Sampler
+from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import LoopThread, in_thread
+from tests.descriptors import only_free
 from tests.leaks import leaves_nothing
 
 
@@ -72,3 +75,12 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):
             sampler.watch(looked)
         sampler.forget(looked)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("free", [0, 1, 4, 7])
+def test_a_loop_without_descriptors_is_resource_exhausted_and_leaves_nothing(free, capfd):
+    with leaves_nothing():
+        with only_free(free), pytest.raises(ResourceExhausted, match=r"event loop .*ulimit -n"):
+            LoopThread()
+        gc.collect()
+    assert capfd.readouterr() == ("", "")

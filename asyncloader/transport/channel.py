@@ -37,7 +37,8 @@ class Channel:
     Frames are either all sent, or all posted: a posted one does not wait.
 
     Every method that meets the end of the channel raises ``EOFError``, and
-    ``TransportError`` if what came before was not a proper frame.
+    ``TransportError`` if what came before was not a proper frame. Descriptors that
+    came and that this process may not have are a ``ResourceExhausted``, and the end.
     """
 
     def __init__(

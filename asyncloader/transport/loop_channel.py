@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from asyncloader.errors import LoopMismatchError, TransportError
+from asyncloader.errors import LoopMismatchError, ResourceExhausted, TransportError
 from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frames
 from asyncloader.transport.wire import (
     BUFFERS_PER_CALL,
@@ -65,7 +65,8 @@ class LoopChannel:
         """Hand what arrives to ``on_frames``, many at once, and the end to ``on_closed``.
 
         ``on_closed`` gets an ``EOFError`` when the peer is gone, or the
-        ``TransportError`` that made the channel useless; once per attachment.
+        ``TransportError`` or ``ResourceExhausted`` that made the channel useless; once
+        per attachment.
         """
         current = self._subscription
         if current is not None and not current.loop.is_closed():
@@ -146,7 +147,7 @@ class LoopChannel:
                     break
         except BlockingIOError:
             pass
-        except (EOFError, TransportError) as ended:
+        except (EOFError, TransportError, ResourceExhausted) as ended:
             return ended
         except OSError as error:
             return EOFError(f"the channel is gone: {error}")

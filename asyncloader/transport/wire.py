@@ -12,7 +12,8 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 
-from asyncloader.errors import TransportError
+from asyncloader.errors import LoaderError, TransportError
+from asyncloader.runtime import without_descriptor
 from asyncloader.transport.frame import MAX_FDS, Frame, FrameDecoder
 
 BUFFERS_PER_CALL = 512  # the kernel takes at most 1024
@@ -46,8 +47,9 @@ class Incoming:
     def read(self, *, waits: bool = False) -> list[Frame]:
         """Read once and return the frames that are complete now.
 
-        Raises ``BlockingIOError`` if nothing is there, unless it ``waits`` for something, and
-        ``EOFError`` if nothing will be.
+        Raises ``BlockingIOError`` if nothing is there, unless it ``waits`` for something,
+        ``EOFError`` if nothing will be, and ``ResourceExhausted`` if descriptors came and this
+        process may have no more of them.
         """
         how = _FLAGS if waits else _FLAGS | _AT_ONCE
         try:
@@ -57,9 +59,7 @@ class Incoming:
         fds = _received(ancillary) if ancillary else ()
         if flags & _TRUNCATED:
             close_all(fds)
-            raise TransportError(
-                "descriptors of a frame were lost: this process may have too many files open"
-            )
+            raise _lost(len(fds))
         if not count:
             self._decoder.eof()
             raise EOFError("the other end of the channel is closed")
@@ -110,6 +110,13 @@ def close_all(fds: Iterable[int]) -> None:
 def gone() -> EOFError:
     """The error for what the kernel says when the other end is gone: one of ``GONE``."""
     return EOFError("the other end of the channel is gone")
+
+
+def _lost(received: int) -> LoaderError:
+    """The error for a frame of whose descriptors only so many could be received."""
+    if received >= MAX_FDS:
+        return TransportError(f"a frame came with more than {MAX_FDS} descriptors")
+    return without_descriptor("what another process sends", "the kernel dropped what it sent")
 
 
 def truncated(deadline: float) -> TransportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import random
@@ -19,12 +20,15 @@ from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.transport import frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.conversation.messages import Kind
+from tests.descriptors import only_free
 from tests.faults.child import METHODS, collected, loader_of, numbers, play, play_each
+from tests.leaks import Belongings, leaves_nothing, left_since
 
 EVERY_METHOD = [(method,) for method in METHODS]
 
@@ -100,6 +104,35 @@ def everything_is_kept() -> None:
 
 def test_f2_everything_may_be_kept_with_few_descriptors(tmp_path):
     play(tmp_path, everything_is_kept, imports="torch")
+
+
+def no_descriptor_is_left() -> None:
+    dealt = IterableWrapper(range(9)).sharding_round_robin_dispatch(SHARDING_PRIORITIES(3))
+    loader, before, reasons = loader_of(dealt, 1), Belongings.now(), []
+    for free in itertools.count():
+        with only_free(free):
+            error = failure_of(loader)
+        if error is None:
+            break
+        reasons.append(error.__cause__ if type(error) is WorkerStartupError else error)
+        assert left_since(before) == []
+    assert {type(reason) for reason in reasons} == {ResourceExhausted}
+    with loader:
+        with leaves_nothing(), only_free(0):
+            assert type(failure_of(loader)) is ResourceExhausted
+        assert list(loader) == list(range(9))
+
+
+def failure_of(loader: Any) -> Exception | None:
+    try:
+        list(loader)
+    except Exception as error:  # noqa: BLE001 - the scene looks at it
+        return error
+    return None
+
+
+def test_f2_no_descriptor_left_is_a_typed_error_and_the_loader_stays_usable(tmp_path):
+    play(tmp_path, no_descriptor_is_left)
 
 
 # G --------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 import asyncio
 import os
-import resource
 import socket
 import threading
 import time
 
 import pytest
 
-from asyncloader.errors import TransportError
+from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.frame import encode_frame
+from asyncloader.transport.frame import MAX_FDS, encode_frame
+from tests.descriptors import only_free
 from tests.transport.channels import channel_pair
 from tests.transport.test_frame import header
 
@@ -146,13 +146,15 @@ def test_descriptors_that_nobody_received_are_closed_with_the_channel():
 def test_lost_descriptors_are_noticed(pair):
     ours, theirs = pair
     ours.send(1, b"", [*os.pipe(), *os.pipe()])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        with pytest.raises(TransportError, match="too many files open"):
-            theirs.receive()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with only_free(2), pytest.raises(ResourceExhausted, match="close files, or raise the limit"):
+        theirs.receive()
+
+
+def test_more_descriptors_than_a_frame_may_have_are_refused(ends):
+    channel, sock = ends
+    socket.send_fds(sock, [b"?"], [sock.fileno()] * (MAX_FDS + 1))
+    with pytest.raises(TransportError, match=f"more than {MAX_FDS} descriptors"):
+        channel.receive()
 
 
 def test_close_is_idempotent(pair):

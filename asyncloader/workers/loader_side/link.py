@@ -14,8 +14,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from asyncloader.errors import SnapshotError, TransportError, WorkerDied, WorkerStartupError
-from asyncloader.runtime import running_loop
+from asyncloader.errors import (
+    ResourceExhausted,
+    SnapshotError,
+    TransportError,
+    WorkerDied,
+    WorkerStartupError,
+)
+from asyncloader.runtime import descriptors_for, running_loop
 from asyncloader.strange_errors import repr_of
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.decoder import Decoder
@@ -104,8 +110,9 @@ class Link:
         """Listen on a loop; ``on_news`` is called when something came or the worker ended."""
         self._loop = loop
         self.on_news = on_news
+        with descriptors_for(f"watching over {self.name}"):
+            self._watch = self.process.on_death(loop, _weakly(self._on_death))
         self._channel.attach(loop, self._receive, self._on_closed)
-        self._watch = self.process.on_death(loop, _weakly(self._on_death))
         self._return_slots()
         if self.line is not None:
             self.line.attach(loop, self._on_broken)
@@ -282,7 +289,9 @@ class Link:
 
     def _on_broken(self, error: Exception) -> None:
         """End a worker with which nothing can be said any more, by its channel or its line."""
-        if isinstance(error, TransportError) and not isinstance(error, CutOff):
+        if isinstance(error, ResourceExhausted):
+            self._give_up(error, "could not be received")
+        elif isinstance(error, TransportError) and not isinstance(error, CutOff):
             self._refuse(error)
         elif self._loop is not None:
             # Its death, which says more, is usually seen at the same moment.
@@ -298,7 +307,10 @@ class Link:
 
     def _refuse(self, error: TransportError) -> None:
         error.worker = self.worker
-        error.add_note(f"what {self.name} sent made no sense; it was killed")
+        self._give_up(error, "made no sense")
+
+    def _give_up(self, error: Exception, how: str) -> None:
+        error.add_note(f"what {self.name} sent {how}; it was killed")
         self.process.kill()
         self.fail(error)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from asyncloader.datapipes.pipe.registering import homes_of_methods
-from asyncloader.errors import WorkerDied, WorkerStartupError
+from asyncloader.errors import ResourceExhausted, WorkerDied, WorkerStartupError
+from asyncloader.runtime import descriptors_for
 from asyncloader.transport.code import Parcel
 from asyncloader.waiting import LoopWaiter
 from asyncloader.worker_info import WorkerInfo
@@ -90,6 +91,8 @@ class Starter:
                 raise WorkerStartupError(
                     f"the workers did not start in {START_SECONDS:g} s"
                 ) from None
+            if isinstance(error, ResourceExhausted):
+                raise WorkerStartupError(f"the workers were not started: {error}") from error
             raise
         for link in links:
             link.detach()
@@ -127,7 +130,8 @@ class Starter:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(self._start_one(plan)) for plan in plans]
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            failure = failures.exceptions[0]
+            raise failure from failure.__cause__
         dispatcher = None
         if self._deal is not None:
             dispatcher = Link("the dispatching process", None, starts.pop().result())
@@ -149,7 +153,8 @@ class Starter:
         waiter = LoopWaiter(loop)
         for link in started.all_links():
             link.attach(loop, waiter.wake)
-        self._set_up(started)
+        with descriptors_for("what the workers are told", self._most_told(len(started.links))):
+            self._set_up(started)
         await waiter.until(lambda: _are_ready(started.all_links()))
         failures = [link.failure for link in started.all_links() if link.failure is not None]
         if failures:
@@ -172,6 +177,12 @@ class Starter:
         if started.dispatcher is not None and self._deal is not None:
             fds = self._deal.plan.fds() + dealt
             started.dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
+
+    def _most_told(self, workers: int) -> int:
+        """Return how many descriptors ``_set_up`` may have open at once."""
+        deal = () if self._deal is None else self._deal.plan.shared
+        channels = [self._has_lines, self._deal is not None].count(True)
+        return workers * (len(self._plan.shared) + 2 * channels) + len(deal)
 
     def _setup(self, worker: int, plan: Parcel) -> Setup:
         info = WorkerInfo(num_workers=self._settings.num_workers, worker_id=worker)

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from asyncloader.errors import WorkerStartupError
-from asyncloader.runtime import fill_standard_descriptors
+from asyncloader.runtime import descriptors_for, fill_standard_descriptors
 from asyncloader.shield import shielded
 from asyncloader.workers.processes.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
 from asyncloader.workers.processes.pidfd import require_pidfds
@@ -85,11 +85,12 @@ def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
         raise WorkerStartupError(f"{plan.name} was not started: others before it took too long")
     with contextlib.ExitStack() as undo:
         try:
-            fill_standard_descriptors()
-            ours, theirs = socket.socketpair()
-            undo.callback(ours.close)
-            with theirs:
-                born = start(plan, theirs, deadline)
+            with descriptors_for("its process"):
+                fill_standard_descriptors()
+                ours, theirs = socket.socketpair()
+                undo.callback(ours.close)
+                with theirs:
+                    born = start(plan, theirs, deadline)
         except WorkerStartupError:
             raise
         except Exception as error:

@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from asyncloader.errors import WorkerStartupError
+from asyncloader.runtime import require_descriptors
 from asyncloader.workers.processes.child import (
     STDIO,
     let_go_of_inherited,
@@ -112,7 +113,8 @@ def _start(
     parent: int,
 ) -> Born:
     context: Any = multiprocessing.get_context(method)
-    _require_free_fds()
+    # multiprocessing leaks some if it finds out half-way.
+    require_descriptors(_FDS_FOR_A_START)
     loader_fd = open_pidfd(os.getpid())
     try:
         inherited = Inherited(sock.fileno()), Inherited(loader_fd)
@@ -123,13 +125,6 @@ def _start(
     finally:
         os.close(loader_fd)
     return Born(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
-
-
-def _require_free_fds() -> None:
-    """Raise OSError now if there are too few: multiprocessing leaks some if it finds out."""
-    with contextlib.ExitStack() as reserve:
-        for _ in range(_FDS_FOR_A_START):
-            reserve.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def _pidfd_of(process: BaseProcess) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -59,6 +60,8 @@ def require_pidfds() -> None:
     try:
         os.close(open_pidfd(os.getpid()))
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return  # there are pidfds, and the start itself will say that none is left
         raise WorkerStartupError(
             f"worker processes need pidfds (Linux 5.3 or newer), which fail here: {error}"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asyncloader.errors import TransportError, WorkerStartupError
+from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.transport.channel import Channel
 from asyncloader.workers.conversation.failure import pack_error
 from asyncloader.workers.conversation.messages import (
@@ -24,6 +25,7 @@ from asyncloader.workers.conversation.messages import (
 )
 from asyncloader.workers.loader_side import link as link_module
 from asyncloader.workers.loader_side.link import Link
+from tests.descriptors import only_free
 
 LONG = 60.0
 
@@ -40,7 +42,9 @@ class Worker:
         self.killed.set()
 
     def on_death(self, *_: Any) -> Any:
-        return SimpleNamespace(detach=lambda: None)
+        # A watch has a descriptor of its own.
+        fd = os.dup(self.sock.fileno())
+        return SimpleNamespace(detach=lambda: os.close(fd))
 
 
 @contextlib.contextmanager
@@ -57,6 +61,27 @@ def fed() -> Iterator[tuple[Link, Worker, socket.socket]]:
             yield link, worker, from_loader
         finally:
             link.close()
+
+
+async def test_without_a_descriptor_for_a_worker_it_is_not_listened_to_until_there_is_one():
+    with fed() as (link, worker, _):
+        link.detach()
+        with only_free(0), pytest.raises(ResourceExhausted, match="watching over worker 3"):
+            link.attach(asyncio.get_running_loop(), lambda: None)
+        link.attach(asyncio.get_running_loop(), lambda: None)
+        link.detach()
+        assert not worker.killed.is_set()
+
+
+async def test_a_worker_whose_descriptors_could_not_be_received_is_not_said_to_make_no_sense():
+    with fed() as (link, worker, _):
+        worker.channel.send(Kind.MESSAGE, b"", os.pipe())
+        with only_free(1):
+            async with asyncio.timeout(LONG):
+                await worker.killed.wait()
+        assert type(link.failure) is ResourceExhausted
+        assert "close files, or raise the limit" in str(link.failure)
+        assert link.failure.__notes__ == ["what worker 3 sent could not be received; it was killed"]
 
 
 NONSENSE = {
