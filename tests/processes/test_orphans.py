@@ -243,19 +243,28 @@ def test_too_few_descriptors_are_a_startup_error_that_harms_nobody(
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_a_loader_that_ignores_sigchld_gets_exit_codes_from_its_template(tmp_path: Path) -> None:
-    body = """
+@pytest.mark.parametrize(
+    ("method", "refusal"),
+    [
+        (None, "signal(signal.SIGCHLD, signal.SIG_IGN)"),
+        ("forkserver", "pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"),
+    ],
+)
+def test_a_loader_that_refuses_sigchld_gets_exit_codes_from_whoever_forks(
+    method: str | None, refusal: str, tmp_path: Path
+) -> None:
+    body = f"""
     import signal
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.{refusal}
 
     async def main():
-        process = await start_process(plan("leave", "exit", 3), timeout=60)
+        process = await start_process(plan("leave", "exit", 3), method=method, timeout=60)
         process.sock.sendall(b"!")
         print(await process.wait())
 
     asyncio.run(main())
     """
-    done = run_script(tmp_path, guarded(None, body), "None")
+    done = run_script(tmp_path, guarded(method, body), repr(method))
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 

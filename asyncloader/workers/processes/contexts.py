@@ -32,7 +32,7 @@ from asyncloader.workers.processes.child import (
 )
 from asyncloader.workers.processes.pidfd import open_pidfd
 from asyncloader.workers.processes.plan import Born, ProcessPlan
-from asyncloader.workers.processes.signals import sigint_held, signals_held
+from asyncloader.workers.processes.signals import sigint_held, signals_held, signals_let_through
 from asyncloader.workers.processes.stillness import standing_still
 
 OUR_THREADS = "asyncloader"
@@ -75,6 +75,10 @@ def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
 
 def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
     """Fork the standard library's server process, which is started where necessary."""
+    # By this signal the server learns that a child is dead. It does not unblock it itself, and
+    # whoever waits to be told of the death would wait for ever.
+    with signals_let_through({signal.SIGCHLD}):
+        forkserver.ensure_running()
     return _start("forkserver", _served_main, plan, sock, parent=0)
 
 
