@@ -9,6 +9,7 @@ import json
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
@@ -63,6 +64,18 @@ def describe(sock: socket.socket) -> None:
     sys.stdout.write(f"to stdout {os.getpid()}\n")
     sys.stderr.write(f"to stderr {os.getpid()}\n")
     sock.sendall(json.dumps(_description(sock)).encode() + b"\n")
+    sock.recv(1)
+
+
+def tell_allotment(sock: socket.socket) -> None:
+    """Send which CPUs this process may use, its nice value, and some of its limits."""
+    limits = (resource.RLIMIT_NOFILE, resource.RLIMIT_DATA)
+    found = (
+        sorted(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        *map(resource.getrlimit, limits),
+    )
+    sock.sendall(json.dumps(found).encode() + b"\n")
     sock.recv(1)
 
 

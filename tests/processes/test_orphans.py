@@ -268,6 +268,37 @@ def test_a_loader_that_refuses_sigchld_gets_exit_codes_from_whoever_forks(
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
+def test_children_have_the_cpus_nice_value_and_limits_of_their_loader_now(tmp_path: Path) -> None:
+    body = """
+    import os, resource
+
+    async def hear(method):
+        process = await start_process(plan("tell_allotment"), method=method, timeout=60)
+        process.sock.setblocking(False)
+        heard = await asyncio.get_running_loop().sock_recv(process.sock, 1000)
+        await close_processes([process], grace=0)
+        return eval(heard)
+
+    async def main():
+        methods = [None, "fork", "spawn", "forkserver"]
+        for method in methods:
+            await hear(method)
+        cpu = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpu})
+        nice = os.nice(1)
+        files, data = (100, 200), (1 << 40, 1 << 41)
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        resource.setrlimit(resource.RLIMIT_DATA, data)
+        for method in methods:
+            print(method, await hear(method) == [[cpu], nice, [*files], [*data]])
+
+    asyncio.run(main())
+    """
+    done = run_script(tmp_path, guarded("spawn", body), "None")
+    lines = "".join(f"{method} True\n" for method in METHODS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, lines, "")
+
+
 @every_method
 def test_an_interpreter_exits_while_a_thread_starts_children(
     method: str | None, tmp_path: Path

@@ -1,7 +1,7 @@
 """What a child takes over from its loader.
 
-This file is about ``Circumstances``: the folder, the environment and the settings of the
-interpreter that the loader has at the moment at which it asks a template for a child.
+This file is about ``Circumstances``: the folder, the environment, the allotment and the
+settings of the interpreter that the loader has when it asks a template for a child.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.workers.processes.allotment import Allotment
+
 
 @dataclass(frozen=True)
 class Circumstances:
@@ -31,6 +33,7 @@ class Circumstances:
     log_level: int
     disabled_logs: int
     warning_filters: list[tuple[Any, ...]]
+    allotment: Allotment
 
     @classmethod
     def present(cls) -> Circumstances:
@@ -45,6 +48,7 @@ class Circumstances:
             log_level=logging.root.level,
             disabled_logs=logging.root.manager.disable,
             warning_filters=[entry for entry in warnings.filters if _is_plain_filter(entry)],
+            allotment=Allotment.present(),
         )
 
     def take_on(self) -> None:
@@ -69,6 +73,7 @@ class Circumstances:
         logging.disable(self.disabled_logs)
         warnings.resetwarnings()
         warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
+        self.allotment.take_on()
 
 
 def import_path() -> list[str]:

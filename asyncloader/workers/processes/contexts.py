@@ -24,6 +24,7 @@ from typing import Any
 
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import require_descriptors
+from asyncloader.workers.processes.allotment import Allotment
 from asyncloader.workers.processes.child import (
     STDIO,
     let_go_of_inherited,
@@ -70,7 +71,7 @@ def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
     # The tracker is started along with the first process, and unblocks signals.
     resource_tracker.ensure_running()
     with sigint_held():
-        return _start("spawn", _spawned_main, plan, sock, parent=os.getpid())
+        return _start("spawn", _live, plan, sock, parent=os.getpid())
 
 
 def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
@@ -123,7 +124,10 @@ def _start(
     try:
         inherited = Inherited(sock.fileno()), Inherited(loader_fd)
         process = context.Process(
-            target=main, name=plan.name, args=(plan, *inherited, parent), daemon=False
+            target=main,
+            name=plan.name,
+            args=(plan, *inherited, parent, Allotment.present()),
+            daemon=False,
         )
         process.start()
     finally:
@@ -144,22 +148,25 @@ def _pidfd_of(process: BaseProcess) -> int:
         raise
 
 
-def _forked_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
+def _forked_main(
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allotment: Allotment
+) -> None:
     let_go_of_inherited({sock.fd, loader.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
-    _live(plan, sock, loader, parent)
+    _live(plan, sock, loader, parent, allotment)
 
 
-def _spawned_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
-    _live(plan, sock, loader, parent)
-
-
-def _served_main(plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int) -> None:
+def _served_main(
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int, allotment: Allotment
+) -> None:
     _leave_server()
-    _live(plan, sock, loader, os.getppid())
+    _live(plan, sock, loader, os.getppid(), allotment)
 
 
-def _live(plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int) -> None:
+def _live(
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allotment: Allotment
+) -> None:
     settle(plan.name, parent=parent, loader_fd=loader.fd)
+    allotment.take_on()
     os.set_inheritable(sock.fd, False)
     run_main(plan.main, socket.socket(fileno=sock.fd), plan.args)
 
