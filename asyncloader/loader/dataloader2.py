@@ -178,7 +178,8 @@ class DataLoader2(Generic[T_co]):
         differs; nothing of the state is unpickled then. A loader that was made with
         ``datapipe=None`` takes the graph out of the state by unpickling it, which may run
         any code: only load states that you trust there. A state that is refused leaves
-        the loader as it was.
+        the loader as it was. A service with a state of its own that has started already is
+        finalized with the next start, at the first item, and begins again from its state.
         """
         if self._engine.epochs:
             raise RuntimeError(
@@ -191,7 +192,7 @@ class DataLoader2(Generic[T_co]):
         role = Role.of(self.reading_service)
         seeds, start, service_state = snapshots.read(state_dict, role)
         self._engine.lifecycle.restore_from(service_state)
-        if own is None:
+        if own is None or self._engine.lifecycle.is_outdated:
             self._use_graph(graph)
         self._engine.go_on(seeds, start)
         self._loaded = copy.deepcopy(own_state(state_dict, role))

@@ -48,7 +48,9 @@ class Lifecycle:
         self._datapipe: Any = None
         # The pipes that were there before any service changed the graph.
         self._given: list[Any] = []
+        # The state that the service is to start from, and that which it has started from.
         self._service_state: bytes | None = None
+        self._started_from: bytes | None = None
         self._service = service
         self._calls = ServiceCalls(service)
         self._starting = Turns()
@@ -59,21 +61,17 @@ class Lifecycle:
         self._datapipe = datapipe
 
     def restore_from(self, service_state: bytes | None) -> None:
-        """Let the service be restored when it starts; raise SnapshotError if it cannot be."""
-        if service_state is None:
-            self._service_state = None
-            return
-        self._calls.check(service_state)
-        if self.is_started:
-            raise RuntimeError(
-                f"{self._service!r} has started already and cannot be restored any more; call"
-                " load_state_dict before `with`, `async with` and start()"
-            )
+        """Let the service be restored when it starts; raise SnapshotError if it cannot be.
+
+        One that has started from another state, or from none, will be started again.
+        """
+        if service_state is not None:
+            self._calls.check(service_state)
         self._service_state = service_state
 
     def checkpoint(self) -> bytes | None:
         """Return the service's own state; None where it has none."""
-        if not self.is_started and self._service_state is not None:
+        if self._service_state != self._started_from:
             return self._service_state
         return self._calls.checkpoint()
 
@@ -88,17 +86,22 @@ class Lifecycle:
 
     @property
     def is_started(self) -> bool:
-        """Whether the service has adapted the graph."""
-        return self.adapted is not None
+        """Whether the service has adapted the graph, from the state that it was to start from."""
+        return self.adapted is not None and not self.is_outdated
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the service has started before it was given the state to start from."""
+        return self.adapted is not None and self._started_from != self._service_state
 
     @property
     def is_begun(self) -> bool:
         """Whether the service adapts the graph, or has done so."""
-        return self.is_started or self._starting.is_taken()
+        return self.adapted is not None or self._starting.is_taken()
 
     def needs_finalize(self) -> bool:
         """Whether the service holds something that nobody has given back."""
-        return self.is_started and not self.is_closed and self._service.needs_finalize()
+        return self.adapted is not None and not self.is_closed and self._service.needs_finalize()
 
     def length(self, datapipe: Any) -> int:
         """Return how many items an epoch of a graph has; TypeError where that is not known yet."""
@@ -120,6 +123,8 @@ class Lifecycle:
             self._check_open()
             if self._datapipe is None:
                 raise RuntimeError("the loader has no graph yet: call load_state_dict first")
+            if self.is_outdated:
+                await self._undo_start()
             if not self.is_started:
                 await self._initialize()
 
@@ -163,7 +168,7 @@ class Lifecycle:
             with leaving_time(1):
                 await self.end_epoch()
         finally:
-            if self.is_started:
+            if self.adapted is not None:
                 await self._calls.finalize()
 
     def _set_paused(self, is_paused: bool) -> None:
@@ -180,11 +185,12 @@ class Lifecycle:
     async def _initialize(self) -> None:
         graph, self._given = fingerprint(self._datapipe), pipes_of(self._datapipe)
         try:
-            adapted = await self._adapted()
+            state = self._service_state
+            adapted = await self._adapted(state)
             await self._calls.verify(Facts(graph, self._service.worker_count()))
             # A close that came meanwhile found nothing to finalize yet.
             self._check_open()
-            self.adapted = adapted
+            self.adapted, self._started_from = adapted, state
         except BaseException as failure:
             # What was begun is undone, so that the start may be tried again.
             try:
@@ -193,8 +199,13 @@ class Lifecycle:
                 note(failure, f"finalize failed too: {repr_of(error)}")
             raise
 
-    async def _adapted(self) -> Any:
-        state = self._service_state
+    async def _undo_start(self) -> None:
+        try:
+            await bounded(self._calls.finalize())
+        finally:
+            self.adapted = self._started_from = None
+
+    async def _adapted(self, state: bytes | None) -> Any:
         if state is None:
             workers = self._service.worker_count()
             return await self._calls.initialize(self._datapipe, workers=workers)

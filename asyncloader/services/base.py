@@ -68,7 +68,11 @@ class ReadingServiceInterface:
 
     @either_colour
     async def initialize(self, datapipe: Any) -> Any:
-        """Adapt the graph, once, before the first epoch; return what is to be iterated."""
+        """Adapt the graph, before the first epoch; return what is to be iterated.
+
+        That is done once, unless the start fails or comes before a state is loaded: then
+        ``finalize`` follows, and the next start.
+        """
         return datapipe
 
     @either_colour

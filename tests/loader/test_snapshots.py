@@ -613,6 +613,57 @@ def test_a_service_is_restored_from_its_own_state():
         assert loader.state_dict()["reading_service_state"] == b"3"
 
 
+class Longer(CheckpointableReadingServiceInterface):
+    """A service that changes its graph in place, as its state says, and counts its starts."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.log: list[str] = []
+
+    def initialize(self, datapipe: Any) -> Any:
+        self.log.append("start")
+        datapipe.source = datapipe.source.header(self.size)
+        return datapipe
+
+    def finalize(self) -> None:
+        self.log.append("finalize")
+
+    def checkpoint(self) -> bytes:
+        return bytes([self.size])
+
+    def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+        self.size = serialized_state[0]
+        return self.initialize(datapipe)
+
+
+def header_loader(size: int) -> DataLoader2[int]:
+    return DataLoader2(it.IterableWrapper(range(9)).map(abs), reading_service=Longer(size))
+
+
+def test_a_service_that_has_started_is_restored_before_the_first_item():
+    with header_loader(4) as loader:
+        assert next(iter(loader)) == 0
+        state = loader.state_dict()
+    for size in (2, 4, 6):
+        with header_loader(size) as loader:
+            for _ in range(2):
+                loader.load_state_dict(state)
+                assert loader.state_dict() == state
+            assert (list(loader), list(loader)) == ([1, 2, 3], [0, 1, 2, 3])
+            assert loader.reading_service.log == ["start", "finalize", "start"]
+        assert loader.reading_service.log[3:] == ["finalize"]
+
+
+async def test_a_service_that_was_told_its_state_late_begins_from_it_at_the_next_start():
+    async with header_loader(4) as loader:
+        state = loader.state_dict()
+    async with header_loader(2) as loader:
+        assert len(loader) == 2
+        loader.load_state_dict(state)
+        await loader.start()
+        assert len(loader) == 4
+
+
 def test_the_services_of_a_sequence_are_restored_each():
     def service(*last: Any) -> Any:
         return SequentialReadingService(Counting(), InProcessReadingService(1), *last)
