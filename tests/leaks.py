@@ -20,6 +20,8 @@ from dataclasses import dataclass
 #: What the system calls a worker process, or one that deals.
 WORKER = re.compile(r"asyncloader (w\d|dis)")
 
+_MOMENT_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class Belongings:
@@ -59,14 +61,19 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def left_since(before: Belongings) -> list[str]:
-    """What is held now and was not before, given a moment for threads that are at their end."""
+    """What is held now and was not before, given a moment for what is at its end."""
     # A thread's last deed is to say that it is done: it lives on for a moment after that,
     # and on a busy machine the moment is long.
-    end = time.monotonic() + 2.0
+    end = time.monotonic() + _MOMENT_SECONDS
     for thread in threading.enumerate():
         if f"thread {thread.name}" not in before.threads:
             thread.join(max(0.0, end - time.monotonic()))
-    return Belongings.now().beyond(before)
+    # A process that is dead waits for the one that started it, as long as that is kept waiting.
+    left = Belongings.now().beyond(before)
+    while any(line.endswith(" (Z)") for line in left) and time.monotonic() < end:
+        time.sleep(0.01)
+        left = Belongings.now().beyond(before)
+    return left
 
 
 def descendants(root: int | None = None) -> dict[int, str]:
