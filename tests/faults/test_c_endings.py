@@ -64,7 +64,7 @@ def family_of(pid: int) -> dict[int, str]:
 
 
 def alive_after(family: dict[int, str], seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds + SLACK
     try:
         return [
             what
@@ -99,7 +99,7 @@ def test_c2_sigterm_ends_everything(state, how, tmp_path):
         with within(2.0):
             script.terminate()
             script.wait(30)
-            assert alive_after(family, 2.0) == []
+        assert alive_after(family, 2.0) == []
         assert script.stderr.read() == ""
 
 
