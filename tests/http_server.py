@@ -70,7 +70,7 @@ class HttpServer:
 
     async def all_closed(self) -> None:
         """Wait until no connection is open."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.open:
                 self._all_closed.clear()
                 await self._all_closed.wait()

@@ -13,7 +13,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 # A busy machine adds its own gaps, so the bound here only tells a blocked loop from a free one,
 # which is held up in every attempt.
 BOUND_SECONDS = 0.4
-ATTEMPTS = 3
+ATTEMPTS = 10
 
 
 def slow(item):

@@ -25,7 +25,7 @@ def run(request):
 
     def run(coroutine):
         async def bounded():
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 return await coroutine
 
         with asyncio.Runner(loop_factory=factory, debug=True) as runner:

@@ -204,13 +204,21 @@ def test_without_credits_each_item_is_asked_for(loader):
     assert loader.hear() == StreamEnded(1, 0)
 
 
+RELEASE = threading.Event()
+
+
+def large_when_released(number: int) -> bytes:
+    RELEASE.wait(SOON)
+    return bytes(100_000)
+
+
 def test_streams_take_turns(loader):
-    left = numbers(100).map(lambda number: bytes(100_000))
-    right = numbers(100).map(lambda number: bytes(100_001))
-    loader.set_up(left, right)
+    RELEASE.clear()
+    loader.set_up(numbers(100).map(large_when_released), numbers(100).map(large_when_released))
     loader.start(credits=100)
+    RELEASE.set()
     streams = [loader.hear()[1] for _ in range(10)]
-    # The first may be ahead by what it made before the worker heard of the second.
+    # The first may be ahead by what it made before the worker looked for the second.
     assert streams[2:] in ([0, 1] * 4, [1, 0] * 4)
 
 
@@ -218,9 +226,6 @@ def wait_at_5(number: int) -> int:
     if number == 5:
         RELEASE.wait(SOON)
     return number
-
-
-RELEASE = threading.Event()
 
 
 def test_an_item_is_sent_though_the_next_one_takes_long(loader):
