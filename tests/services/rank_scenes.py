@@ -413,7 +413,7 @@ async def waiting_for_rank_1() -> Any:
 @scene
 async def waiting_too_long_for_rank_1() -> Any:
     source = WaitingOnRank1(*words_of_others("gave up"))
-    loader = loader_of(source.sharding_filter(3), timeout=1.5)
+    loader = loader_of(source.sharding_filter(3), timeout=3.0)
     try:
         return await collected(loader)
     finally:

@@ -252,13 +252,10 @@ def test_a_loop_goes_on_while_its_rank_waits_for_another(play):
 
 def test_waiting_ends_after_the_timeout_and_names_who_is_missing(play):
     found = play("waiting_too_long_for_rank_1")
-    others = "rank 0" if len(found) == 2 else "ranks 0 and 2"
-    for rank, (items, error) in enumerate(found):
-        assert items == [0]
-        if rank != 1:
-            assert 1 in ranks_waited_for(error, rank, "1.5 s")
-        else:
-            assert error.startswith(f"RankError: rank 1 lost {others}: ")
+    assert [items for items, _ in found] == [[0]] * len(found)
+    errors = [error for _, error in found]
+    check_waited_for_rank_1(errors, "3 s")
+    assert is_lost(errors[1], 1)
 
 
 # Other services -------------------------------------------------------------------------
@@ -289,27 +286,37 @@ def test_a_loader_closes_quickly_in_the_middle_of_an_epoch(play):
     assert all(seconds < 15 for seconds in play("closing_in_the_middle"))
 
 
-def ranks_waited_for(error: str, rank: int, seconds: str) -> list[int]:
-    """Return whom a rank waited for: on a busy machine others may have been late too."""
-    found = re.match(rf"RankTimeout: rank {rank} waited {seconds} for ranks? ([^;]*);", error)
-    assert found, error
-    return [int(number) for number in re.findall(r"\d+", found[1])]
+def check_waited_for_rank_1(errors: list[str], seconds: str) -> None:
+    """Fail unless the others waited for rank 1, or one of them for another who had given up."""
+    timeout = rf"RankTimeout: rank \d waited {seconds} for ranks? ([^;]*);"
+    waited = [re.match(timeout, error) for error in errors]
+    assert any(found and "1" in found[1] for found in waited), errors
+    for rank, found in enumerate(waited):
+        # A machine that is busy stops one of them for so long that the other was first.
+        assert rank == 1 or found or is_lost(errors[rank], rank), errors
+
+
+def is_lost(error: str, rank: int) -> bool:
+    """Whether a rank says that it has lost others."""
+    return re.match(rf"RankError: rank {rank} lost ranks? \d", error) is not None
 
 
 # Ranks that end ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("how", "size", "timeout"), [("SIGKILL", 3, 30.0), ("SIGSTOP", 3, 2.0), ("SIGKILL", 2, 30.0)]
+    ("how", "size", "timeout"), [("SIGKILL", 3, 30.0), ("SIGSTOP", 3, 3.0), ("SIGKILL", 2, 30.0)]
 )
 def test_a_rank_that_ends_is_named_on_the_others_and_again(company, how, size, timeout):
-    for rank, found in enumerate(company.play("rank_1_ends", size, how, timeout, ends=1)):
+    played = company.play("rank_1_ends", size, how, timeout, ends=1)
+    errors = [found[0] if found else "" for found in played]
+    if how == "SIGSTOP":
+        check_waited_for_rank_1(errors, "3 s")
+    for rank, found in enumerate(played):
         if rank != 1:
             error, again, seconds = found
             if how == "SIGKILL":
                 assert error.startswith(f"RankError: rank {rank} lost rank 1: a process ended")
-            else:
-                assert 1 in ranks_waited_for(error, rank, "2 s")
             assert again == error
             # Of gloo's own timeout, the run's, a minute would be left.
             assert seconds < 20
