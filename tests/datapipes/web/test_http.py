@@ -150,18 +150,20 @@ def test_a_time_to_come_back_may_be_a_date():
 @pytest.mark.parametrize("path", ["/silent", "/stall"])
 async def test_a_server_that_takes_too_long_is_a_timeout(path):
     async with http_server() as server:
-        with pytest.raises(TimeoutError, match=r"timeout=0\.05"):
+        with pytest.raises(TimeoutError, match=r"timeout=0\.05") as caught:
             await bodies(server, path, timeout=0.05, retries=1)
-        assert server.asked[path] == 2
+        # On a machine that stands still for so long, the server may not have heard of it.
+        assert caught.value.__notes__[0] == "it was tried 2 times"
 
 
 @pytest.mark.parametrize("path", ["/silent", "/stall"])
 async def test_a_server_that_is_silent_for_too_long_is_given_up(path, monkeypatch):
     monkeypatch.setattr(web, "SILENCE_SECONDS", 0.05)
     async with http_server() as server:
-        with pytest.raises(TimeoutError, match=rf"{path}: TimeoutError nothing came for 0\.05 s"):
+        says = rf"{path}: TimeoutError nothing came for 0\.05 s"
+        with pytest.raises(TimeoutError, match=says) as caught:
             await bodies(server, path, retries=1)
-        assert server.asked[path] == 2
+        assert caught.value.__notes__[0] == "it was tried 2 times"
         await server.all_closed()
 
 
