@@ -2,7 +2,6 @@
 
 import compileall
 import gc
-import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -16,9 +15,10 @@ from tests.preloading import preload
 
 HERE = Path(__file__).parent
 
-# How long an example takes says more about the machine than about the code. What judges a
-# change tries the same examples each time; everybody else's runs look for new ones.
-settings.register_profile("asyncloader", deadline=None, derandomize="CI" in os.environ)
+# How long an example takes says more about the machine than about the code. A run is of the
+# same examples each time; `--hypothesis-profile explore` looks for others.
+settings.register_profile("asyncloader", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
 settings.load_profile("asyncloader")
 
 refuse_other_threads()

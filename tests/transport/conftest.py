@@ -6,12 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import uvloop
-from hypothesis import settings
 
 from tests.transport.channels import channel_pair
-
-settings.register_profile("busy machines", deadline=None)
-settings.load_profile("busy machines")
 
 torch.set_num_threads(1)  # its own threads spin, and are in the way of everything here
 
