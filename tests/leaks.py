@@ -92,8 +92,10 @@ def descendants(root: int | None = None) -> dict[int, str]:
 
 
 def worker_processes() -> list[str]:
-    """The names of the worker processes, and of those that deal, which this process has."""
-    return [name for name in descendants().values() if WORKER.match(name)]
+    """The names of the worker processes, and of those that deal, which this process has alive."""
+    # The dead are buried by their template, when it comes to that; leaves_nothing looks at them.
+    names = descendants().values()
+    return [name for name in names if WORKER.match(name) and not name.endswith("(Z)")]
 
 
 def _parent_and_name(pid: int) -> tuple[int, str]:
