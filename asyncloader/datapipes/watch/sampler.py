@@ -56,7 +56,9 @@ class Sampler:
         self._looked: list[Looked] = []
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
+        # How often threads have to let go of the GIL, and how often in the midst of a look.
         self._usual_interval = sys.getswitchinterval()
+        self._eager_interval: float | None = None
         # Drawing from the global generator would change what the user's pipes draw.
         self._times = Random()
         #: Whether it waits until one of those that it looks at goes on.
@@ -98,8 +100,8 @@ class Sampler:
 
     def start_anew(self) -> None:
         """Forget the threads of the parent, in a forked child."""
-        if sys.getswitchinterval() == _EAGER_SECONDS:
-            sys.setswitchinterval(self._usual_interval)
+        if sys.getswitchinterval() == self._eager_interval:
+            _set_switch_interval(self._usual_interval)
         self.__init__()  # type: ignore[misc]  # nothing of it is good any more
 
     def _run(self, news: threading.Event) -> None:
@@ -148,13 +150,21 @@ class Sampler:
         to wait, and that is all it would ever see.
         """
         self._usual_interval = usual = sys.getswitchinterval()
-        eager = min(usual, _EAGER_SECONDS)
-        sys.setswitchinterval(eager)
+        _set_switch_interval(min(usual, _EAGER_SECONDS))
+        # As it reads, which is not quite as it was written.
+        self._eager_interval = eager = sys.getswitchinterval()
         try:
             yield
         finally:
+            self._eager_interval = None
             if sys.getswitchinterval() == eager:
-                sys.setswitchinterval(usual)
+                _set_switch_interval(usual)
+
+
+def _set_switch_interval(seconds: float) -> None:
+    # The interpreter keeps whole microseconds and drops what is beyond them: what it says of 200
+    # of them is a little less, and would be set as 199.
+    sys.setswitchinterval((round(seconds * 1e6) + 0.5) / 1e6)
 
 
 def _owners_of(looked: Looked) -> Owners | None:

@@ -68,8 +68,17 @@ def test_a_graph_that_changes_in_the_middle_of_a_look_is_looked_at_the_next_time
     assert set(changing.places) == {OUTSIDE}
 
 
-def test_looks_end_with_the_last_that_is_looked_at_and_leave_the_switch_interval(often):
-    before, threads = sys.getswitchinterval(), set(threading.enumerate())
+@pytest.fixture(params=[0.005, 0.0002, 0.0001])
+def interval(request):
+    """How often the user has threads let go of the GIL, as the interpreter says it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(request.param)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+def test_looks_end_with_the_last_that_is_looked_at_and_leave_the_switch_interval(often, interval):
+    threads = set(threading.enumerate())
     looks = Sampler()
     seen = Seen(list)
     looks.watch(seen)
@@ -78,7 +87,16 @@ def test_looks_end_with_the_last_that_is_looked_at_and_leave_the_switch_interval
     looks.forget(seen)
     thread.join(SOON)
     assert not thread.is_alive()
-    assert sys.getswitchinterval() == before
+    assert sys.getswitchinterval() == interval
+
+
+def test_a_forked_child_has_the_switch_interval_that_was_there_before_the_look(interval):
+    looks = Sampler()
+    with looks._eagerly():
+        assert sys.getswitchinterval() <= 0.0002
+        looks.start_anew()
+        assert sys.getswitchinterval() == interval
+    assert sys.getswitchinterval() == interval
 
 
 class Private(IterDataPipe[int]):
