@@ -105,6 +105,41 @@ class LoopWaiter:
             self._future = None
 
 
+class Patience:
+    """Calls a function once a loop could run for so many seconds, unless it is cancelled before.
+
+    Where a whole machine stands still for a while, or a program is stopped and goes on, those
+    who are waited for do so as well: whatever such a time is, it counts for a fifth of what
+    they have.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, function: Callable[[], object]
+    ) -> None:
+        self._loop = loop
+        self._function = function
+        self._tick = seconds / _TICKS
+        self._left = _TICKS
+        self._wait()
+
+    def cancel(self) -> None:
+        """Call nothing; idempotent."""
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._tick, self._look)
+
+    def _look(self) -> None:
+        self._left -= 1
+        if self._left:
+            self._wait()
+        else:
+            self._function()
+
+
+_TICKS = 5
+
+
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:
     """Call a function on a loop, from any thread; a closed loop has nobody left to serve."""
     with contextlib.suppress(RuntimeError):

@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import assert_never
 
 from asyncloader.errors import (
@@ -28,7 +29,7 @@ from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.transport.loop_channel import LoopChannel
 from asyncloader.transport.wire import close_all
-from asyncloader.waiting import call_soon
+from asyncloader.waiting import Patience, call_soon
 from asyncloader.workers.conversation.failure import unpack_error
 from asyncloader.workers.conversation.item_frames import split_items
 from asyncloader.workers.conversation.messages import (
@@ -295,7 +296,7 @@ class Link:
             self._refuse(error)
         elif self._loop is not None:
             # Its death, which says more, is usually seen at the same moment.
-            self._loop.call_later(_DEATH_SECONDS, self._on_silence, error)
+            Patience(self._loop, _DEATH_SECONDS, partial(self._on_silence, error))
 
     def _on_silence(self, error: Exception) -> None:
         if self.failure is not None:

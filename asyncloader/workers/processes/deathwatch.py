@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from asyncloader.waiting import Patience
+
 # A server that is itself stopped does not tell any more.
 PATIENCE_SECONDS: Final = 0.5
 
@@ -40,7 +42,7 @@ class DeathWatch:
         self._process = process
         self._callback = callback
         self._fds: list[int] = []
-        self._calls: list[asyncio.Handle] = []
+        self._calls: list[Patience] = []
         self._attached = True
 
     def watch(self) -> None:
@@ -76,7 +78,7 @@ class DeathWatch:
             self._finish()
             return
         self._read(self._process.status_fd, self._finish)
-        self._calls.append(self._loop.call_later(PATIENCE_SECONDS, self._finish))
+        self._calls.append(Patience(self._loop, PATIENCE_SECONDS, self._finish))
 
     def _finish(self) -> None:
         self._let_go()
