@@ -2,7 +2,6 @@
 
 import compileall
 import gc
-import logging
 import signal
 from collections import Counter
 from pathlib import Path
@@ -23,9 +22,6 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("asyncloader")
 
 refuse_other_threads()
-
-# Nor is a callback that is slow on a busy machine a fault, and tests look at what is logged.
-logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 # tqdm's monitor is a thread that outlives every bar, and fork refuses foreign threads.
 tqdm.monitor_interval = 0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from asyncloader.datapipes.watch.keeping import kept
+from asyncloader.datapipes.watch.attributes import attribute
 
 #: The places of a thread that hands items on, and of one that is about something else.
 HANDING, OUTSIDE = -1, -2
@@ -39,7 +39,7 @@ class Owners:
         self._pipes = pipes
         self._places: dict[CodeType, list[int]] = {}
         for place, pipe in enumerate(pipes):
-            for code in {*_codes_of(type(pipe)), *_codes_of(type(kept(pipe, "current_pass")))}:
+            for code in {*_codes_of(type(pipe)), *_codes_of(type(attribute(pipe, "current_pass")))}:
                 self._places.setdefault(code, []).append(place)
 
     def place(self, frame: FrameType | None, inside: CodeType) -> int:
@@ -64,7 +64,7 @@ class Owners:
     def _place_of(self, frame: FrameType, places: list[int], inner: FrameType | None) -> int:
         place = places[0] if len(places) == 1 else self._place_of_self(frame, places)
         pipe = self._pipes[place]
-        source = kept(pipe, "source")
+        source = attribute(pipe, "source")
         if inner is None or not _reads(inner, pipe, source):
             return place
         return next((at for at, each in enumerate(self._pipes) if each is source), place)
@@ -73,7 +73,7 @@ class Owners:
         owner = _self_of(frame)
         for place in places:
             pipe = self._pipes[place]
-            if owner is pipe or owner is kept(pipe, "current_pass"):
+            if owner is pipe or owner is attribute(pipe, "current_pass"):
                 return place
         return places[0]
 
@@ -88,7 +88,7 @@ def _reads(inner: FrameType, pipe: Any, source: Any) -> bool:
         return False
     # An iterable of the user's, unless it is what the pipe's own function returned.
     has_frames = any(each.co_flags & _GENERATOR for each in _codes_of(type(source)))
-    return not has_frames and code is not getattr(kept(pipe, "fn"), "__code__", None)
+    return not has_frames and code is not getattr(attribute(pipe, "fn"), "__code__", None)
 
 
 def _self_of(frame: FrameType) -> Any:

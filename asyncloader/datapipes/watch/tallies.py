@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.going_on.cursors import number_of
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.watch.keeping import kept
+from asyncloader.datapipes.watch.attributes import attribute
 from asyncloader.datapipes.watch.watching import Watching
 
 #: The number of items of a pipe that does not count them.
@@ -50,7 +50,7 @@ def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, .
 
 def _tally(pipe: Any, items: int, seconds: float) -> Tally:
     number = number_of(pipe)
-    running = kept(pipe, "current_pass")
+    running = attribute(pipe, "current_pass")
     holds_calls = getattr(running, "holds_calls", False)
     fullness = getattr(running, "fullness", _no_bound)
     held, room = fullness()
@@ -68,7 +68,7 @@ def _counts(pipes: Sequence[Any], yielded: Mapping[int, int]) -> dict[int, int]:
     counts = {id(pipe): yielded.get(id(pipe), _counted(pipe, "yielded")) for pipe in pipes}
     for pipe in pipes:
         # Who takes items one by one says how many its source has yielded.
-        source = id(kept(pipe, "source"))
+        source = id(attribute(pipe, "source"))
         if counts.get(source, 0) == UNCOUNTED:
             taken = _counted(pipe, "taken")
             is_as_many = taken == UNCOUNTED and isinstance(pipe, OneToOne)
@@ -80,5 +80,5 @@ def _counts(pipes: Sequence[Any], yielded: Mapping[int, int]) -> dict[int, int]:
 
 
 def _counted(pipe: Any, field: str) -> int:
-    count: int = getattr(kept(pipe, "current_pass"), field, UNCOUNTED)
+    count: int = getattr(attribute(pipe, "current_pass"), field, UNCOUNTED)
     return count

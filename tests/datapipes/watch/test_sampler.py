@@ -12,8 +12,8 @@ import pytest
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.watch import sampler
+from asyncloader.datapipes.watch.attributes import attribute
 from asyncloader.datapipes.watch.frames import OUTSIDE, Owners
-from asyncloader.datapipes.watch.keeping import kept
 from asyncloader.datapipes.watch.sampler import Sampler
 
 SOON = 10.0
@@ -117,6 +117,6 @@ class Private(IterDataPipe[int]):
 
 def test_looking_at_a_pipe_runs_no_code_of_the_users():
     pipe = Private(IterableWrapper([1]))
-    assert kept(pipe, "source") is None
-    assert kept(pipe, "numbers") is pipe.numbers
+    assert attribute(pipe, "source") is None
+    assert attribute(pipe, "numbers") is pipe.numbers
     assert Owners([pipe]).place(sys._getframe(), Seen.pipes.fget.__code__) == OUTSIDE

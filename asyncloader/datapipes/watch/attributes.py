@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def kept(pipe: Any, name: str) -> Any:
+def attribute(pipe: Any, name: str) -> Any:
     """Return what a pipe keeps under a name, None if nothing."""
     return getattr(pipe, "__dict__", _NOTHING).get(name)
 
