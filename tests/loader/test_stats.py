@@ -41,7 +41,8 @@ def heavy(item: Any) -> Any:
 
 
 def weighty(item: Any) -> Any:
-    work(100_000)
+    """Work so long that sending an item takes less, also from a process that others hold up."""
+    work(500_000)
     return item
 
 
