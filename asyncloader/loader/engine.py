@@ -189,6 +189,8 @@ class Engine:
         if self._closed is not None:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
+        # Where there can be no loop to close on, the loader stays open, to be closed later.
+        self._private_loop()
         closed = self._begin_to_close()
         with ends_within(CLOSE_SECONDS), contextlib.ExitStack() as closing:
             closing.callback(closed.set_result, None)

@@ -19,12 +19,13 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running.exchange import Exchange
-from asyncloader.errors import IteratorInvalidated, LoaderClosed
+from asyncloader.errors import IteratorInvalidated, LoaderClosed, ResourceExhausted
 from asyncloader.loader import engine, epoch
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.items import LoopItems
 from asyncloader.loader.iterators import SyncIterator
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
+from tests.descriptors import only_free
 from tests.leaks import leaves_nothing
 
 
@@ -428,6 +429,18 @@ def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(use):
                 use(loader)
         assert list(loader) == list(loader) == [0, 1, 2]
         loader.shutdown()
+
+
+def test_a_shutdown_that_has_no_descriptor_for_its_loop_may_be_tried_again():
+    service = Held("finalize")
+    service.may_leave.set()
+    loader = DataLoader2(numbers(3), reading_service=service)
+    asyncio.run(loader.start())
+    with only_free(0), pytest.raises(ResourceExhausted):
+        loader.shutdown()
+    assert not service.is_entered.is_set()
+    loader.shutdown()
+    assert service.is_entered.is_set()
 
 
 @pytest.mark.parametrize("how", ["iterated again", "shut down"])
