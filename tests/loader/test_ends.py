@@ -24,6 +24,7 @@ from asyncloader.loader import engine, epoch
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.items import LoopItems
 from asyncloader.loader.iterators import SyncIterator
+from asyncloader.runtime import LoopThread
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
 from tests.descriptors import only_free
 from tests.leaks import leaves_nothing
@@ -422,6 +423,8 @@ async def begun_in_a_loop(loader):
     "use", [list, lambda loader: loader.__enter__(), lambda it: asyncio.run(begun_in_a_loop(it))]
 )
 def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(use):
+    # The first uvloop of a process opens descriptors that stay open.
+    LoopThread().close()
     with leaves_nothing():
         loader = DataLoader2(numbers(3), reading_service=Unlucky(failures=2))
         for _ in range(2):
