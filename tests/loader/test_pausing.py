@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,10 +130,30 @@ class ReleasedInThread(IterDataPipe[int]):
             yield number
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_thread_map_begins_no_call_until_it_goes_on(ordered: bool) -> None:
+def cached(source: Any, folder: Path) -> Any:
+    """Return names of files that are made in threads."""
+    pairs = source.on_disk_cache(lambda number: folder / str(number)).map(named)
+    ended = pairs.end_caching("wt", same_filepath_fn=True, concurrency=COUNT)
+    return ended.map(os.path.basename)
+
+
+def named(number: int) -> tuple[int, str]:
+    return number, "text"
+
+
+IN_THREADS: dict[str, Callable[[Any, Path], Any]] = {
+    "thread_map": lambda source, _: source.thread_map(str, concurrency=COUNT),
+    "thread_map, unordered": lambda source, _: source.thread_map(
+        str, concurrency=COUNT, ordered=False
+    ),
+    "end_caching": cached,
+}
+
+
+@pytest.mark.parametrize("way", IN_THREADS)
+def test_what_calls_in_threads_begins_none_until_it_goes_on(way: str, tmp_path: Path) -> None:
     source = ReleasedInThread()
-    with DataLoader2(source.thread_map(str, concurrency=COUNT, ordered=ordered)) as loader:
+    with DataLoader2(IN_THREADS[way](source, tmp_path)) as loader:
         items = iter(loader)
         source.released.release()
         assert next(items) == "0"

@@ -16,9 +16,9 @@ from typing import Any
 from asyncloader.datapipes.caching.entry_maker import EntryMaker
 from asyncloader.datapipes.caching.recipe import Beginning, Ending, Recipe
 from asyncloader.datapipes.files.hashing import checked_hashes
-from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_wait,
@@ -90,8 +90,9 @@ class EndOnDiskCacheHolder(Ending):
     is written as it is. ``mode`` is "wb" or "wt".
 
     A process waits at most ``timeout`` seconds for an entry that another makes, then it
-    raises a TimeoutError. Up to ``concurrency`` entries are made at a time, in threads; by
-    default 16 where a pipe in between waits on an event loop, and otherwise one.
+    raises a TimeoutError. Up to ``concurrency`` entries are made at a time, in threads, while
+    another reads for which items; by default 16 where a pipe in between waits on an event
+    loop, and otherwise one.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -156,23 +157,20 @@ class DiskCachePass(LaggingPass[str]):
         return self.maker.beginning.source
 
     def __iter__(self) -> Iterator[str]:
-        items = self._items()
-        entries = self.maker.entries(items)
-        try:
+        entries = self.maker.entries(self._items())
+        with closing_items(entries):
             for files in entries:
                 yield from self._paths(files)
-        finally:
-            close_items(entries)
-            close_items(items)
+
+    def set_paused(self, is_paused: bool) -> None:
+        self.maker.set_paused(is_paused)
 
     def _items(self) -> Iterator[Any]:
         items = begin(self.source)
-        try:
+        with closing_items(items):
             for count, item in enumerate(items, self.taken + 1):
                 self.above.passed(count)
                 yield item
-        finally:
-            close_items(items)
 
     def _paths(self, files: list[str]) -> Iterator[str]:
         yield from files[:-1]

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncloader.datapipes.caching.cache_entry import CacheEntry, CacheRules
+from asyncloader.datapipes.caching.making_ahead import MakingAhead
 from asyncloader.datapipes.caching.promise import Promise
 from asyncloader.datapipes.caching.recipe import Recipe
+from asyncloader.datapipes.calls.ahead_pass import NOTHING_AHEAD, Ahead
 from asyncloader.datapipes.calls.keeper import keeper_at, keeping
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.function import blame
 from asyncloader.datapipes.pipe.omissions import listening_for_omissions
 from asyncloader.datapipes.running.makers import Makers, Making, some_home
@@ -53,30 +55,35 @@ class EntryMaker:
         self._count = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
         #: What recipes run in.
         self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._making: Ahead = NOTHING_AHEAD
 
     def entries(self, items: Iterator[Any]) -> Iterator[list[str]]:
         """Yield the files of each item's entry, in order."""
         return self._ahead(items) if self._recipe.waits() or self._count > 1 else self._each(items)
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Make nothing ahead of what is waited for, or do so again; from any thread."""
+        self._making.set_paused(is_paused)
+
     def _each(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        for item in items:
-            entry = self._entry_of(item)
-            files = self._files_of(entry)
-            yield self._make(entry, item) if files is None else files
+        with closing_items(items):
+            for item in items:
+                entry = self._entry_of(item)
+                files = self._files_of(entry)
+                yield self._make(entry, item) if files is None else files
 
     def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        window: deque[Making[list[str]]] = deque()
         with some_home() as home, keeper_at(home) as keeper, Makers(home) as makers:
             self._scope = functools.partial(keeping, keeper)
-            for making in self._begun(items, makers):
-                window.append(making)
-                while len(window) >= self._count or (window and window[0].is_done):
-                    yield makers.outcome(window.popleft())
-            while window:
-                yield makers.outcome(window.popleft())
+            making: MakingAhead[list[str]] = MakingAhead(makers, self._count)
+            self._making = making
+            try:
+                yield from making.outcomes(self._begun(items, makers))
+            finally:
+                self._making = NOTHING_AHEAD
 
     def _begun(self, items: Iterator[Any], makers: Makers) -> Iterator[Making[list[str]]]:
-        try:
+        with closing_items(items):
             for item in items:
                 entry = self._entry_of(item)
                 files = self._files_of(entry)
@@ -84,8 +91,6 @@ class EntryMaker:
                     yield makers.start(self._make, entry, item)
                 else:
                     yield Making.done(files)
-        except Exception as error:  # noqa: BLE001 - user code ran; raised after what was before
-            yield Making.failed(error)
 
     def _entry_of(self, item: Any) -> CacheEntry:
         begun = self.beginning

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.running.home import PLACE, Home, ended_threads, present_waiter, thread_at
 from asyncloader.runtime import LoopThread, running_loop
-from asyncloader.waiting import ThreadWaiter
+from asyncloader.waiting import Stopped, ThreadWaiter
 
 T = TypeVar("T")
 
@@ -64,6 +64,9 @@ class Makers:
         self._home = home
         self._waiter = present_waiter()
         self._threads: dict[threading.Thread, ThreadWaiter] = {}
+        # A thread may begin others while this is left.
+        self._lock = threading.Lock()
+        self._is_left = False
 
     def __enter__(self) -> Makers:
         return self
@@ -74,7 +77,9 @@ class Makers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        threads = dict(self._threads)
+        with self._lock:
+            self._is_left = True
+            threads = dict(self._threads)
         for waiter in threads.values():
             waiter.stop()
         ended_threads(threads)
@@ -86,14 +91,25 @@ class Makers:
         thread = thread_at(
             "asyncloader maker", self._home, waiter, self._make, making, function, *args
         )
-        self._threads[thread] = waiter
-        thread.start()
+        with self._lock:
+            if self._is_left:
+                raise Stopped
+            self._threads[thread] = waiter
+            thread.start()
         return making
 
     def outcome(self, making: Making[T]) -> T:
         """Wait until something is made, and return it or raise the error."""
-        self._waiter.until(lambda: making.is_done)
+        self.until(lambda: making.is_done)
         return making.outcome()
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Let the consumer wait until something is so; it looks whenever something was made."""
+        self._waiter.until(ready)
+
+    def wake(self) -> None:
+        """Make the consumer look again; from any thread."""
+        self._waiter.wake()
 
     def _make(self, making: Making[T], function: Callable[..., T], *args: Any) -> None:
         making.run(function, *args)

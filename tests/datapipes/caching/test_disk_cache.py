@@ -619,6 +619,26 @@ def test_entries_are_made_at_the_same_time_where_making_means_waiting(recorder):
     assert sorted(recorder.made) == list(range(9))
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_entry_does_not_wait_for_the_next_item_to_come(is_there, recorder):
+    handed_out = threading.Event()
+
+    class Waits(IterDataPipe[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+            assert handed_out.wait(10)
+            yield 1
+
+    if is_there:
+        list(cache_of(recorder, [0, 1]))
+    with leaves_nothing():
+        cached = Waits().on_disk_cache(recorder.path).map(recorder.pair).end_caching(concurrency=4)
+        items = iter(cached)
+        assert next(items) == recorder.path(0)
+        handed_out.set()
+        assert list(items) == recorder.paths(1)
+
+
 @pytest.mark.parametrize("form", ["sync", "async"])
 async def test_many_at_a_time_by_default_in_a_loader(form, recorder):
     meeting = Meeting(8)
