@@ -15,8 +15,9 @@ from asyncloader import DataLoader2, InProcessReadingService, IterDataPipe
 
 COUNT = 200
 
-#: An epoch has a few items ready for its consumer, whatever its pipes hold.
-FEW = 20
+#: An epoch has a group of 64 items ready for its consumer at most, and each pipe a few on their
+#: way, however much it may hold. How many a quick loop gets ready in a group's time differs.
+FEW = 100
 LONG = 30.0
 
 
