@@ -70,7 +70,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     of our own, or "fork", "spawn" or "forkserver".
 
     A worker that owes an item and says nothing for ``timeout`` seconds is killed, and a
-    ``WorkerTimeout`` says where it stood. Without a timeout there is a warning every 30 s.
+    ``WorkerTimeout`` says where it stood. While the loader's program is stopped itself, little
+    of that time passes. Without a timeout there is a warning every 30 s.
 
     With ``on_worker_death="restart"`` a worker that is killed is replaced by one that goes
     on where it stood, so that every item still comes once and in its place;

@@ -723,6 +723,30 @@ async def test_an_item_held_back_for_a_credit_does_not_wait_for_the_next():
         assert time.monotonic() - begun < 8.0
 
 
+def when_told(folder: Path, number: int) -> int:
+    (folder / "begun").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return number
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.2])
+async def test_a_program_that_was_stopped_gives_up_no_worker_that_was_stopped_too(tmp_path, moment):
+    graph = IterableWrapper([7]).map(partial(when_told, tmp_path))
+    async with loader_of(graph, 1, timeout=1.0) as loader:
+        item = asyncio.ensure_future(anext(aiter(loader)))
+        while not (tmp_path / "begun").exists():  # noqa: ASYNC110 - it is another process's
+            await asyncio.sleep(0)
+        await asyncio.sleep(moment)
+        # As Ctrl-Z does it, and then `fg`.
+        time.sleep(1.3)  # noqa: ASYNC251
+        # What comes first is what was due meanwhile.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        (tmp_path / "go").touch()
+        assert await item == 7
+
+
 # The service itself ---------------------------------------------------------------------
 
 

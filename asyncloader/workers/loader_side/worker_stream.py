@@ -31,6 +31,8 @@ logger = logging.getLogger("asyncloader")
 
 WARN_SECONDS = 30.0
 HURRY_SECONDS = 0.05
+#: By how much a loop is late that did not just have a lot to do.
+STILL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class WorkerStream:
         finally:
             self._overdue.end()
         if self._is_late:
-            await self._until_ready_at_last(begun)
+            # However long the loop had something else to do.
+            await self._until_ready_at_last(max(begun, time.monotonic() - HURRY_SECONDS))
 
     def _on_late(self) -> None:
         self._is_late = True
@@ -182,10 +185,15 @@ class WorkerStream:
         while not self._merge.is_ready():
             self._ask_unless_failed()
             self._hurry()
+            patience, since = self._patience(begun), time.monotonic()
             try:
-                async with asyncio.timeout(self._patience(begun)):
+                async with asyncio.timeout(patience):
                     await self._waiter.news()
             except TimeoutError:
+                late = time.monotonic() - since - patience
+                if late > STILL_SECONDS:
+                    # The program was stopped, or the whole machine, and the worker with it.
+                    begun = self._silent_since(begun) + late
                 await self._complain(begun)
 
     def _ask_unless_failed(self) -> None:
@@ -229,11 +237,17 @@ class WorkerStream:
 
     def _patience(self, begun: float) -> float:
         limit = self._settings.timeout
-        return WARN_SECONDS if limit is None else max(0.0, limit - self._silence(begun))
+        if limit is None:
+            return WARN_SECONDS
+        # In parts, so that the worker has the others once the program goes on.
+        return max(0.0, min(limit / 5, limit - self._silence(begun)))
 
     def _silence(self, begun: float) -> float:
         """How long the worker that owes an item has said nothing, since it was waited for."""
-        return time.monotonic() - max(self._most_silent().last_heard, begun)
+        return time.monotonic() - self._silent_since(begun)
+
+    def _silent_since(self, begun: float) -> float:
+        return max(self._most_silent().last_heard, begun)
 
     def _most_silent(self) -> Link:
         owing = (self._pool.links[inbox.worker] for inbox in self._merge.awaited())
