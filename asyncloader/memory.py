@@ -293,8 +293,9 @@ def _can_seal() -> bool:
     """Whether this system gives us memfds; some sandboxes refuse them."""
     try:
         os.close(memory_file())
-    except OSError:
-        return False
+    except OSError as error:
+        # For want of a descriptor only those are refused one that might have had it.
+        return error.errno in _NO_DESCRIPTOR
     return True
 
 

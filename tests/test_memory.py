@@ -10,6 +10,7 @@ import pytest
 from asyncloader import memory
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment, SharedBytes
+from tests.descriptors import only_free
 
 
 def open_fds() -> int:
@@ -152,6 +153,16 @@ def no_memfd(request, monkeypatch):
     memory._can_seal.cache_clear()
     yield
     memory._can_seal.cache_clear()
+
+
+def test_a_process_that_had_no_descriptor_for_it_still_seals_its_segments():
+    memory._can_seal.cache_clear()
+    # The one that is left is the segment's.
+    with only_free(1):
+        ours = Segment.create(mmap.PAGESIZE)
+    # Another process would find out for itself that segments can be sealed here.
+    memory._can_seal.cache_clear()
+    assert attached(ours).size == ours.size
 
 
 def test_without_memfd_segments_have_no_name_either(no_memfd):
