@@ -107,15 +107,17 @@ def require_descriptors(count: int) -> None:
 def without_descriptor(what: str, reason: str) -> ResourceExhausted:
     """Return the error for something that there is no file descriptor left for."""
     return ResourceExhausted(
-        f"there is no file descriptor left for {what} ({reason}; at most {_most_descriptors()});"
+        f"there is no file descriptor left for {what} ({reason}{_limit()});"
         " close files, or raise the limit, by `ulimit -n` or resource.setrlimit"
     )
 
 
-def _most_descriptors() -> int:
+def _limit() -> str:
+    if sys.platform == "win32":
+        return ""
     import resource
 
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"; at most {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
 
 
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)

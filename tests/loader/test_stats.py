@@ -105,7 +105,7 @@ def test_a_for_shows_which_pipe_takes_the_time(often):
 
 
 class Private(IterDataPipe[int]):
-    """A user's pipe with an attribute that has a name of ours, and is not to be read."""
+    """A user's pipe with attributes that have names of ours, and are not to be read."""
 
     def __init__(self, numbers: Any) -> None:
         self.numbers = numbers
@@ -113,6 +113,8 @@ class Private(IterDataPipe[int]):
     @property
     def source(self) -> Any:
         raise RuntimeError("not open")
+
+    fn = source
 
     def __iter__(self) -> Iterator[int]:
         yield from self.numbers

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.watch import sampler
-from asyncloader.datapipes.watch.attributes import attribute
 from asyncloader.datapipes.watch.frames import OUTSIDE, Owners
 from asyncloader.datapipes.watch.sampler import Sampler
 
@@ -97,26 +96,3 @@ def test_a_forked_child_has_the_switch_interval_that_was_there_before_the_look(i
         looks.start_anew()
         assert sys.getswitchinterval() == interval
     assert sys.getswitchinterval() == interval
-
-
-class Private(IterDataPipe[int]):
-    """A user's pipe whose attributes are not to be read from outside."""
-
-    def __init__(self, numbers: Any) -> None:
-        self.numbers = numbers
-
-    @property
-    def source(self) -> Any:
-        raise RuntimeError("not open")
-
-    current_pass = source
-
-    def __iter__(self) -> Any:
-        yield from self.numbers
-
-
-def test_looking_at_a_pipe_runs_no_code_of_the_users():
-    pipe = Private(IterableWrapper([1]))
-    assert attribute(pipe, "source") is None
-    assert attribute(pipe, "numbers") is pipe.numbers
-    assert Owners([pipe]).place(sys._getframe(), Seen.pipes.fget.__code__) == OUTSIDE
