@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import sys
 import threading
 import time
 import warnings
@@ -20,6 +19,7 @@ from asyncloader.datapipes.going_on.cursors import astarted, started
 from asyncloader.datapipes.going_on.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.running.exchange import Exchange
+from asyncloader.datapipes.watch.threads import present_frames
 from asyncloader.datapipes.watch.watching import Watching
 from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled, running_loop
@@ -303,8 +303,9 @@ def ended_threads(threads: Iterable[threading.Thread]) -> None:
 
 def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
     """Say which function kept a thread from ending."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
+    with present_frames() as frames:
+        frame = frames.get(thread.ident or 0)
+        where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
     warnings.warn(
         f"thread {thread.name!r} is still inside {where} {seconds:.1f} s after the loader was"
         " closed and was left behind; give long calls a timeout of their own",

@@ -15,10 +15,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from random import Random
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Protocol
 
 from asyncloader.datapipes.watch.frames import Owners
+from asyncloader.datapipes.watch.threads import can_be_looked_at, present_frames
 
 _REST_SECONDS = 0.1
 _LOOKS = 2
@@ -109,7 +110,7 @@ class Sampler:
             # At random, so that it keeps no step with what is looked at.
             news.wait(self._times.uniform(0.0, 2 * _REST_SECONDS))
             news.clear()
-            if self._is_mine(news):
+            if self._is_mine(news) and can_be_looked_at():
                 self._look_at_all()
             self._sleep(news)
 
@@ -134,11 +135,10 @@ class Sampler:
         with self._eagerly():
             for _ in range(_LOOKS if looked else 0):
                 pause.wait(self._times.uniform(0.0, 2 * _BETWEEN_LOOKS))
-                frames: dict[int, FrameType] = sys._current_frames()
-                for (each, owners), at in zip(looked, places, strict=True):
-                    if not each.is_resting():
-                        at.append(owners.place(frames.get(each.thread), each.inside))
-                frames.clear()
+                with present_frames() as frames:
+                    for (each, owners), at in zip(looked, places, strict=True):
+                        if not each.is_resting():
+                            at.append(owners.place(frames.get(each.thread), each.inside))
         for (each, _), at in zip(looked, places, strict=True):
             each.note(at)
 
