@@ -18,13 +18,40 @@ class Stopped(GeneratorExit):
     """
 
 
+class Bell:
+    """Rings until one thread has heard it.
+
+    Any thread may ring it, wherever it was interrupted: an event of threading's may be left
+    half-way by a signal, and is locked while garbage is collected that may want to ring.
+    """
+
+    def __init__(self) -> None:
+        # Free while it rings.
+        self._silence = threading.Lock()
+        self._silence.acquire()
+
+    def ring(self) -> None:
+        """Let whoever listens go on, now or when it begins to."""
+        if self._silence.locked():
+            # Another thread may have let it ring just now.
+            with contextlib.suppress(RuntimeError):
+                self._silence.release()
+
+    def heard(self, timeout: float | None = None) -> bool:
+        """Wait until it rings, and end that; whether it did within so many seconds."""
+        seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        return self._silence.acquire(timeout=seconds)
+
+    def hush(self) -> None:
+        """End what rings."""
+        self._silence.acquire(False)
+
+
 class ThreadWaiter:
     """Lets one thread wait until something is so; any thread may wake or stop it."""
 
     def __init__(self) -> None:
-        # Free when it rings. An event of threading's could be left half-way by an interrupt.
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._bell = Bell()
         self._waiting = False
         self.stopped = False
 
@@ -41,28 +68,22 @@ class ThreadWaiter:
             if left is not None and left <= 0:
                 return False
             # Announce the wait before the last look, so that no wake falls between.
-            self._bell.acquire(False)
+            self._bell.hush()
             self._waiting = True
             if not ready() and not self.stopped:
-                self._bell.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
+                self._bell.heard(left)
             self._waiting = False
         return True
 
     def wake(self) -> None:
         """Make a waiting thread look again."""
         if self._waiting:
-            self._ring()
+            self._bell.ring()
 
     def stop(self) -> None:
         """End this and every later wait with Stopped."""
         self.stopped = True
-        self._ring()
-
-    def _ring(self) -> None:
-        if self._bell.locked():
-            # Another thread may have let it ring just now.
-            with contextlib.suppress(RuntimeError):
-                self._bell.release()
+        self._bell.ring()
 
 
 class LoopWaiter:

@@ -1,12 +1,15 @@
-"""Tests of asyncloader.waiting: how long somebody is waited for."""
+"""Tests of asyncloader.waiting: how long somebody is waited for, and how one is woken."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.waiting import Patience
+from asyncloader.waiting import Bell, Patience
+
+SOON = 10.0
 
 
 @dataclass
@@ -69,3 +72,50 @@ def test_nothing_is_called_once_it_was_cancelled():
     patience.cancel()
     for now in (1.0, 2.0, 3.0):
         loop.advance(now)
+
+
+def test_a_bell_rings_until_one_has_heard_it():
+    bell = Bell()
+    assert not bell.heard(0.0)
+    bell.ring()
+    bell.ring()
+    assert bell.heard()
+    assert not bell.heard(0.0)
+    bell.ring()
+    bell.hush()
+    assert not bell.heard(0.0)
+
+
+def test_a_bell_may_be_rung_wherever_a_thread_is_interrupted_in_the_midst_of_ringing_it():
+    lines = _lines_of_a_ring(Bell(), lambda: None)
+    assert len(lines) >= 3
+    for interrupted in range(len(lines)):
+        bell = Bell()
+        at = iter(range(len(lines)))
+
+        def ring_again(bell: Bell = bell, at: Any = at, interrupted: int = interrupted) -> None:
+            if next(at) == interrupted:
+                bell.ring()
+
+        _lines_of_a_ring(bell, ring_again)
+        assert bell.heard(SOON)
+        assert not bell.heard(0.0)
+
+
+def _lines_of_a_ring(bell: Bell, at_each: Callable[[], None]) -> list[int]:
+    """Ring a bell and call a function before each line of that, as a collector of garbage may."""
+    lines: list[int] = []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if event == "line":
+            lines.append(frame.f_lineno)
+            at_each()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        bell.ring()
+    finally:
+        sys.settrace(before)
+    return lines

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from time import perf_counter
 
+from asyncloader.waiting import Bell
+
 _BEAT_SECONDS = 0.01
 _LONG_SECONDS = 0.03
 #: How many silences are remembered.
@@ -26,7 +28,7 @@ class Pulse:
         # Whoever collects garbage in here may stop listening.
         self._lock = threading.RLock()
         self._listeners = 0
-        self._stop = threading.Event()
+        self._stop = Bell()
         self._latest = 0.0
         #: When the latest silences that were long began and ended.
         self._silences: tuple[tuple[float, float], ...] = ()
@@ -44,7 +46,7 @@ class Pulse:
             with self._lock:
                 self._listeners -= 1
                 if not self._listeners:
-                    self._stop.set()
+                    self._stop.ring()
 
     def silence(self, since: float) -> float:
         """Return for how long at most it was silent at a stretch, from ``since`` on."""
@@ -57,14 +59,14 @@ class Pulse:
         self.__init__()  # type: ignore[misc]  # nothing of it is good any more
 
     def _start(self) -> None:
-        self._stop = threading.Event()
+        self._stop = Bell()
         self._latest = perf_counter()
         threading.Thread(
             target=self._beat, args=(self._stop,), name="asyncloader pulse", daemon=True
         ).start()
 
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(_BEAT_SECONDS):
+    def _beat(self, stop: Bell) -> None:
+        while not stop.heard(_BEAT_SECONDS):
             now = perf_counter()
             if now - self._latest > _LONG_SECONDS:
                 self._silences = (*self._silences, (self._latest, now))[-_SILENCES:]

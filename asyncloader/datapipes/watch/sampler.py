@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.watch.frames import Owners
 from asyncloader.datapipes.watch.threads import can_be_looked_at, present_frames
+from asyncloader.waiting import Bell
 
 _REST_SECONDS = 0.1
 _LOOKS = 2
@@ -55,7 +56,7 @@ class Sampler:
         # Whoever collects garbage in here may end what is looked at.
         self._lock = threading.RLock()
         self._looked: list[Looked] = []
-        self._news = threading.Event()
+        self._news = Bell()
         self._thread: threading.Thread | None = None
         # How often threads have to let go of the GIL, and how often in the midst of a look.
         self._usual_interval = sys.getswitchinterval()
@@ -70,7 +71,7 @@ class Sampler:
         with self._lock:
             self._looked = [*self._looked, looked]
             if self._thread is None:
-                self._news = threading.Event()
+                self._news = Bell()
                 thread = threading.Thread(
                     target=self._run, args=(self._news,), name="asyncloader sampler", daemon=True
                 )
@@ -81,7 +82,7 @@ class Sampler:
 
     def wake(self) -> None:
         """Look again at those that rested."""
-        self._news.set()
+        self._news.ring()
 
     def forget(self, looked: Looked) -> None:
         """Look at a thread no more; the sampler's own ends with the last of them."""
@@ -90,7 +91,7 @@ class Sampler:
             if self._looked or not before:
                 return
             thread, self._thread = self._thread, None
-            self._news.set()
+            self._news.ring()
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
 
@@ -105,26 +106,24 @@ class Sampler:
             _set_switch_interval(self._usual_interval)
         self.__init__()  # type: ignore[misc]  # nothing of it is good any more
 
-    def _run(self, news: threading.Event) -> None:
+    def _run(self, news: Bell) -> None:
         while self._is_mine(news):
             # At random, so that it keeps no step with what is looked at.
-            news.wait(self._times.uniform(0.0, 2 * _REST_SECONDS))
-            news.clear()
+            news.heard(self._times.uniform(0.0, 2 * _REST_SECONDS))
             if self._is_mine(news) and can_be_looked_at():
                 self._look_at_all()
             self._sleep(news)
 
-    def _is_mine(self, news: threading.Event) -> bool:
-        """Whether there is something to look at, for the thread that has this event."""
+    def _is_mine(self, news: Bell) -> bool:
+        """Whether there is something to look at, for the thread that has this bell."""
         return bool(self._looked) and self._news is news
 
-    def _sleep(self, news: threading.Event) -> None:
+    def _sleep(self, news: Bell) -> None:
         """Wait while all of them rest."""
         # Announced before the last look, so that nobody goes on unseen in between.
         self.is_asleep = True
         if self._is_mine(news) and all(each.is_resting() for each in self._looked):
-            news.wait()
-            news.clear()
+            news.heard()
         self.is_asleep = False
 
     def _look_at_all(self) -> None:
