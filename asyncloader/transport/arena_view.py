@@ -99,9 +99,11 @@ class ArenaView:
 
     def _copy(self, segment: Segment, ref: SlotRef) -> memoryview:
         private = _unwritten(ref.nbytes)
+        into = ctypes.c_char.from_buffer(private)
+        # It keeps the mapping, which another thread may close meanwhile.
+        shared = ctypes.c_char.from_buffer(segment.buffer, ref.offset)
         # Through ctypes, since that releases the GIL for the time of the copy.
-        into = ctypes.addressof(ctypes.c_char.from_buffer(private))
-        ctypes.memmove(into, segment.address + ref.offset, ref.nbytes)
+        ctypes.memmove(ctypes.addressof(into), ctypes.addressof(shared), ref.nbytes)
         self.give_back(ref)
         return memoryview(private)
 

@@ -1,9 +1,11 @@
+import ctypes
 import errno
 import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -191,6 +193,22 @@ def test_beyond_a_limit_the_receiver_copies_and_returns_the_slot_at_once(leaves_
     del kept
     ends.settle()
     ends.close()
+
+
+def test_what_is_copied_stays_mapped_where_the_view_is_closed_meanwhile(monkeypatch):
+    ends = Ends(copy_beyond=0)
+    ref = ends.send(10, b"0123456789")
+    (segment,) = ends.view._segments.values()
+    mapped, move = weakref.ref(segment.buffer), ctypes.memmove
+
+    def close_and_move(*args):
+        ends.close()
+        assert mapped() is not None
+        return move(*args)
+
+    monkeypatch.setattr(ctypes, "memmove", close_and_move)
+    assert bytes(ends.view.lease(ref)) == b"0123456789"
+    assert mapped() is None
 
 
 def test_wake_is_called_for_the_first_return_after_each_take(leaves_nothing):
