@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.code import pickler_by_value
 from asyncloader.transport.frame import Buffer
-from asyncloader.transport.payload import Placement, write_payload
+from asyncloader.transport.payload import Placed, Placement, write_payload
 from asyncloader.transport.pickling import Pickled, Pickler
 
 
@@ -54,19 +54,18 @@ class Encoder:
         pickles = self._pickle(items)
         placement = self.placement()
         try:
-            for pickled in pickles:
-                placement.add(pickled.sources)
+            placed = [placement.add(pickled) for pickled in pickles]
             placement.finish()
         except BaseException:
             placement.undo()
             raise
-        return self.payload(placement, pickles, len(items))
+        return self.payload(placement, placed, len(items))
 
     def placement(self) -> Placement:
         """Return the places for the buffers of one payload, none taken yet."""
         return Placement(self._arena, self._on_full)
 
-    def payload(self, placement: Placement, pickles: Sequence[Pickled], count: int) -> Encoded:
+    def payload(self, placement: Placement, pickles: Sequence[Placed], count: int) -> Encoded:
         """Put a payload together; it must be sent next."""
         news = self._arena.take_news()
         return Encoded(write_payload(news, placement, pickles, count), news.fds)

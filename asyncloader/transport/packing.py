@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from asyncloader.transport.encoder import Encoded, Encoder
-from asyncloader.transport.pickling import Pickled
+from asyncloader.transport.payload import Placed
 
 
 class Packing:
@@ -30,7 +30,7 @@ class Packing:
         #: NUMBERS may be appended, without ``add``, while there are no pickles: that is one
         #: operation, which goes well with a ``finish`` in another thread.
         self.plain: list[Any] = []
-        self.pickles: list[Pickled] = []
+        self.pickles: list[Placed] = []
         self.nbytes = 0
 
     @property
@@ -69,7 +69,7 @@ class Packing:
         self.pickles = []
         self.nbytes = 0
 
-    def _taken(self) -> tuple[list[Pickled], int]:
+    def _taken(self) -> tuple[list[Placed], int]:
         pickles, self.pickles = self.pickles, []
         if pickles:
             return pickles, len(pickles)
@@ -78,7 +78,7 @@ class Packing:
         items = self.plain[:count]
         del self.plain[:count]
         together = items[0] if count == 1 else items
-        return [Pickled(pickle.dumps(together, protocol=5), [], False)], count
+        return [Placed(pickle.dumps(together, protocol=5), 0)], count
 
     def _pickle_plain(self) -> None:
         for item in self.plain:
@@ -87,12 +87,8 @@ class Packing:
 
     def _pickle(self, item: Any) -> None:
         pickled = self._encoder.pickler.dump(item)
-        if pickled.sources:
-            self._placement.add(pickled.sources)
-            self.nbytes += sum(source.nbytes for source in pickled.sources)
-            pickled.sources[:] = [source._replace(owner=None) for source in pickled.sources]
-        self.pickles.append(pickled)
-        self.nbytes += len(pickled.data)
+        self.pickles.append(self._placement.add(pickled))
+        self.nbytes += len(pickled.data) + sum([source.nbytes for source in pickled.sources])
 
 
 NUMBERS = frozenset({int, float, bool, type(None)})

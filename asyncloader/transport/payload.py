@@ -5,6 +5,8 @@ peer says of it without believing more than can be checked.
 
     counts | segments added, retired | slots | buffers | pickles' sizes
     pickles, one for all items or one for each | buffers that found no slot
+
+In the place of a pickle there may be the form of a bare tensor.
 """
 
 from __future__ import annotations
@@ -27,6 +29,13 @@ _ALIGN = 64
 _COUNTS = struct.Struct("<6I")
 
 
+class Placed(NamedTuple):
+    """A pickle whose buffers have a place, and how many there are."""
+
+    data: bytes
+    buffers: int
+
+
 class Placement:
     """Where the buffers of one payload go: slots that are filled here, slots that
     were filled by whoever made the tensor, or the payload itself."""
@@ -44,19 +53,20 @@ class Placement:
         self.buffers: list[tuple[int, int, int]] = []
         self.in_band: list[Buffer] = []
 
-    def add(self, sources: Sequence[Source]) -> None:
-        """Copy the buffers of one pickle to where they go: they may be changed afterwards.
+    def add(self, pickled: Pickled) -> Placed:
+        """Copy the buffers of a pickle to where they go: they may be changed afterwards.
 
         If there is no memory for one of them, it is as if none had been added.
         """
         before = len(self.buffers)
         try:
-            for source in sources:
+            for source in pickled.sources:
                 self._add(source)
         except BaseException:
             # Slots that were taken for them stay with the payload and come back unused.
             del self.buffers[before:]
             raise
+        return Placed(pickled.data, len(pickled.sources))
 
     def _add(self, source: Source) -> None:
         index = len(self.buffers)
@@ -148,20 +158,20 @@ def _copy(source: Source, block: Block, offset: int) -> None:
 
 
 def write_payload(
-    news: News, placement: Placement, pickles: Sequence[Pickled], items: int
+    news: News, placement: Placement, pickles: Sequence[Placed], items: int
 ) -> list[Buffer]:
     slots, buffers = placement.slots, placement.buffers
     counts = (len(news.added), len(news.retired), len(slots), len(buffers), len(pickles), items)
     numbers = [*news.added, *news.retired]
     for row in (*slots, *buffers):
         numbers += row
-    for pickled in pickles:
-        numbers += (len(pickled.data), len(pickled.sources))
+    for data, count in pickles:
+        numbers += (len(data), count)
     head = _COUNTS.pack(*counts) + struct.pack(f"<{len(numbers)}Q", *numbers)
-    data = [pickled.data for pickled in pickles]
-    if sum(map(len, data)) < _PACK:
-        return [b"".join((head, *data)), *placement.in_band]
-    return [head, *data, *placement.in_band]
+    datas = [data for data, _ in pickles]
+    if sum(map(len, datas)) < _PACK:
+        return [b"".join((head, *datas)), *placement.in_band]
+    return [head, *datas, *placement.in_band]
 
 
 class Layout(NamedTuple):

@@ -16,8 +16,12 @@ from typing import Any, NamedTuple
 
 from asyncloader.main_script import may_name_main
 from asyncloader.transport.tensors import (
+    BARE,
+    bare_form,
     dtype_names,
     inverse,
+    is_plain,
+    maker_of,
     permuted,
     storage_order,
     tensor_over,
@@ -40,7 +44,10 @@ class Source(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A pickle, the buffers that left it, and whether it can only be trusted alone."""
+    """A pickle, the buffers that left it, and whether it can only be trusted alone.
+
+    Of a bare tensor it is the form, which takes the pickle's place.
+    """
 
     data: bytes
     sources: list[Source]
@@ -62,6 +69,9 @@ class Pickler:
 
     def dump(self, item: Any) -> Pickled:
         """Return the item's pickle, or raise what pickling it raised."""
+        form = bare_form(item)
+        if form is not None and (nbytes := item.nbytes) >= _IN_BAND_BELOW:
+            return Pickled(form, [Source(nbytes, item.data_ptr(), item)], False)
         try:
             pickled = self._dump(self._plain, _with_bytes_beside(item))
         except Exception:  # noqa: BLE001 - pickle refuses in many ways; cloudpickle has the last word
@@ -146,20 +156,12 @@ class Dump:
         numpy = sys.modules.get("numpy")
         if numpy is not None and kind is getattr(numpy, "ndarray", None):
             return _reduce_array(numpy, item)
-        if not self.foreign:
+        if not self.foreign and item is not tensor_over:
             self.foreign = _is_foreign(item, kind)
         return NotImplemented
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
-        plain = (
-            tensor.is_cpu
-            and tensor.layout is torch.strided
-            and not tensor.is_quantized
-            and not tensor.is_nested
-            and not tensor.__dict__
-            and tensor.dtype in dtype_names()
-        )
-        if not plain:
+        if not is_plain(torch, tensor):
             return NotImplemented
         name, shape, grad = dtype_names()[tensor.dtype], tuple(tensor.shape), tensor.requires_grad
         whole = tensor.detach() if grad else tensor
@@ -270,6 +272,9 @@ def _address(raw: memoryview) -> int:
 
 def load(data: memoryview | bytes, buffers: Iterable[Any] = ()) -> Any:
     """Return what was pickled; something large lets other threads run meanwhile."""
+    if data[:1] == BARE:
+        (memory,) = buffers
+        return maker_of(bytes(data))(memory)
     if len(data) < LARGE:
         return pickle.loads(data, buffers=buffers)
     return pickle.Unpickler(_Reader(data), buffers=buffers).load()

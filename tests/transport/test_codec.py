@@ -3,6 +3,7 @@ import collections
 import errno
 import math
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.code import dumps_code, loads_code
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.pickling import Pickler
+from asyncloader.transport.tensors import BARE
 
 MIB = 1 << 20
 BIG = 100_000
@@ -195,6 +198,67 @@ def test_a_tensors_own_attributes_are_kept(wire):
     tensor.label = "cat"
     (got,) = wire.carry([tensor])
     assert got.label == "cat"
+
+
+def pickled(item):
+    return Pickler(lambda dump: None).dump(item)
+
+
+def test_of_a_bare_tensor_only_its_form_and_its_memory_are_sent(wire):
+    tensors = [torch.rand(3, BIG) for _ in range(2)]
+    first, second = map(pickled, tensors)
+    assert first.data == second.data
+    assert first.data.startswith(BARE)
+    assert not first.foreign
+    assert [each.address for each in first.sources] == [tensors[0].data_ptr()]
+    assert pickled(torch.rand(BIG, 3)).data != first.data
+    assert pickled(tensors[0].double()).data != first.data
+    (got,) = wire.carry([tensors[0]])
+    assert torch.equal(got, tensors[0])
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+def with_label(tensor):
+    tensor.label = "cat"
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(10),
+        torch.ones(BIG, 2).T,
+        torch.ones(BIG, requires_grad=True),
+        torch.ones(BIG, dtype=torch.complex64).conj(),
+        torch.ones(BIG, dtype=torch.complex64).conj().imag,
+        with_label(torch.ones(BIG)),
+        torch.ones(BIG).as_subclass(Labelled),
+        torch.ones(BIG).to_sparse(),
+    ],
+    ids=["small", "strided", "grad", "conj", "neg", "label", "subclass", "sparse"],
+)
+def test_a_tensor_that_is_more_than_its_memory_is_pickled(tensor):
+    assert pickled(tensor).data.startswith(pickle.PROTO)
+
+
+@pytest.mark.parametrize(
+    ("form", "memory"),
+    [
+        (b"", [bytearray(8)]),
+        (b"nonsense", [bytearray(8)]),
+        (pickle.dumps(("float32", (2,))), []),
+        (pickle.dumps(("float32", (3,))), [bytearray(8)]),
+        (pickle.dumps(("float33", (2,))), [bytearray(8)]),
+        (pickle.dumps(2), [bytearray(8)]),
+    ],
+)
+def test_a_form_that_does_not_fit_its_memory_is_an_error_in_its_place(form, memory):
+    found = Decoder()._load(memoryview(BARE + form), memory)
+    assert isinstance(found, TransportError)
+    assert "could not be unpickled" in str(found)
 
 
 ARRAYS = {
