@@ -3,6 +3,7 @@
 import compileall
 import gc
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -44,8 +45,11 @@ LONG = (
     "test_typing.py",
 )
 
+#: Asked for by `-p`, and then of use to workers too.
+EAGERLY = [name for name in ("tests.eagerly",) if name in sys.modules]
+
 # The modules of most tests whose functions are sent to workers import one or the other.
-preload("pytest", "hypothesis", "numpy", "tests.samples")
+preload("pytest", "hypothesis", "numpy", "tests.samples", *EAGERLY)
 
 
 def pytest_configure(config: pytest.Config) -> None:
