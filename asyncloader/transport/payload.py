@@ -6,7 +6,7 @@ peer says of it without believing more than can be checked.
     counts | segments added, retired | slots | buffers | pickles' sizes
     pickles, one for all items or one for each | buffers that found no slot
 
-In the place of a pickle there may be the form of a bare tensor.
+In the place of a pickle there may be the form of a bare tensor or array.
 """
 
 from __future__ import annotations

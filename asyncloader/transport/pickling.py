@@ -15,19 +15,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.main_script import may_name_main
+from asyncloader.transport.arrays import array_over, is_plain_array
+from asyncloader.transport.bare import BARE, IN_BAND_BELOW, bare, maker_of
 from asyncloader.transport.tensors import (
-    BARE,
-    bare_form,
     dtype_names,
     inverse,
-    is_plain,
-    maker_of,
+    is_plain_tensor,
     permuted,
     storage_order,
     tensor_over,
 )
 
-_IN_BAND_BELOW = 4096
 LARGE = 1 << 20
 
 # Packages whose objects come back wherever they are installed. Anything else may
@@ -46,7 +44,7 @@ class Source(NamedTuple):
 class Pickled(NamedTuple):
     """A pickle, the buffers that left it, and whether it can only be trusted alone.
 
-    Of a bare tensor it is the form, which takes the pickle's place.
+    Of a bare tensor or array it is the form, which takes the pickle's place.
     """
 
     data: bytes
@@ -69,9 +67,9 @@ class Pickler:
 
     def dump(self, item: Any) -> Pickled:
         """Return the item's pickle, or raise what pickling it raised."""
-        form = bare_form(item)
-        if form is not None and (nbytes := item.nbytes) >= _IN_BAND_BELOW:
-            return Pickled(form, [Source(nbytes, item.data_ptr(), item)], False)
+        found = bare(item)
+        if found is not None:
+            return Pickled(found.form, [Source(found.nbytes, found.address, item)], False)
         try:
             pickled = self._dump(self._plain, _with_bytes_beside(item))
         except Exception:  # noqa: BLE001 - pickle refuses in many ways; cloudpickle has the last word
@@ -137,7 +135,7 @@ class Dump:
             self.sources.append(Source(tensor.nbytes, tensor.data_ptr(), tensor))
             return False
         raw = buffer.raw()
-        if raw.nbytes < _IN_BAND_BELOW:
+        if raw.nbytes < IN_BAND_BELOW:
             return True
         self.sources.append(Source(raw.nbytes, _address(raw), raw))
         return False
@@ -156,12 +154,12 @@ class Dump:
         numpy = sys.modules.get("numpy")
         if numpy is not None and kind is getattr(numpy, "ndarray", None):
             return _reduce_array(numpy, item)
-        if not self.foreign and item is not tensor_over:
+        if not self.foreign and item is not tensor_over and item is not array_over:
             self.foreign = _is_foreign(item, kind)
         return NotImplemented
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
-        if not is_plain(torch, tensor):
+        if not is_plain_tensor(torch, tensor):
             return NotImplemented
         name, shape, grad = dtype_names()[tensor.dtype], tuple(tensor.shape), tensor.requires_grad
         whole = tensor.detach() if grad else tensor
@@ -174,7 +172,7 @@ class Dump:
                 return permuted, (stored, inverse(order), grad)
             whole = whole.contiguous()
         nbytes = whole.nbytes
-        if nbytes < _IN_BAND_BELOW:
+        if nbytes < IN_BAND_BELOW:
             data = bytearray(ctypes.string_at(whole.data_ptr(), nbytes) if nbytes else b"")
             return tensor_over, (data, name, shape, grad)
         # The next buffer that pickle reports stands for this tensor's memory.
@@ -220,7 +218,7 @@ _HOLDERS = _BYTES | {list, tuple, dict}
 
 
 def _marked(value: Any) -> Any:
-    return _Beside(value) if type(value) in _BYTES and len(value) >= _IN_BAND_BELOW else value
+    return _Beside(value) if type(value) in _BYTES and len(value) >= IN_BAND_BELOW else value
 
 
 #: What a view of bytes can be cast to.
@@ -252,6 +250,9 @@ def _view_of(array: Any, readonly: bool) -> memoryview:
 
 
 def _reduce_array(numpy: Any, array: Any) -> Any:
+    if is_plain_array(array) and array.nbytes >= IN_BAND_BELOW:
+        # NumPy's own way takes several times as long.
+        return array_over, (pickle.PickleBuffer(array), array.dtype.str, array.shape)
     flags = array.flags
     if array.dtype.hasobject or flags.c_contiguous or flags.f_contiguous:
         return NotImplemented

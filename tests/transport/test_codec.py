@@ -19,11 +19,11 @@ from asyncloader import memory
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.bare import BARE
 from asyncloader.transport.code import dumps_code, loads_code
 from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.encoder import Encoder
 from asyncloader.transport.pickling import Pickler
-from asyncloader.transport.tensors import BARE
 
 MIB = 1 << 20
 BIG = 100_000
@@ -204,20 +204,28 @@ def pickled(item):
     return Pickler(lambda dump: None).dump(item)
 
 
-def test_of_a_bare_tensor_only_its_form_and_its_memory_are_sent(wire):
-    tensors = [torch.rand(3, BIG) for _ in range(2)]
-    first, second = map(pickled, tensors)
+@pytest.mark.parametrize("of", [torch.from_numpy, lambda array: array], ids=["tensor", "array"])
+def test_of_a_bare_item_only_its_form_and_its_memory_are_sent(wire, of):
+    arrays = [np.random.default_rng(seed).random((3, BIG)) for seed in range(2)]
+    first, second = (pickled(of(array)) for array in arrays)
     assert first.data == second.data
     assert first.data.startswith(BARE)
     assert not first.foreign
-    assert [each.address for each in first.sources] == [tensors[0].data_ptr()]
-    assert pickled(torch.rand(BIG, 3)).data != first.data
-    assert pickled(tensors[0].double()).data != first.data
-    (got,) = wire.carry([tensors[0]])
-    assert torch.equal(got, tensors[0])
+    assert [each.address for each in first.sources] == [arrays[0].ctypes.data]
+    assert pickled(of(arrays[0].reshape(BIG, 3))).data != first.data
+    assert pickled(of(arrays[0].astype("float32"))).data != first.data
+    (got,) = wire.carry([of(arrays[0])])
+    assert type(got) is type(of(arrays[0]))
+    np.testing.assert_array_equal(np.asarray(got), arrays[0])
+    got[0, 0] = 99
+    assert arrays[0][0, 0] != 99
 
 
 class Labelled(torch.Tensor):
+    pass
+
+
+class Named(np.ndarray):
     pass
 
 
@@ -226,22 +234,36 @@ def with_label(tensor):
     return tensor
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.ones(10),
-        torch.ones(BIG, 2).T,
-        torch.ones(BIG, requires_grad=True),
-        torch.ones(BIG, dtype=torch.complex64).conj(),
-        torch.ones(BIG, dtype=torch.complex64).conj().imag,
-        with_label(torch.ones(BIG)),
-        torch.ones(BIG).as_subclass(Labelled),
-        torch.ones(BIG).to_sparse(),
-    ],
-    ids=["small", "strided", "grad", "conj", "neg", "label", "subclass", "sparse"],
-)
-def test_a_tensor_that_is_more_than_its_memory_is_pickled(tensor):
-    assert pickled(tensor).data.startswith(pickle.PROTO)
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+MORE = {
+    "small": torch.ones(10),
+    "strided": torch.ones(BIG, 2).T,
+    "grad": torch.ones(BIG, requires_grad=True),
+    "conj": torch.ones(BIG, dtype=torch.complex64).conj(),
+    "neg": torch.ones(BIG, dtype=torch.complex64).conj().imag,
+    "label": with_label(torch.ones(BIG)),
+    "subclass": torch.ones(BIG).as_subclass(Labelled),
+    "sparse": torch.ones(BIG).to_sparse(),
+    "small array": np.ones(10),
+    "strided array": np.ones((BIG, 2))[:, 0],
+    "Fortran's order": np.ones((BIG, 2), order="F"),
+    "array of a subclass": np.ones(BIG).view(Named),
+    "read-only array": read_only(np.ones(BIG)),
+    "swapped array": np.ones(BIG, ">f8"),
+    "array with metadata": np.ones(BIG, np.dtype("f8", metadata={"unit": "m"})),
+    "array of fields": np.ones(BIG, [("x", "f8"), ("y", "f4")]),
+    "array of dates": np.zeros(BIG, "M8[s]"),
+    "array of texts": np.zeros(BIG, "U3"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_what_is_more_than_its_memory_is_pickled(name):
+    assert pickled(MORE[name]).data.startswith(pickle.PROTO)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +271,11 @@ def test_a_tensor_that_is_more_than_its_memory_is_pickled(tensor):
     [
         (b"", [bytearray(8)]),
         (b"nonsense", [bytearray(8)]),
-        (pickle.dumps(("float32", (2,))), []),
-        (pickle.dumps(("float32", (3,))), [bytearray(8)]),
-        (pickle.dumps(("float33", (2,))), [bytearray(8)]),
+        (pickle.dumps(("tensor", "float32", (2,))), []),
+        (pickle.dumps(("tensor", "float32", (3,))), [bytearray(8)]),
+        (pickle.dumps(("array", "<f4", (3, 1))), [bytearray(8)]),
+        (pickle.dumps(("tensor", "float33", (2,))), [bytearray(8)]),
+        (pickle.dumps(("picture", "float32", (2,))), [bytearray(8)]),
         (pickle.dumps(2), [bytearray(8)]),
     ],
 )
@@ -259,6 +283,15 @@ def test_a_form_that_does_not_fit_its_memory_is_an_error_in_its_place(form, memo
     found = Decoder()._load(memoryview(BARE + form), memory)
     assert isinstance(found, TransportError)
     assert "could not be unpickled" in str(found)
+
+
+def test_arrays_of_numbers_are_pickled_beside_other_things_without_numpys_own_way(wire):
+    array, dates = np.arange(BIG), np.arange(BIG).astype("M8[s]")
+    assert b"numpy" not in pickled((array, 5)).data
+    got, label, moments = wire.carry([(array, 5, dates)])[0]
+    np.testing.assert_array_equal(got, array)
+    np.testing.assert_array_equal(moments, dates)
+    assert (label, got.dtype, got.flags.writeable) == (5, array.dtype, True)
 
 
 ARRAYS = {
