@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -30,14 +31,32 @@ def present_frames() -> Iterator[dict[int, FrameType]]:
     whatever that runs could let the thread go on and leave the frame before its object is
     there, which would crash; and it could wait for the list of threads, which is locked.
     """
-    collects = _ANYWHERE and gc.isenabled()
-    if collects:
-        gc.disable()
+    global _has_stopped_collecting
+    stops = _ANYWHERE and gc.isenabled()
     frames: dict[int, FrameType] = {}
     try:
+        if stops:
+            _has_stopped_collecting = True
+            gc.disable()
         frames = sys._current_frames()
         yield frames
     finally:
-        if collects:
+        if stops:
             gc.enable()
+            _has_stopped_collecting = False
         frames.clear()
+
+
+_has_stopped_collecting = False
+
+
+def _collect_again() -> None:
+    # Whoever looked in the parent is not there in its forked child.
+    global _has_stopped_collecting
+    if _has_stopped_collecting:
+        gc.enable()
+        _has_stopped_collecting = False
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_collect_again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -96,6 +97,19 @@ def test_after_a_look_garbage_is_collected_as_before(collects):
             raise KeyError
         assert gc.isenabled() == collects
         assert not frames
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_child_that_is_forked_in_the_midst_of_a_look_collects_garbage_as_before(collects):
+    (gc.enable if collects else gc.disable)()
+    try:
+        with present_frames():
+            child = os.fork()
+            if not child:
+                os._exit(int(gc.isenabled() != collects))
+        assert os.waitpid(child, 0)[1] == 0
     finally:
         gc.enable()
 
