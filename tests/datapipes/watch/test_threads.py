@@ -72,6 +72,9 @@ class Reading:
         self._thread.join()
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="garbage is collected between two instructions only"
+)
 def test_no_garbage_is_collected_in_the_midst_of_a_look(collected_in, monkeypatch):
     monkeypatch.setattr(sampler, "_REST_SECONDS", 0.002)
     looks, reading = Sampler(), Reading()
