@@ -43,6 +43,8 @@ class Decoder:
         self._view = view or ArenaView()
         #: How many items could not be unpickled so far.
         self.refused = 0
+        #: How many payloads were admitted, and neither decoded nor given back since.
+        self.unopened = 0
 
     def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
         """Return the items; the place of one that does not unpickle has a ``TransportError``.
@@ -58,11 +60,24 @@ class Decoder:
         Payloads are admitted in the order in which they arrive, and then decoded in
         any. Raises ``TransportError`` if the payload is not well-formed.
         """
-        return Admitted(self._open(payload, fds), memoryview(payload))
+        admitted = Admitted(self._open(payload, fds), memoryview(payload))
+        self.unopened += 1
+        return admitted
 
     def items(self, admitted: Admitted) -> list[Any]:
         """Return the items of an admitted payload, as ``decode`` does."""
-        layout, memory = admitted
+        try:
+            return self._items(*admitted)
+        finally:
+            self.unopened -= 1
+
+    def give_back(self, admitted: Admitted) -> None:
+        """Return the slots of an admitted payload without looking at its items."""
+        self.unopened -= 1
+        for ref in admitted.layout.slots:
+            self._view.give_back(ref)
+
+    def _items(self, layout: Layout, memory: memoryview) -> list[Any]:
         if not layout.buffers:
             return self._plain_items(layout, memory)
         leases = [self._view.lease(ref) for ref in layout.slots]
@@ -83,11 +98,6 @@ class Decoder:
             found.append(self._load(memory[start : start + nbytes], []))
             start += nbytes
         return found if layout.each else _spread(found[0], layout.items)
-
-    def give_back(self, admitted: Admitted) -> None:
-        """Return the slots of an admitted payload without looking at its items."""
-        for ref in admitted.layout.slots:
-            self._view.give_back(ref)
 
     def _load(self, data: memoryview, buffers: list[Any]) -> Any:
         try:

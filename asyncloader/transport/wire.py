@@ -72,8 +72,10 @@ class Incoming:
         self._decoder.check()
 
     def close(self) -> None:
-        """Close the descriptors that came for no frame."""
+        """Close the descriptors that came for no frame; nothing more is read."""
         close_all(self._decoder.take_fds())
+        # Of a thread that is reading this very moment, the memory is its own.
+        self._buffer = memoryview(bytearray())
 
 
 def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:

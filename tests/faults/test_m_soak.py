@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import torch
 
 from asyncloader import DataLoader2
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from tests.faults.child import loader_of, numbers, play
 from tests.leaks import Belongings, left_since
 from tests.processes.scripts import ROOT
@@ -76,3 +81,57 @@ def many_epochs_by_for(graph: str, count: int) -> None:
 @pytest.mark.parametrize("scene", [many_epochs, many_epochs_by_for])
 def test_m1_a_thousand_epochs_grow_nothing(scene, graph, tmp_path):
     play(tmp_path, scene, graph, 1000)
+
+
+#: In an epoch without an end. What was kept of one that died would be its channel, with
+#: 256 KiB to read from it, and all of its memory. Frames that wait to be opened keep the last
+#: of them for a while.
+DEATHS = 12
+MOST_FDS = MOST_MAPPINGS = 30
+MOST_BYTES = 2 << 20
+
+
+def small(number: int) -> torch.Tensor:
+    return torch.full((10_000,), number)
+
+
+async def take_until_one_is_replaced(
+    loader: DataLoader2[Any], items: AsyncIterator[torch.Tensor], taken: int
+) -> int:
+    """Kill a process, and take items until another has its place; return how many were taken."""
+    victim = loader.stats().workers[taken % 2].pid
+    os.kill(victim, signal.SIGKILL)
+    while victim in [worker.pid for worker in loader.stats().workers]:
+        assert int((await anext(items))[0]) == taken
+        taken += 1
+    return taken
+
+
+def held_now() -> tuple[int, int, int]:
+    """How many descriptors and mappings there are, and how much memory, without garbage."""
+    now = Belongings.now()
+    return now.fds.total(), now.shared_memory.total(), tracemalloc.get_traced_memory()[0]
+
+
+async def many_deaths_in_an_epoch(how: str) -> None:
+    logging.getLogger("asyncloader").setLevel(logging.ERROR)
+    pipe: Any = IterableWrapper(range(1 << 40))
+    dealt = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    graph = dealt if how == "dealt" else pipe.sharding_filter()
+    settings: dict[str, Any] = {"on_worker_death": "restart", "max_restarts": DEATHS}
+    async with loader_of(graph.map(small), 2, worker_prefetch_cnt=2, **settings) as loader:
+        items, taken = aiter(loader), 0
+        tracemalloc.start()
+        for death in range(DEATHS + 3):
+            taken = await take_until_one_is_replaced(loader, items, taken)
+            if death == 2:
+                before = held_now()
+        fds, mappings, nbytes = (now - then for now, then in zip(held_now(), before, strict=True))
+    assert fds <= MOST_FDS
+    assert mappings <= MOST_MAPPINGS
+    assert nbytes <= MOST_BYTES
+
+
+@pytest.mark.parametrize("how", ["shared out", "dealt"])
+def test_m1_an_epoch_without_an_end_holds_nothing_for_those_that_died_in_it(how, tmp_path):
+    play(tmp_path, many_deaths_in_an_epoch, how)

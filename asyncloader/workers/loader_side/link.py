@@ -188,6 +188,10 @@ class Link:
         """Whether the worker has sent all of every stream that it began."""
         return bool(self.inboxes) and all(inbox.is_whole() for inbox in self.inboxes.values())
 
+    def is_used_up(self) -> bool:
+        """Whether everything that came was opened or given back."""
+        return not self._decoder.unopened
+
     def end_epoch(self) -> None:
         """Drop what came and was not taken, and whatever still comes of this epoch."""
         self._epoch = NO_EPOCH

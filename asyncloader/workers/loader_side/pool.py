@@ -74,7 +74,7 @@ class WorkerPool:
         self._fed = fed
         self._streams = streams
         self._dispatcher: Link | None = None
-        #: Those that died in this epoch, whose frames may still wait to be opened.
+        #: Those that died in this epoch, until all of their frames are opened.
         self._retired: list[Link] = []
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
@@ -146,9 +146,7 @@ class WorkerPool:
                 link.send(EndEpoch(self._epoch))
             link.end_epoch()
             link.detach()
-        for link in self._retired:
-            link.close()
-        self._retired.clear()
+        self._close_retired(self._retired)
 
     def tell_all(self, command: Pause | Resume) -> None:
         """Pause or resume every worker, from any thread; nothing happens between epochs."""
@@ -233,7 +231,14 @@ class WorkerPool:
         for number, link in zip(numbers, links, strict=True):
             self._hand_over(self.links[number], link)
             self.links[number] = link
+        # An epoch may have no end, and any number of deaths.
+        self._close_retired([link for link in self._retired if link.is_used_up()])
         self._wake()
+
+    def _close_retired(self, links: list[Link]) -> None:
+        self._retired = [link for link in self._retired if link not in links]
+        for link in links:
+            link.close()
 
     def _hand_over(self, lost: Link, link: Link) -> None:
         assert self._start is not None
