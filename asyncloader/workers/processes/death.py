@@ -1,14 +1,30 @@
-"""A worker's death, in words.
+"""How a process ended.
 
-This file is about what an exit code says of how a process ended, and whether a lack of
-memory may have been the reason.
+This file is about the exit code of a process that nobody has reaped, and about what an exit
+code says, and whether a lack of memory may have been the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from pathlib import Path
 
 from asyncloader.workers.processes.oom import HINT
+
+
+def exitcode_of_unreaped(pid: int) -> int | None:
+    """Return the exit code of a dead process, whosever child it is; None if that is not known.
+
+    The pid is its own as long as nobody has reaped it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        # Behind the name, which may hold anything: the state, and last of all the status.
+        state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if state == "Z":
+            return os.waitstatus_to_exitcode(int(status))
+    return None
 
 
 def how_it_ended(exitcode: int | None, memory_was_short: bool) -> str:

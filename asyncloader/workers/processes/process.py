@@ -19,6 +19,7 @@ from functools import partial
 from asyncloader.deadline import time_left
 from asyncloader.shield import shielded
 from asyncloader.waiting import release
+from asyncloader.workers.processes.death import exitcode_of_unreaped
 from asyncloader.workers.processes.deathwatch import DeathWatch
 from asyncloader.workers.processes.pidfd import is_readable, kill_pidfd
 from asyncloader.workers.processes.plan import Born
@@ -147,7 +148,9 @@ class Process:
     def _settled(self) -> int:
         with self._lock:
             if self.exitcode is None:
-                self._exitcode = UNKNOWN_EXITCODE
+                # Whoever is to reap it and tell is stopped itself, say.
+                code = exitcode_of_unreaped(self.pid)
+                self._exitcode = UNKNOWN_EXITCODE if code is None else code
             assert self._exitcode is not None
             return self._exitcode
 
