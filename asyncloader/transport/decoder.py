@@ -43,8 +43,9 @@ class Decoder:
         self._view = view or ArenaView()
         #: How many items could not be unpickled so far.
         self.refused = 0
-        #: How many payloads were admitted, and neither decoded nor given back since.
-        self.unopened = 0
+        # One for each payload that was admitted, and neither decoded nor given back since. Threads
+        # decode, too, and a list loses nothing of what they do at once, as a number would.
+        self._unopened: list[None] = []
 
     def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
         """Return the items; the place of one that does not unpickle has a ``TransportError``.
@@ -61,19 +62,23 @@ class Decoder:
         any. Raises ``TransportError`` if the payload is not well-formed.
         """
         admitted = Admitted(self._open(payload, fds), memoryview(payload))
-        self.unopened += 1
+        self._unopened.append(None)
         return admitted
+
+    def has_unopened(self) -> bool:
+        """Whether a payload that was admitted is neither decoded nor given back."""
+        return bool(self._unopened)
 
     def items(self, admitted: Admitted) -> list[Any]:
         """Return the items of an admitted payload, as ``decode`` does."""
         try:
             return self._items(*admitted)
         finally:
-            self.unopened -= 1
+            self._unopened.pop()
 
     def give_back(self, admitted: Admitted) -> None:
         """Return the slots of an admitted payload without looking at its items."""
-        self.unopened -= 1
+        self._unopened.pop()
         for ref in admitted.layout.slots:
             self._view.give_back(ref)
 

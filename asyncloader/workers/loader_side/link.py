@@ -190,7 +190,7 @@ class Link:
 
     def is_used_up(self) -> bool:
         """Whether everything that came was opened or given back."""
-        return not self._decoder.unopened
+        return not self._decoder.has_unopened()
 
     def end_epoch(self) -> None:
         """Drop what came and was not taken, and whatever still comes of this epoch."""

@@ -22,7 +22,8 @@ class Worker:
         numbers = iter(range(sum(frames)))
         self.items = [(number, each) for each in range(sum(frames))]
         self.error = error
-        self.inbox = Inbox(Decoder(), number)
+        self.decoder = Decoder()
+        self.inbox = Inbox(self.decoder, number)
         self._frames = [[(number, next(numbers)) for _ in range(count)] for count in frames]
         self._is_over = False
 
@@ -30,7 +31,7 @@ class Worker:
         """Let the next frame, or the end, arrive; False after that."""
         if self._frames:
             payload = b"".join(Encoder(Arena(0)).encode(self._frames.pop(0)).parts)
-            self.inbox.put(Decoder().admit(payload))
+            self.inbox.put(self.decoder.admit(payload))
         elif not self._is_over:
             self._is_over = True
             self.inbox.end(self.error)
