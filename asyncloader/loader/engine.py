@@ -152,7 +152,12 @@ class Engine:
         thread = self._private_loop()
         kind = LoopItems if self._needs_loop() else DirectItems
         start, timing = self._next_start(gate), Timing()
-        self._items = items = kind(self.lifecycle, start, timing, gate, thread)
+        try:
+            self._items = items = kind(self.lifecycle, start, timing, gate, thread)
+        except BaseException:
+            # Nobody else would end what looks at this thread.
+            timing.end()
+            raise
         self.timing = timing
         return items
 

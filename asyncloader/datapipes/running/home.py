@@ -91,7 +91,12 @@ class ThreadGiver(Generic[T]):
         self._watched = home.watching.new(items, _GIVE_ALL, home.loop)
         name = f"asyncloader {brief_name(items)}"
         self._thread = thread_at(name, home, self._waiter, self._run)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            # It may not, where a process has as many threads as it may.
+            home.watching.end(self._watched)
+            raise
 
     async def finish(self) -> None:
         """Wait until the thread is done with its items; raise the error it met."""
@@ -110,7 +115,7 @@ class ThreadGiver(Generic[T]):
         await asyncio.wait([self._finished], timeout=seconds)
         if not self._finished.done() and not self._is_left_behind:
             self._is_left_behind = True
-            self._watched.end()
+            self._home.watching.end(self._watched)
             warn_left_behind(self._thread, seconds)
         self._home.forget(self)
 
@@ -125,7 +130,7 @@ class ThreadGiver(Generic[T]):
             self.error = not_cancelled(error)
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
             self.error = error
-        self._watched.end()
+        self._home.watching.end(self._watched)
         self._exchange.end(self.error)
         call_soon(self._home.loop, self._finish)
 

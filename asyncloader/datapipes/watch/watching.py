@@ -7,6 +7,7 @@ they were in each of them.
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from types import CodeType
 from typing import Any
@@ -21,7 +22,11 @@ class Watching:
     """The threads that iterate the pipes of one graph in this process."""
 
     def __init__(self) -> None:
-        self.threads: list[Watched] = []
+        # A signal's handler may ask how a loader is doing, in the midst of this.
+        self._lock = threading.RLock()
+        self._threads: list[Watched] = []
+        #: What those came to that have ended, by the pipes' ids.
+        self._ended: dict[int, float] = {}
         self._find: FindPipes = list
         self._pipes: list[Any] | None = None
 
@@ -34,8 +39,14 @@ class Watching:
 
     def begin(self, find: FindPipes) -> None:
         """Begin anew, with the pipes that are found; before that, nothing is watched."""
-        self.threads = []
-        self._find, self._pipes = find, None
+        with self._lock:
+            self._threads, self._ended = [], {}
+            self._find, self._pipes = find, None
+
+    def own(self, watched: Watched) -> None:
+        """Have a thread belong to the graph."""
+        with self._lock:
+            self._threads.append(watched)
 
     def add(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
         """Have a thread belong to the graph, and watch it once it has run for a while.
@@ -43,7 +54,7 @@ class Watching:
         To be called on the loop.
         """
         if self._find is not list:
-            self.threads.append(watched)
+            self.own(watched)
             loop.call_later(BEGIN_SECONDS, begin_weakly, weakref.ref(watched))
 
     def new(self, end: Any, inside: CodeType, loop: asyncio.AbstractEventLoop) -> Watched:
@@ -52,15 +63,29 @@ class Watching:
         self.add(watched, loop)
         return watched
 
+    def end(self, watched: Watched) -> None:
+        """Look at a thread no more, and keep of it only what it came to."""
+        watched.end()
+        # An epoch may have no end, and begin any number of threads.
+        with self._lock:
+            if watched in self._threads:
+                self._threads.remove(watched)
+                _add_seconds(watched, self._ended)
+
     def seconds(self) -> dict[int, float]:
         """Return how many seconds the threads spent in the pipes, by the pipes' ids."""
-        found: dict[int, float] = {}
-        for thread in list(self.threads):
-            for place, seconds in thread.seconds().items():
-                if place >= 0:
-                    key = id(thread.pipes[place])
-                    found[key] = found.get(key, 0.0) + seconds
+        with self._lock:
+            found = dict(self._ended)
+            for thread in self._threads:
+                _add_seconds(thread, found)
         return found
+
+
+def _add_seconds(thread: Watched, into: dict[int, float]) -> None:
+    for place, seconds in thread.seconds().items():
+        if place >= 0:
+            key = id(thread.pipes[place])
+            into[key] = into.get(key, 0.0) + seconds
 
 
 def begin_weakly(watched: weakref.ref[Watched]) -> None:

@@ -87,7 +87,7 @@ class Account:
         self._parts = list(parts)
         self._watched.restart(self._pipes)
         self._watching.begin(self._pipes)
-        self._watching.threads.append(self._watched)
+        self._watching.own(self._watched)
         self._due = perf_counter() + _BETWEEN_REPORTS
 
     def rest(self) -> None:
