@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of, put_cursors, resume
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.lasting import LastingError
-from asyncloader.datapipes.going_on.marks import Pace
+from asyncloader.datapipes.going_on.marks import Pace, thinned
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.function import calling
@@ -267,7 +267,9 @@ class SplitPass(Pass[T]):
         begun = thread_time()
         cursors: Cursors = {}
         put_cursors(self.split.source, cursors)
-        self._starts.append(SplitStart(self.taken, tuple(self.given), cursors))
+        # A branch may stay behind for as long as the others go on.
+        starts = thinned([*self._starts])
+        self._starts = deque([*starts, SplitStart(self.taken, tuple(self.given), cursors)])
         self._latest_start()
         self._pace.made(begun)
 

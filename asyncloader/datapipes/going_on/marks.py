@@ -11,8 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from operator import itemgetter
 from time import perf_counter, thread_time
+from typing import TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursors
+
+T = TypeVar("T")
 
 # Gathering cursors may cost one part in so many of the time.
 _SHARE = 50
@@ -75,9 +78,7 @@ class Marks:
         begun = thread_time()
         cursors: Cursors = {}
         self._put(cursors)
-        kept = self._marks[_newest(self._marks, self._oldest()) :]
-        if len(kept) > _MOST_MARKS:
-            kept = kept[::2]
+        kept = thinned(self._marks[_newest(self._marks, self._oldest()) :])
         # Another thread may be looking: it sees either list whole.
         self._marks = [*kept, (count, cursors)]
         self._pace.made(begun)
@@ -86,6 +87,14 @@ class Marks:
         """Return the cursors of the newest mark after at most ``count`` items."""
         marks = self._marks
         return marks[_newest(marks, count)][1]
+
+
+def thinned(marks: list[T]) -> list[T]:
+    """Return marks, oldest first, and only every other one where there are very many.
+
+    The oldest stays. Whoever looks for one that is gone goes on from the one before it.
+    """
+    return marks[::2] if len(marks) > _MOST_MARKS else marks
 
 
 def _newest(marks: list[tuple[int, Cursors]], count: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from asyncloader.datapipes.going_on.marks import thinned
 from asyncloader.workers.conversation.item_frames import load_mark
 from asyncloader.workers.conversation.messages import FIRST, DealStart, Mark
 
@@ -20,7 +21,8 @@ class Dealing:
 
     def note(self, mark: bytes) -> None:
         """Add a mark that was reported."""
-        self._marks.append(load_mark(mark))
+        # The workers may never say that they need the older ones no more.
+        self._marks = [*thinned(self._marks), load_mark(mark)]
 
     def start(self, pipe: int, workers: Sequence[Mark]) -> DealStart:
         """Return how dealing goes on for workers that go on from these marks."""

@@ -11,6 +11,8 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader import DataLoader2
+from asyncloader.datapipes.branches.split_pass import SplitStart
+from asyncloader.datapipes.going_on.marks import Pace
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.running.crossing import from_thread
@@ -420,3 +422,27 @@ def test_branches_go_on_twice_where_some_have_ended(name: str) -> None:
 
 def is_low(number: int) -> bool:
     return number < 4
+
+
+def is_one(number: int) -> int:
+    return int(number == 1)
+
+
+def test_a_branch_that_stays_behind_does_not_make_a_pass_remember_more_and_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Pace, "is_due", lambda pace: True)
+
+    def graph() -> Any:
+        many, one = IterableWrapper(range(3_000)).demux(2, is_one)
+        return many.concat(one)
+
+    wanted = [0, *range(2, 3_000), 1]
+    with DataLoader2(graph()) as loader:
+        items = iter(loader)
+        assert [next(items) for _ in range(2_000)] == wanted[:2_000]
+        assert sum(isinstance(each, SplitStart) for each in gc.get_objects()) < 600
+        state = loader.state_dict(include_datapipe=False)
+        assert list(items) == wanted[2_000:]
+    with DataLoader2.from_state(state, datapipe=graph()) as loader:
+        assert list(loader) == wanted[2_000:]
