@@ -25,6 +25,7 @@ from asyncloader.workers.conversation.messages import (
     Hurry,
     Kind,
     Report,
+    StartEpoch,
     StreamEnded,
     StreamFailed,
     dump_message,
@@ -165,7 +166,8 @@ class Talk:
         if isinstance(command, Hurry):
             self._hurried.add((command.epoch, command.stream))
             return
-        if isinstance(command, EndEpoch):
+        # An epoch whose streams have all come to their end is not ended, but another begins.
+        if isinstance(command, EndEpoch | StartEpoch):
             self._hurried.clear()
         self._heard.append(command)
 

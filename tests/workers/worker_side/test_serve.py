@@ -392,6 +392,23 @@ def test_a_full_arena_waits_for_slots_unless_the_item_is_waited_for(loader):
         loader.return_slots()
 
 
+def test_a_hurry_that_comes_after_the_end_of_its_stream_is_forgotten_with_the_epoch(loader):
+    loader.set_up(numbers(6).map(lambda number: bytearray(400_000)), arena_bytes=1 << 20)
+    loader.start(1)
+    while not isinstance(loader.hear(), StreamEnded):
+        loader.return_slots()
+    loader.return_slots()
+    loader.say(Hurry(1, 0))
+    loader.start(2)
+    kept = [loader.hear()[2] for _ in range(2)]
+    # Nobody waits for the third, so that it waits for a slot.
+    with pytest.raises(TimeoutError):
+        loader.hear(timeout=0.1)
+    del kept[:]
+    loader.return_slots()
+    assert loader.hear()[0] == 2
+
+
 def filled(number: int) -> Any:
     return torch.full((12_500,), float(number))
 
