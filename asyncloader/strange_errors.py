@@ -11,7 +11,10 @@ import traceback
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a note to an error."""
+    """Add a note to an error, unless it is there."""
+    # A function may raise one and the same error every time.
+    if text in notes_of(error):
+        return
     try:
         error.add_note(text)
     except Exception:  # noqa: BLE001 - a user's class may do anything

@@ -19,7 +19,7 @@ from asyncloader.datapipes.pipe.arguments import checked_function
 from asyncloader.datapipes.pipe.debugging import watched_async, watched_plain
 from asyncloader.datapipes.running.crossing import loop_calls
 from asyncloader.runtime import is_being_cancelled
-from asyncloader.strange_errors import note, notes_of
+from asyncloader.strange_errors import note
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import get_worker_info
 
@@ -91,10 +91,7 @@ def blame(error: BaseException, pipe: object) -> None:
     the data.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        place = f"raised in {stage_name(pipe)}"
-        # A function may raise one and the same error every time.
-        if place not in notes_of(error):
-            note(error, place)
+        note(error, f"raised in {stage_name(pipe)}")
     elif not _ends_the_process(error):
         raise RuntimeError(
             f"the function of {stage_name(pipe)} raised {type(error).__name__}"

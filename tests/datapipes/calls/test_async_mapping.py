@@ -84,6 +84,20 @@ async def test_errors_that_do_not_pass_say_how_often_it_was_tried():
     assert caught.value.__notes__[0] == "it was tried 3 times"
 
 
+async def test_one_error_that_is_raised_for_every_item_says_it_once():
+    error = ConnectionError("the server is gone")
+
+    async def fail(number):
+        raise error.with_traceback(None)
+
+    pipe = numbers().async_map(fail, retries=1, backoff=0.001, on_error="skip")
+    assert await drained(pipe) == []
+    assert [note.partition("(")[0] for note in error.__notes__] == [
+        "it was tried 2 times",
+        "raised in async_map",
+    ]
+
+
 async def test_other_errors_are_not_tried_again():
     flaky = Flaky(1, LookupError)
     with pytest.raises(LookupError):
