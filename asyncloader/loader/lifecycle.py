@@ -16,7 +16,7 @@ from asyncloader.datapipes.going_on.cursors import forget_passes, resume
 from asyncloader.datapipes.going_on.passes import set_all_paused
 from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
 from asyncloader.datapipes.pipe.base import is_pipe
-from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.datapipes.pipe.kinds import has_no_place, is_without_order
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
@@ -232,7 +232,9 @@ class Lifecycle:
             check_added(self._given, prepared)
         pipes = pipes_of(prepared)
         forget_passes(pipes)
-        cursors = with_orders(pipes, start.cursors)
+        # Where no state can be taken nobody needs to know what was handed out, maybe for ever.
+        takes_states = not any(map(has_no_place, pipes))
+        cursors = with_orders(pipes, start.cursors) if takes_states else start.cursors
         self._unordered = list(filter(is_without_order, pipes))
         if start.position:
             resume(prepared, start.position, cursors)

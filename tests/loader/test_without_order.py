@@ -7,6 +7,7 @@ place, or a later round had seen of it has to come first, in the order it had.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -363,6 +364,20 @@ def test_nobody_is_replaced_where_what_has_no_order_has_no_place(caplog):
 def test_what_services_add_to_what_has_no_order_loses_nothing(new_service):
     make = plain if new_service().reading_services[0].worker_count() == 0 else in_workers
     assert_nothing_is_lost(make, random.Random(3), new_service)
+
+
+async def test_no_order_is_remembered_where_no_state_can_be_taken():
+    pipe = Opaque(spread(it.IterableWrapper(range(NEVER))).batch(2, max_wait=0.1))
+    async with DataLoader2(pipe) as loader:
+        batches, sizes = aiter(loader), []
+        for _ in range(2):
+            for _ in range(2_000):
+                await anext(batches)
+            gc.collect()
+            sizes.append(len(gc.get_objects()))
+        with pytest.raises(SnapshotError, match="goes by the clock"):
+            loader.state_dict()
+    assert sizes[1] - sizes[0] < 1_000
 
 
 # What cannot be divided -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import threading
 import weakref
@@ -752,6 +753,19 @@ def test_snapshots_are_refused():
     feed = Feed()
     with DataLoader2(feed.map(double)) as loader, pytest.raises(SnapshotError, match="Feed"):
         loader.state_dict()
+
+
+async def test_a_feed_remembers_no_order_in_which_it_answered():
+    feed = Feed()
+    loader = DataLoader2(feed.async_map(double_soon, ordered=False).batch(3, max_wait=0.0))
+    async with feed.serve(loader):
+        sizes = []
+        for _ in range(2):
+            for _ in range(20):
+                assert await asyncio.gather(*map(feed.ask, range(50))) == [*range(0, 100, 2)]
+            gc.collect()
+            sizes.append(len(gc.get_objects()))
+        assert sizes[1] - sizes[0] < 500
 
 
 @pytest.mark.parametrize("value", [0, -1])

@@ -62,6 +62,11 @@ def goes_by_clock(pipe: Any) -> bool:
     return bool(pipe.goes_by_clock()) if can(pipe, "goes_by_clock") else False
 
 
+def has_no_place(pipe: Any) -> bool:
+    """Whether what a pipe yields never comes again, so that no state says where it stands."""
+    return lives_with_loader(pipe) or goes_by_clock(pipe)
+
+
 def is_without_order(pipe: Any) -> bool:
     """Whether a pipe hands its items out as they come, another time in another order."""
     return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False
