@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -29,6 +30,8 @@ from asyncloader import (
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.worker_info import get_worker_info
+from asyncloader.workers.loader_side import link
+from asyncloader.workers.loader_side.link import Link
 from tests.leaks import leaves_nothing
 
 LONG = 60.0
@@ -358,6 +361,26 @@ async def test_many_requests_survive_workers_that_die_all_the_time():
                 group.create_task(client(number))
     assert sorted(answered) == [1000 * n + turn for n in range(16) for turn in range(60)]
     assert feed.stats().under_way == 0
+
+
+def links_now() -> int:
+    gc.collect()
+    return sum(isinstance(each, Link) for each in gc.get_objects())
+
+
+async def test_a_served_loader_holds_nothing_for_workers_that_died(tmp_path, monkeypatch):
+    monkeypatch.setattr(link, "_DEATH_SECONDS", 0.01)
+    before, feed = links_now(), Feed()
+    service = workers(1, on_worker_death="restart")
+    async with feed.serve(DataLoader2(feed.map(die_or_double), reading_service=service)):
+        for turn in range(6):
+            with pytest.raises(WorkerDied):
+                await feed.ask(str(tmp_path / f"died {turn}"))
+            assert await feed.ask(turn) == 2 * turn
+        async with asyncio.timeout(LONG / 4):
+            # One that was replaced may still be waited for.
+            while links_now() > before + 1:
+                await feed.ask(1)
 
 
 # Limits and ends ------------------------------------------------------------------------

@@ -183,6 +183,8 @@ class FedStream:
     def _of_dead(self) -> list[Any]:
         """Return what dead workers had; they are replaced where that is wanted."""
         items: list[Any] = []
+        # One whose place another has taken does not come again.
+        self._buried.intersection_update(self._pool.links)
         for link in self._unburied():
             if link.failure is not None:
                 self._buried.add(link)

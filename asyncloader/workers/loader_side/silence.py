@@ -70,6 +70,7 @@ class Silence:
     def _look(self) -> None:
         self._timer = None
         now = time.monotonic()
+        self._complaints = {link: self._complaints.get(link, 0.0) for link in self._links()}
         for link in self._links():
             if now - self._silent_since(link) >= self._seconds:
                 self._complain(link, now)
