@@ -366,6 +366,33 @@ def test_what_services_add_to_what_has_no_order_loses_nothing(new_service):
     assert_nothing_is_lost(make, random.Random(3), new_service)
 
 
+BEHIND = {
+    "shuffle": lambda pipe: pipe.shuffle(buffer_size=4),
+    "groupby": lambda pipe: pipe.groupby(is_odd, group_size=2),
+    "sharding_filter": lambda pipe: pipe.sharding_filter(),
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_an_epoch_without_an_end_remembers_no_order_from_where_it_began(behind, monkeypatch):
+    # A place is noted as often as can be.
+    monkeypatch.setattr(marks, "_SHARE", 0)
+    state = None
+    for _ in range(2):
+        mapped = it.IterableWrapper(range(NEVER)).thread_map(int, concurrency=2, ordered=False)
+        with DataLoader2(behind(mapped)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            items, sizes = iter(loader), []
+            for _ in range(2):
+                for _ in range(2_000):
+                    next(items)
+                gc.collect()
+                sizes.append(len(gc.get_objects()))
+            state = loader.state_dict(include_datapipe=False)
+        assert sizes[1] - sizes[0] < 1_200
+
+
 async def test_no_order_is_remembered_where_no_state_can_be_taken():
     pipe = Opaque(spread(it.IterableWrapper(range(NEVER))).batch(2, max_wait=0.1))
     async with DataLoader2(pipe) as loader:

@@ -165,6 +165,8 @@ class ShardPass(Pass[T]):
         left_out = self.start
         if self._has_gone_on:
             resume(self.source, self.start, self._cursors)
+            # Whoever holds cursors may keep all that is handed out from then on.
+            self._cursors = {}
             left_out = 0
         items = begin(self.source)
         yield from self._counting(items, islice(items, left_out, None, self.count))

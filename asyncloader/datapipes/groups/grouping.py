@@ -139,8 +139,10 @@ class GroupPass(Pass[Any]):
 
     def _refilled(self, function: Callable[..., Any]) -> Iterator[Any]:
         """Hold the items again that were held; return those that follow."""
+        # Whoever holds cursors may keep all that is handed out from then on.
+        cursors, self._cursors = self._cursors, {}
         positions = self._positions
-        again, following = begin_with(self.pipe.source, positions, self.taken, self._cursors)
+        again, following = begin_with(self.pipe.source, positions, self.taken, cursors)
         for position, item in zip(positions, again, strict=True):
             self._hold(key_of(self.pipe, function, item), item, position)
         return following

@@ -159,11 +159,13 @@ class ShufflePass(Pass[T]):
 
     def _refilled(self) -> Iterator[T]:
         """Fill the buffer as it was, and return what follows."""
+        # Whoever holds cursors may keep all that is handed out from then on.
+        cursors, self._cursors = self._cursors, {}
         self._order.advance(self.taken, self.drawn)
         held = self._order.held
         in_order = sorted(held)
-        self.above.restart(in_order[0] if in_order else self.taken, self._cursors)
-        items, following = begin_with(self.source, in_order, self.taken, self._cursors)
+        self.above.restart(in_order[0] if in_order else self.taken, cursors)
+        items, following = begin_with(self.source, in_order, self.taken, cursors)
         found = dict(zip(in_order, items, strict=True))
         self.buffer += [(at, found[at]) if self._looks_back else found[at] for at in held]
         return following
