@@ -109,7 +109,13 @@ def _lock_later(path: str, fd: int, seconds: float) -> bool:
     # behind until the holder is done, and this one can be stopped.
     waiter = present_waiter()
     wait = _Wait(path, fd, waiter)
-    threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True).start()
+    thread = threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True)
+    try:
+        thread.start()
+    except BaseException:
+        # It may not, where a process has as many threads as it may.
+        os.close(fd)
+        raise
     is_locked = False
     try:
         is_locked = waiter.until(lambda: wait.is_over, seconds) and wait.error is None

@@ -95,7 +95,12 @@ class Makers:
             if self._is_left:
                 raise Stopped
             self._threads[thread] = waiter
-            thread.start()
+            try:
+                thread.start()
+            except BaseException:
+                # It may not, where a process has as many threads as it may.
+                del self._threads[thread]
+                raise
         return making
 
     def outcome(self, making: Making[T]) -> T:

@@ -833,6 +833,32 @@ def test_threads_that_race_make_each_entry_once(recorder):
     assert len(names_in(recorder.folder)) == 40
 
 
+def without_threads_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system refuse to start some threads."""
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+
+
+def test_without_a_thread_to_wait_for_a_promise_nothing_is_left_behind(recorder, monkeypatch):
+    without_threads_called("asyncloader waits for", monkeypatch)
+    refused = pytest.raises(RuntimeError, match="can't start new thread")
+    with Promise.claim(recorder.path(1), 0), leaves_nothing(), refused:
+        Promise.claim(recorder.path(1), 60)
+
+
+def test_without_a_thread_to_make_an_entry_the_loader_says_so(recorder, monkeypatch):
+    without_threads_called("asyncloader maker", monkeypatch)
+    refused = pytest.raises(RuntimeError, match="can't start new thread")
+    with DataLoader2(cache_of(recorder, range(3), concurrency=2)) as loader, refused:
+        list(loader)
+
+
 def test_a_promise_that_was_left_behind_is_taken_over(recorder):
     recorder.folder.mkdir()
     Path(recorder.path(1) + ".promise").write_text("999999")
