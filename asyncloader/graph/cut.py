@@ -19,11 +19,14 @@ from typing import Any, Literal
 
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.patterns.replaying import is_replayed
+from asyncloader.datapipes.pipe.edges import reads_twice
 from asyncloader.datapipes.pipe.kinds import (
     functional_name,
     goes_by_clock,
     is_dispatch,
     is_filter_of_shards,
+    is_splitter,
     is_without_order,
     lives_with_loader,
     shards_itself,
@@ -181,6 +184,34 @@ def no_order_in_dealing(dispatch: Any | None) -> str | None:
                 " sharding_round_robin_dispatch"
             )
     return None
+
+
+def read_again(end: Any, comes_once: Any) -> Any | None:
+    """Return what has a pipe read more than once in an epoch of the graph, if that can be seen.
+
+    ``end`` is the graph's last pipe. How often a user's pipe reads its sources cannot be seen.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper([1])
+    >>> read_again(source.map(str).cycle(2), source), read_again(source.map(str), source)
+    (cycle(2), None)
+    """
+    wiring = Wiring(end)
+    following = [pipe for pipe in wiring.pipes if id(comes_once) in wiring.upstream([pipe])]
+    return next((pipe for pipe in following if _is_read_again(pipe, wiring)), None)
+
+
+def _is_read_again(pipe: Any, wiring: Wiring) -> bool:
+    """Whether a pipe reads its source again, or is itself read in several passes."""
+    if functional_name(pipe) == "cycle":
+        return getattr(pipe, "count", None) not in (0, 1)
+    # Those that read a splitter share a pass, but for the shares of a random split.
+    if is_splitter(pipe) and functional_name(pipe) != "random_split":
+        return False
+    readers = wiring.readers(pipe)
+    # A pipe of the user's may know its one source by several names.
+    twice = any(not is_replayed(reader) and reads_twice(reader, pipe) for reader in readers)
+    return len(readers) > 1 or twice
 
 
 def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:

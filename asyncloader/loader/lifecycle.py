@@ -15,7 +15,7 @@ from typing import Any
 from asyncloader.datapipes.going_on.cursors import forget_passes, resume
 from asyncloader.datapipes.going_on.passes import set_all_paused
 from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
-from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
 from asyncloader.datapipes.pipe.kinds import has_no_place, is_without_order
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
@@ -184,6 +184,9 @@ class Lifecycle:
 
     async def _initialize(self) -> None:
         graph, self._given = fingerprint(self._datapipe), pipes_of(self._datapipe)
+        for pipe in self._given:
+            if isinstance(pipe, DataPipe) and (refusal := pipe.refusal()):
+                raise ValueError(refusal)
         try:
             state = self._service_state
             adapted = await self._adapted(state)

@@ -19,6 +19,7 @@ from asyncloader.datapipes.going_on.cursors import (
     take_number_of,
 )
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.patterns.replaying import is_replayed
 from asyncloader.datapipes.pipe.kinds import functional_name
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import WorkerPart, cut_graph
@@ -102,6 +103,8 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         end = part.end
         for inlet in part.inlets:
             stand_in = FromLoader() if inlet is cut.feed else FromDispatcher()
+            unknown = (stage_name(pipe) for pipe in part.pipes if is_replayed(pipe))
+            stand_in.readers = " or ".join(unknown)
             end = _with_inlet(end, inlet, stand_in)
         if not is_fed:
             outlet.length = _length(end, dispatch, num_workers)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.calls.prefetching import Prefetcher
-from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_function,
@@ -26,7 +26,8 @@ from asyncloader.datapipes.pipe.arguments import (
 from asyncloader.datapipes.pipe.kinds import lives_with_loader
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing, read_again
+from asyncloader.graph.fingerprint import read_without_fork
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
@@ -47,6 +48,7 @@ from asyncloader.workers.worker_side.account import WorkerStats
 from asyncloader.workers.worker_side.alike import check_alike
 from asyncloader.workers.worker_side.main import WorkerPlan
 from asyncloader.workers.worker_side.resets import NO_RESETS, dump_resets, resets_name
+from asyncloader.workers.worker_side.supply import FromDispatcher
 
 InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]
@@ -146,6 +148,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if not division.outlets:
             return datapipe
         self._check_may_restart(division)
+        _check_read_once(division)
         if self.num_workers > 1:
             _check_divided_alike(division)
             warn_of_repeats(division)
@@ -168,7 +171,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self._prefetched(division.root)
 
     def _check_may_restart(self, division: Division) -> None:
-        refusal = no_order_in_dealing(division.dispatch)
+        refusal = no_order_in_dealing(division.dispatch) or _no_place(division)
         if self.on_worker_death == "restart" and refusal is not None:
             raise ValueError(f'on_worker_death="restart" is not possible: {refusal}')
 
@@ -313,10 +316,41 @@ def _check_is_here(datapipe: Any) -> None:
         )
 
 
+def _no_place(division: Division) -> str | None:
+    """Say what keeps anybody from going on where a process that died stood, if anything does."""
+    ends = [*division.ends, *([] if division.dispatch is None else [division.dispatch])]
+    for pipe in (pipe for end in ends for pipe in read_without_fork(end)):
+        return (
+            f"{stage_name(pipe)} is read in several passes at once, so that nobody can say where"
+            " it stood. Use fork() to read it several times"
+        )
+    return None
+
+
 def _check_divided_alike(division: Division) -> None:
     for end in division.ends:
         if refusal := no_order_in_dividing(end, SHARDING_PRIORITIES.MULTIPROCESSING, "workers"):
             raise ValueError(refusal)
+
+
+def _check_read_once(division: Division) -> None:
+    for end in division.ends:
+        for inlet in breadth_first(end):
+            reader = read_again(end, inlet) if isinstance(inlet, FromDispatcher) else None
+            if reader is not None:
+                raise ValueError(
+                    f"{stage_name(reader)} follows sharding_round_robin_dispatch(), which deals"
+                    " each item once in an epoch, and has them read more than once. Put it before"
+                    " sharding_round_robin_dispatch()"
+                )
+    for outlet in division.outlets:
+        reader = read_again(division.root, outlet)
+        if reader is not None:
+            raise ValueError(
+                f"{stage_name(reader)} stays in the loader's process, and has the workers' items"
+                " read more than once in an epoch, in which they come once. Put it before the"
+                " pipes that have to stay in the loader's process"
+            )
 
 
 def _pickled_plan(plan: WorkerPlan) -> Parcel:

@@ -25,6 +25,7 @@ from asyncloader.datapipes.branches.split_pass import SplitPass
 from asyncloader.datapipes.going_on.cursors import Cursors, dropped, put_cursor
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.patterns.rereading import add_cursors
 from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.edges import edges_of
@@ -75,8 +76,11 @@ class OutlastingPass(Pass[T]):
         self._ended_branches |= _branches_read_by(source)
 
     def put_above(self, into: Cursors) -> None:
-        """Add where the branches stand through which the sources were read that have ended."""
-        into.update(self._ended_branches)
+        """Add where the branches stand through which the sources were read that have ended.
+
+        What is read now adds its own before: it may read the same branches once more.
+        """
+        add_cursors(self._ended_branches, into)
 
 
 def _branches_read_by(source: Any) -> Cursors:

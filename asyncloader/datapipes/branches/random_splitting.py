@@ -21,6 +21,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.upstream import drawn_above
 from asyncloader.datapipes.pipe.weights import checked_weight
 from asyncloader.errors import IteratorInvalidated
 
@@ -35,7 +36,8 @@ class RandomSplitter(IterDataPipe[T]):
     the source) give shares of just these lengths. With ``target``, one of the keys, only
     that share is returned. Equal seeds give equal splits, in every pass, until
     ``share.override_seed(seed)`` says otherwise for the next ones. One share is read at
-    a time: a pass over one invalidates the iterators of the others.
+    a time: a pass over one invalidates the iterators of the others. Each share reads the
+    source by itself, so shuffle the shares and not the source.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> numbers = IterableWrapper(range(10))
@@ -120,6 +122,16 @@ class RandomSplit(IterDataPipe[T]):
             self.current_pass.is_invalid = True
         self.current_pass = running
 
+    def refusal(self) -> str:
+        drawn = drawn_above(self)
+        if drawn is None:
+            return ""
+        return (
+            f"{self!r} reads its source once for each share, and {drawn!r} before it gives another"
+            " order each time, so that an item may be in several shares, or in none. Split first,"
+            " and shuffle the shares"
+        )
+
     def expected_lengths(self) -> list[float]:
         """Return how many items each share has; fractions are not known before a pass."""
         return _scaled(list(self.weights.values()), self.total_length)
@@ -150,6 +162,8 @@ class Share(IterDataPipe[T]):
         return self
 
     def new_pass(self) -> SharePass[T]:
+        if refusal := self.source.refusal():
+            raise ValueError(refusal)
         running = SharePass(self.source, self.key, self.source.seed)
         self.source.begin(running)
         return running

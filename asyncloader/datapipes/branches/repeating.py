@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.branches.branching import OutlastingPass
+from asyncloader.datapipes.branches.branching import Branch, OutlastingPass
 from asyncloader.datapipes.going_on.cursors import (
     Cursor,
     Cursors,
@@ -34,6 +34,7 @@ from asyncloader.datapipes.pipe.arguments import (
     keyed_sources,
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.randomness import Seeded
 from asyncloader.datapipes.pipe.upstream import pipes_from
 
@@ -76,9 +77,21 @@ class ConcatPass(OutlastingPass[T]):
     taken: int = 0
     yielded: int = 0
 
+    def __post_init__(self) -> None:
+        # As the shares of one random_split are, all of which read its source.
+        self._seeds = RoundSeeds(_read_again(self.sources))
+
     @property
     def source(self) -> Any:
         return self.sources[self.current]
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), **self._seeds.cursor()}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self._seeds.go_on(cursor)
+        return super().go_on(position, cursor, cursors)
 
     def put_above(self, into: Cursors) -> None:
         put_cursors(self.source, into)
@@ -88,6 +101,7 @@ class ConcatPass(OutlastingPass[T]):
         super().put_above(into)
 
     def __iter__(self) -> Iterator[T]:
+        self._seeds.begin()
         while self.current < len(self.sources):
             for item in begin(self.source):
                 self.taken += 1
@@ -97,6 +111,7 @@ class ConcatPass(OutlastingPass[T]):
                 return
             self.note_end(self.source)
             self.current, self.taken = self.current + 1, 0
+            self._seeds.begin_next()
 
 
 @functional_datapipe("concat")
@@ -171,30 +186,18 @@ class CyclePass(Pass[T]):
     yielded: int = 0
 
     def __post_init__(self) -> None:
-        self._above = list(pipes_from(self.source))
-        self._seeded = [pipe for pipe in self._above if isinstance(pipe, Seeded)]
-        # By number: the seeds of this round, and those that follow if nothing more is begun in it.
-        self._seeds: Seeds = {}
-        self._following: Seeds = {}
+        self._seeds = RoundSeeds(pipes_from(self.source))
 
     def cursor(self) -> Cursor:
-        # What is above says where it stands only as far as it has come in this round, so
-        # that its seeds, which every round has others of, are noted here as well.
-        return {
-            **super().cursor(),
-            "seeds": [[number, seed] for number, seed in self._seeds.items()],
-            "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
-        }
+        return {**super().cursor(), **self._seeds.cursor()}
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
-            self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
-            self._set_seeds(self._seeds)
+            self._seeds.go_on(cursor)
         return super().go_on(position, cursor, cursors)
 
     def __iter__(self) -> Iterator[T]:
-        if not self._seeds:
-            self._settle_seeds()
+        self._seeds.begin()
         while self.rounds != self.count:
             for item in begin(self.source):
                 self.taken += 1
@@ -203,19 +206,52 @@ class CyclePass(Pass[T]):
             if not self.taken:
                 return
             self.rounds, self.taken = self.rounds + 1, 0
-            self._forget_round()
-            self._settle_seeds()
+            self._seeds.begin_next()
 
-    def _forget_round(self) -> None:
+
+class RoundSeeds:
+    """The seeds of pipes that are read several times in one pass.
+
+    They say where they stand only as far as they have come in a round, and every round has
+    other seeds, so that these are part of the cursor.
+    """
+
+    def __init__(self, pipes: Iterable[Any]) -> None:
+        self._pipes = list(pipes)
+        self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
+        # By number: the seeds of this round, and those that follow if nothing more is begun in it.
+        self._seeds: Seeds = {}
+        self._following: Seeds = {}
+
+    def cursor(self) -> Cursor:
+        """Return the seeds of this round and of the next, as plain data."""
+        return {
+            "seeds": [[number, seed] for number, seed in self._seeds.items()],
+            "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
+        }
+
+    def go_on(self, cursor: Cursor) -> None:
+        """Go on in the round that a cursor says."""
+        self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
+        self._set_seeds(self._seeds)
+
+    def begin(self) -> None:
+        """Begin the first round, or the one that is gone on with."""
+        if not self._seeds:
+            self._settle()
+
+    def begin_next(self) -> None:
+        """Begin the next round."""
         # What had ended when this pass went on was not begun: it begins anew now.
-        forget_starts(self._above)
-        with_orders(self._above, {})
+        forget_starts(self._pipes)
+        with_orders(self._pipes, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({number: following.get(number, seed) for number, seed in unused})
         self._following = {}
+        self._settle()
 
-    def _settle_seeds(self) -> None:
+    def _settle(self) -> None:
         # Also for what is begun late in the round, or not at all.
         for pipe in self._seeded:
             pipe.settle_seed()
@@ -230,6 +266,30 @@ class CyclePass(Pass[T]):
             seed = seeds.get(number_of(pipe))
             if seed is not None:
                 pipe.set_seed(seed)
+
+
+def _read_again(sources: Sequence[Any]) -> list[Any]:
+    """Return the pipes that are read once more where one source follows another."""
+    found: dict[int, Any] = {}
+    read: set[int] = set()
+    for source in sources:
+        pipes = _up_to_branches(source)
+        for pipe in pipes.values():
+            if id(pipe) in read:
+                found.update((id(each), each) for each in pipes_from(pipe))
+        read |= pipes.keys()
+    return list(found.values())
+
+
+def _up_to_branches(pipe: Any) -> dict[int, Any]:
+    """Return what is above a pipe, as far as the branches of splitters, which share a pass."""
+    found, waiting = {id(pipe): pipe}, [pipe]
+    while waiting:
+        current = waiting.pop()
+        fresh = [] if isinstance(current, Branch) else edges_of(current)
+        waiting += [each for each in fresh if id(each) not in found]
+        found.update((id(each), each) for each in fresh)
+    return found
 
 
 @functional_datapipe("repeat")

@@ -19,6 +19,7 @@ from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import add_cursors, closing_items
 from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source, keyed_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.upstream import drawn_above
 from asyncloader.datapipes.pipe.weighing import weight_of
 
 T = TypeVar("T")
@@ -33,7 +34,8 @@ class InMemoryCacheHolder(IterDataPipe[T]):
     At most ``size`` megabytes are kept (default: all), of the items that came last; those
     before them are read again each time. A pass that was not read to its end keeps none.
     Every process keeps its own, and a copy of the pipe begins with none. Put this before
-    what is random: what is kept is the same in every pass, and in its order.
+    what is random: what is kept is the same in every pass, and in its order. A loader refuses
+    it behind a shuffle: a process that begins later would keep another order.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> cached = IterableWrapper([1, 2]).map(str).in_memory_cache()
@@ -48,6 +50,16 @@ class InMemoryCacheHolder(IterDataPipe[T]):
 
     def __len__(self) -> int:
         return len(self.source) if self.kept is None else self.kept.count
+
+    def refusal(self) -> str:
+        drawn = drawn_above(self)
+        if drawn is None:
+            return ""
+        return (
+            f"{self!r} keeps its first pass, while {drawn!r} before it gives another order to"
+            " every process and epoch that does not have that pass: items would be lost and"
+            f" come twice. Put {self!r} before {drawn!r}"
+        )
 
     def new_pass(self) -> MemoryCachePass[T]:
         return MemoryCachePass(self)

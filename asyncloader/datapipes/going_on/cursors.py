@@ -266,20 +266,18 @@ def _yielded(cursor: Cursor | None) -> int:
     return 0 if cursor is None else cursor["yielded"]
 
 
-def _may_go_on(pipe: Any, cursor: Cursor | None) -> bool:
-    """Give a user's source its own state back; whether it has more to yield."""
-    # Not before the first item is asked for. A pass may end without asking this source for
-    # any, and then the state would be there for the next pass, which begins at the beginning.
+def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
+    # A pass that ends without asking this source for an item leaves it as it is, so its own
+    # state is given back here, and not before.
     if cursor is not None:
         pipe.load_state_dict(cursor["state"])
-    return cursor is None or "ended" not in cursor
-
-
-def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
-    if not _may_go_on(pipe, cursor):
-        return
     fields, count, items = vars(pipe), _yielded(cursor), iter(pipe)
     try:
+        if cursor is not None and "ended" in cursor:
+            # It stands at its end, which its next pass must not begin with, or at its
+            # beginning again.
+            next(items, None)
+            return
         for item in items:
             count += 1
             fields[_COUNT] = count
@@ -290,10 +288,13 @@ def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
 
 
 async def _acounted(pipe: Any, cursor: Cursor | None) -> AsyncIterator[Any]:
-    if not _may_go_on(pipe, cursor):
-        return
+    if cursor is not None:
+        pipe.load_state_dict(cursor["state"])
     fields, count, items = vars(pipe), _yielded(cursor), aiter(pipe)
     try:
+        if cursor is not None and "ended" in cursor:
+            await anext(items, None)
+            return
         async for item in items:
             count += 1
             fields[_COUNT] = count

@@ -92,6 +92,13 @@ class DataPipe:
         """Whether what the pipe yields depends on the time, so that no snapshot can go back."""
         return False
 
+    def refusal(self) -> str:
+        """Say why the pipe would lose items where it stands in its graph; nothing if it does not.
+
+        A loader raises it before the first item.
+        """
+        return ""
+
     def is_splitter(self) -> bool:
         """Whether the pipe is read through branches that share what it holds."""
         return False

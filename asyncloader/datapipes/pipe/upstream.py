@@ -11,7 +11,12 @@ from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursors, cursors_of, first_cursors, resume
 from asyncloader.datapipes.pipe.edges import edges_of
-from asyncloader.datapipes.pipe.kinds import is_splitter
+from asyncloader.datapipes.pipe.kinds import (
+    is_random,
+    is_shuffler,
+    is_splitter,
+    is_without_order,
+)
 
 
 def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
@@ -29,6 +34,18 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
+
+
+def drawn_above(pipe: Any) -> Any | None:
+    """Return a pipe above this one that gives its items another order each time, if any does."""
+    above = (each for each in pipes_from(pipe) if each is not pipe)
+    return next((each for each in above if is_without_order(each) or _draws(each)), None)
+
+
+def _draws(pipe: Any) -> bool:
+    if is_shuffler(pipe):
+        return bool(getattr(pipe, "shuffles", getattr(pipe, "_enabled", True)))
+    return is_random(pipe)
 
 
 def part_of(source: Any, cursors: Cursors) -> Cursors:

@@ -50,7 +50,7 @@ from asyncloader.workers.conversation.random_states import RandomStates, SharedG
 from asyncloader.workers.worker_side.account import Account
 from asyncloader.workers.worker_side.alike import check_alike, is_as_long
 from asyncloader.workers.worker_side.from_loader import FromLoader
-from asyncloader.workers.worker_side.marker import Marker
+from asyncloader.workers.worker_side.marker import Marker, dealt_before
 from asyncloader.workers.worker_side.part import Part, Prepared
 from asyncloader.workers.worker_side.punctual import Punctual
 from asyncloader.workers.worker_side.resets import NO_RESETS, load_resets, resets_name
@@ -216,6 +216,9 @@ class Worker:
         if command.epoch != self._epoch or not self._ready:
             return
         part = self._ready[command.stream]
+        for inlet in self._inlets:
+            if any(pipe is inlet for pipe in part.pipes):
+                inlet.begin_epoch(command.epoch, dealt_before(inlet, command.mark.cursors))
         self._generators.turn_to(command.stream)
         stream = Stream(
             self._talk,
@@ -239,8 +242,6 @@ class Worker:
         generator = command.seed_generator.spawn(self._info.worker_id, inplace=True)
         first = self._seeding(generator)
         first()
-        for inlet in self._inlets:
-            inlet.epoch = command.epoch
         ready = []
         for part in self._parts:
             part.seed(command.shared_seeds, generator)

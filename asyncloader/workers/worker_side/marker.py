@@ -6,21 +6,31 @@ and says between two frames where they stand now, so that another worker can go 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import thread_time
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, dropped, put_cursors, resume
+from asyncloader.datapipes.going_on.cursors import (
+    Cursors,
+    cursor_of,
+    dropped,
+    number_of,
+    put_cursor,
+    put_cursors,
+    resume,
+)
 from asyncloader.datapipes.going_on.marks import Pace
 from asyncloader.datapipes.going_on.tidings import Piece, Teller
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.replaying import needs_replay, with_orders
 from asyncloader.datapipes.pipe.base import is_iter_pipe
-from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.datapipes.pipe.kinds import is_splitter, is_without_order
+from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.conversation.messages import FIRST, Mark
 from asyncloader.workers.conversation.random_states import RandomStates, set_states
 from asyncloader.workers.worker_side.from_loader import FromLoader
 from asyncloader.workers.worker_side.part import Prepared
+from asyncloader.workers.worker_side.supply import FromDispatcher
 
 
 class Marker:
@@ -41,6 +51,7 @@ class Marker:
         #: The first mark, where nobody else knows what it has to say.
         self._beginning: Mark | None = None
         self._teller = Teller(())
+        self._dealt = list(_readings(self._pipes))
         #: How many items the epoch's stream had before the first that is sent.
         self.first = mark.position + unwanted
 
@@ -84,6 +95,7 @@ class Marker:
         begun = thread_time()
         cursors: Cursors = {}
         put_cursors(self._pipe, cursors)
+        self._note_dealt(cursors)
         states = self._states.changed()
         self._pace.made(begun)
         if states is not None and self._makes_again:
@@ -92,9 +104,45 @@ class Marker:
             return None
         return Mark(position, cursors, states)
 
+    def _note_dealt(self, cursors: Cursors) -> None:
+        """Add how many of the items that were dealt nobody needs who goes on from here.
+
+        A pipe that knows no place reads them from the first one on, and a splitter those
+        that it began at, which its branches say.
+        """
+        for inlet, splitters, is_replayed in self._dealt:
+            taken = 0 if is_replayed else _least_taken(inlet, splitters, cursors)
+            put_cursor(inlet, {"taken": taken}, cursors)
+
     def pieces(self) -> list[Piece]:
         """Return what was handed out without order since the last call."""
         return self._teller.pieces()
+
+
+def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:
+    """Return how many items a worker that goes on from a mark was dealt before."""
+    cursor = cursor_of(inlet, cursors) or {"taken": 0}
+    return int(cursor["taken"])
+
+
+def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, set[int | None], bool]]:
+    """Yield whatever is dealt, the splitters that read it, and whether it is read again."""
+    for inlet in pipes:
+        if type(inlet) is FromDispatcher:
+            readers = [
+                pipe
+                for pipe in pipes
+                if pipe is not inlet and any(each is inlet for each in breadth_first(pipe))
+            ]
+            splitters = {number_of(pipe) for pipe in readers if is_splitter(pipe)}
+            yield inlet, splitters, any(map(needs_replay, readers))
+
+
+def _least_taken(inlet: FromDispatcher, splitters: set[int | None], cursors: Cursors) -> int:
+    if cursor_of(inlet, cursors):
+        return dealt_before(inlet, cursors)
+    starts = (dict(each["above"]) for each in cursors.values() if each.get("splitter") in splitters)
+    return min((_least_taken(inlet, splitters, start) for start in starts), default=0)
 
 
 def _makes_again(pipe: Any) -> bool:

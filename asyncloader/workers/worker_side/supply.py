@@ -128,38 +128,55 @@ class FromDispatcher(IterDataPipe[Any]):
 
     is_stand_in = True
 
-    #: How many items were dealt to the worker, from the beginning of the epoch.
-    taken = 0
-
     def __init__(self) -> None:
-        self.epoch = 0
         self.length: int | None = None
         self.supply: Supply | None = None
+        #: The names of those who may read this twice, as nobody knows how they read.
+        self.readers = ""
+        self._items: Iterator[Any] = iter(())
+        self._taken = 0
 
     def __len__(self) -> int:
         if self.length is None:
             raise TypeError(f"{self!r} has no length")
         return self.length
 
+    def begin_epoch(self, epoch: int, taken: int = 0) -> None:
+        """Yield what the worker is dealt in an epoch, after the first ``taken`` of it."""
+        assert self.supply is not None
+        self._items, self._taken = self.supply.items(epoch), taken
+
     def __iter__(self) -> Iterator[Any]:
-        return self._items(0)
+        return self._from(0)
 
     def new_supply(self, channel: Channel) -> Supply:
         """Return the worker's end of the channel that the items come over."""
         return Supply(channel)
 
     def put_cursors(self, into: Cursors) -> None:
-        put_cursor(self, {"taken": self.taken}, into)
+        put_cursor(self, {"taken": self._taken}, into)
 
     def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
-        # What the worker had by the time of the cursor is not dealt again.
+        # What the worker had by the time of the cursor need not be dealt again.
         cursor = cursor_of(self, cursors) or {"taken": 0}
-        return dropped(self._items(cursor["taken"]), position - cursor["taken"])
+        return dropped(self._from(cursor["taken"]), position - cursor["taken"])
 
-    def _items(self, taken: int) -> Iterator[Any]:
+    def _from(self, position: int) -> Iterator[Any]:
         if self.supply is None:
             raise LoaderError("what a dispatching process deals can be iterated only in a worker")
-        self.taken = taken
-        for item in self.supply.items(self.epoch):
-            self.taken += 1
-            yield item
+        if position < self._taken:
+            raise LoaderError(
+                f"{self.readers or 'a pipe'} reads twice in one epoch what follows"
+                " sharding_round_robin_dispatch(), which deals each item once. Read it once, or"
+                " put sharding_round_robin_dispatch() after the pipe that reads twice"
+            )
+        # Whoever leaves off is followed by one that takes the next item.
+        while (item := next(self._items, _END)) is not _END:
+            self._taken += 1
+            if self._taken > position:
+                yield item
+            del item
+
+
+#: Stands for the item after the last.
+_END = object()

@@ -1,0 +1,301 @@
+"""Rows N1, N3, N4, N5: what a pass has to know of its place, so that nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.errors import LoaderError
+from tests.steps import loader_from
+
+DEALT = SHARDING_PRIORITIES.MULTIPROCESSING
+COUNT = 60
+
+
+def slow(item: Any) -> Any:
+    """Take so long that places are noted at nearly every item."""
+    time.sleep(0.002)
+    return item
+
+
+def first_of(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+def forked(graph: Any) -> Any:
+    left, right = graph.fork(2)
+    return left.zip(right).map(first_of)
+
+
+def divided(graph: Any, total: int) -> Any:
+    left, right = graph.random_split({"left": 1, "right": 2}, seed=0, total_length=total)
+    return left.concat(right)
+
+
+class AsItComes(IterDataPipe[Any]):
+    """A pipe of a user's, which knows no place."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+class TwoPasses(AsItComes):
+    """Reads its source twice."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+        yield from self.source
+
+
+class Counter(IterDataPipe[int]):
+    """A source that knows its place, and after its end says the end."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.at = self.begins_at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.begins_at = self.begins_at, 0
+        while self.at < self.count:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begins_at = state["at"]
+
+
+# N1 -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kept", ["in_memory_cache", "random_split"])
+def test_n1_what_reads_its_source_again_or_keeps_it_is_refused_behind_a_shuffle(
+    kept: str, workers: int
+) -> None:
+    shuffled = IterableWrapper(range(COUNT)).map(str).shuffle()
+    graph = shuffled.in_memory_cache() if kept == "in_memory_cache" else divided(shuffled, COUNT)
+    service = MultiProcessingReadingService(workers, on_worker_death="restart")
+    loader = DataLoader2(graph.sharding_filter(), reading_service=service)
+    with pytest.raises(ValueError, match=rf"^{kept}.*shuffle\(\) before it.* another\s+order"):
+        next(iter(loader))
+    loader.shutdown()
+
+
+def test_n1_a_share_read_without_a_loader_is_refused_behind_a_shuffle() -> None:
+    left, _ = IterableWrapper(range(9)).shuffle().random_split({"left": 1, "right": 1}, seed=0)
+    with pytest.raises(ValueError, match="shuffle the shares"):
+        list(left)
+    left, right = (
+        IterableWrapper(range(9)).shuffle().set_shuffle(False).random_split({"l": 1, "r": 1}, 0)
+    )
+    assert sorted([*left, *right]) == list(range(9))
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_n1_every_item_comes_once_in_every_epoch_where_the_cache_stands_before_the_shuffle(
+    is_killed: bool,
+) -> None:
+    def graph() -> Any:
+        kept = IterableWrapper(range(COUNT)).in_memory_cache()
+        return kept.shuffle().sharding_filter().map(slow)
+
+    with loader_from(graph(), MultiProcessingReadingService(2)) as loader:
+        epochs = [list(loader) for _ in range(3)]
+    service = MultiProcessingReadingService(2, on_worker_death="restart")
+    with loader_from(graph(), service) as loader:
+        first = []
+        for item in loader:
+            first.append(item)
+            state = loader.state_dict(include_datapipe=False)
+            if len(first) == COUNT // 2 and is_killed:
+                os.kill(loader.stats().workers[0].pid, signal.SIGKILL)
+            if len(first) == COUNT // 2 and not is_killed:
+                break
+        else:
+            assert [first, list(loader), list(loader)] == epochs
+            return
+    with loader_from(graph(), service, state) as resumed:
+        assert [first + list(resumed), list(resumed), list(resumed)] == epochs
+
+
+# N3 -------------------------------------------------------------------------------------
+
+READ_TWICE: dict[str, Callable[[Any], Any]] = {
+    "cycle": lambda dealt: dealt.map(str).cycle(2),
+    "random_split": lambda dealt: divided(dealt, COUNT),
+    "map": lambda dealt: (lambda made: made.concat(made))(dealt.map(str)),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("reader", READ_TWICE)
+def test_n3_what_reads_twice_what_is_dealt_once_is_refused_by_name(
+    reader: str, workers: int
+) -> None:
+    dealt = IterableWrapper(range(COUNT)).sharding_round_robin_dispatch(DEALT)
+    loader = loader_from(READ_TWICE[reader](dealt), MultiProcessingReadingService(workers))
+    with pytest.raises(ValueError, match=rf"^{reader}\(.*once in an epoch.*Put it before"):
+        next(iter(loader))
+    loader.shutdown()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_n3_a_users_pipe_that_reads_twice_what_is_dealt_once_is_told_so(workers: int) -> None:
+    dealt = IterableWrapper(range(COUNT)).sharding_round_robin_dispatch(DEALT)
+    service = MultiProcessingReadingService(workers)
+    with (
+        loader_from(TwoPasses(dealt.map(str)), service) as loader,
+        pytest.raises(LoaderError, match=r"^TwoPasses\(\) reads twice in one epoch"),
+    ):
+        list(loader)
+
+
+def test_n3_a_cycle_that_stays_with_the_loader_is_refused_by_name() -> None:
+    graph = IterableWrapper(range(COUNT)).sharding_filter().pin_memory().cycle(2)
+    loader = loader_from(graph, MultiProcessingReadingService(2))
+    with pytest.raises(ValueError, match=r"^cycle\(2\) stays in the loader's process"):
+        next(iter(loader))
+    loader.shutdown()
+
+
+def test_n3_who_goes_on_with_what_another_left_of_what_is_dealt_takes_the_next_item() -> None:
+    dealt = IterableWrapper(range(COUNT)).sharding_round_robin_dispatch(DEALT)
+    left, right = dealt.fork(2, buffer_size=COUNT)
+    graph = left.header(5).concat(right)
+    with loader_from(graph, MultiProcessingReadingService(1)) as loader:
+        assert list(loader) == [*range(5), *range(COUNT)]
+
+
+# N4 -------------------------------------------------------------------------------------
+
+COMPOSED: dict[str, Callable[[Any, int], Any]] = {
+    "fork, zip, random_split, concat": lambda graph, count: divided(forked(graph), count),
+    "fork, zip, a user's, random_split, concat": lambda graph, count: divided(
+        AsItComes(forked(graph)), count
+    ),
+    "random_split, concat, fork, zip": lambda graph, count: forked(divided(graph, count)),
+    "fork, zip, concat with itself": lambda graph, _: (lambda one: one.concat(one))(forked(graph)),
+}
+
+
+@pytest.mark.parametrize("composed", COMPOSED)
+@pytest.mark.parametrize("workers", [0, 3])
+def test_n4_a_state_of_what_is_read_again_behind_a_shard_goes_on_exactly(
+    workers: int, composed: str
+) -> None:
+    def graph() -> Any:
+        source = IterableWrapper(range(COUNT)).map(slow).sharding_filter()
+        return COMPOSED[composed](source, COUNT // max(1, workers))
+
+    service = MultiProcessingReadingService(workers)
+    states, items = [], []
+    with loader_from(graph(), service) as loader:
+        for item in loader:
+            items.append(item)
+            states.append(loader.state_dict(include_datapipe=False))
+        following = list(loader)
+    for step in random.Random(4).sample(range(len(items)), 6):
+        with loader_from(graph(), service, states[step]) as resumed:
+            assert [list(resumed), list(resumed)] == [items[step + 1 :], following], step
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        lambda: (lambda one: one.concat(one))(SequenceWrapper(range(12)).shuffle()).groupby(int),
+        lambda: (lambda one: one.concat(one))(forked(IterableWrapper(range(12)).shuffle())),
+        lambda: Counter(12).shuffle().cycle(2).shuffle(buffer_size=3),
+        lambda: Counter(12).concat(Counter(7)).map(str).cycle(2),
+    ],
+    ids=["by index", "behind a fork", "a source at its end", "sources at their ends"],
+)
+def test_n4_what_is_read_again_goes_on_with_the_order_of_that_time(
+    graph: Callable[[], Any],
+) -> None:
+    states, items = [], []
+    with loader_from(graph()) as loader:
+        for item in loader:
+            items.append(item)
+            states.append(loader.state_dict(include_datapipe=False))
+            slow(item)
+        following = list(loader)
+    for step, state in enumerate(states, 1):
+        with loader_from(graph(), None, state) as resumed:
+            assert [list(resumed), list(resumed)] == [items[step:], following], step
+
+
+# N5 -------------------------------------------------------------------------------------
+
+BEHIND_A_DISPATCHER: dict[str, Callable[[Any], Any]] = {
+    "fork, zip": forked,
+    "flatmap, filter, fork, zip, batch": lambda dealt: forked(
+        dealt.flatmap(lambda number: [number] * (number % 3)).filter(lambda number: number % 5 != 0)
+    ).batch(2),
+    "a user's between branches": lambda dealt: (
+        lambda left, right: left.zip(AsItComes(right)).map(first_of)
+    )(*dealt.fork(2)),
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND_A_DISPATCHER)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_n5_kills_change_nothing_behind_a_dispatching_process(workers: int, behind: str) -> None:
+    def graph() -> Any:
+        dealt = IterableWrapper(range(COUNT)).map(slow).sharding_round_robin_dispatch(DEALT)
+        return BEHIND_A_DISPATCHER[behind](dealt).map(slow)
+
+    with loader_from(graph(), MultiProcessingReadingService(workers)) as loader:
+        expected = [list(loader), list(loader)]
+    for seed in range(3):
+        luck = random.Random(seed)
+        service = MultiProcessingReadingService(workers, on_worker_death="restart")
+        with loader_from(graph(), service) as loader:
+            kill_at = luck.sample(range(2, len(expected[0]) // 2), 2)
+            items = []
+            for item in loader:
+                items.append(item)
+                if len(items) in kill_at:
+                    # One of the workers, or the process that deals.
+                    os.kill(luck.choice(loader.stats().workers).pid, signal.SIGKILL)
+            assert [items, list(loader)] == expected, seed
+
+
+@pytest.mark.parametrize("behind", BEHIND_A_DISPATCHER)
+def test_n5_states_go_on_exactly_behind_a_dispatching_process(behind: str) -> None:
+    def graph() -> Any:
+        dealt = IterableWrapper(range(COUNT)).map(slow).sharding_round_robin_dispatch(DEALT)
+        return BEHIND_A_DISPATCHER[behind](dealt).map(slow)
+
+    states, items = [], []
+    with loader_from(graph(), MultiProcessingReadingService(2)) as loader:
+        for item in loader:
+            items.append(item)
+            states.append(loader.state_dict(include_datapipe=False))
+    for step in random.Random(5).sample(range(len(items)), 4):
+        with loader_from(graph(), MultiProcessingReadingService(2), states[step]) as resumed:
+            assert list(resumed) == items[step + 1 :], step
+
+
+def test_n5_one_pipe_read_twice_at_once_is_refused_where_workers_are_to_be_replaced() -> None:
+    made = IterableWrapper(range(COUNT)).sharding_filter().map(str)
+    service = MultiProcessingReadingService(2, on_worker_death="restart")
+    loader = loader_from(made.zip(made), service)
+    with pytest.raises(ValueError, match=r"map\(str\) is read in several passes at once.*fork\(\)"):
+        next(iter(loader))
+    loader.shutdown()
