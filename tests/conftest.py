@@ -35,6 +35,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What an example prints into a pipe has to come without this, which few machines set.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# The servers of the tests are on this machine, and a proxy of its user knows nothing of them.
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+
 #: Where few tests take long. A run begins with them: at its end, one of these files would
 #: keep one core busy and let the others wait.
 LONG = (

@@ -99,7 +99,8 @@ def worker_processes() -> list[str]:
 
 
 def _parent_and_name(pid: int) -> tuple[int, str]:
-    with open(f"/proc/{pid}/stat") as file:
+    # The kernel cuts off the name of a process after 15 bytes, also within a character.
+    with open(f"/proc/{pid}/stat", errors="replace") as file:
         head, _, tail = file.read().rpartition(")")
     state, parent = tail.split()[:2]
     return int(parent), f"{head.partition('(')[2]} ({state if state == 'Z' else 'alive'})"
@@ -113,7 +114,7 @@ def _fds() -> Iterator[str]:
 
 
 def _maps() -> Iterator[str]:
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="replace") as file:
         for line in file:
             if "/memfd:" in line or "/dev/shm/" in line:
                 yield f"mapping {line.split(maxsplit=5)[-1].strip()}"

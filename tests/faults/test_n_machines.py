@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.faults.child import METHODS, loader_of, numbers, play_each
+
 ROOT = Path(__file__).parents[2]
 
 #: A command that shows what it gets, and makes an environment where the other steps pass.
@@ -43,6 +45,19 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
     done = run_checks(tmp_path)
     steps = r"tests, as README.md says: \d+ s\nlint: \d+ s\nformat: \d+ s\ntypes: \d+ s\n"
     assert re.search(rf"\n{steps}all passed\n$", done.stdout)
+
+
+def work_in_a_process_with_an_unreadable_name(method: str | None) -> None:
+    # As the kernel names a script that is run by its first line and called "…é.py".
+    Path("/proc/self/comm").write_bytes(b"cut within one\xc3")
+    with loader_of(numbers(3), 1, method) as loader:
+        assert list(loader) == [0, 1, 2]
+
+
+def test_n16_workers_start_whatever_the_process_is_called(tmp_path):
+    play_each(
+        tmp_path, work_in_a_process_with_an_unreadable_name, [(method,) for method in METHODS]
+    )
 
 
 def run_checks(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
