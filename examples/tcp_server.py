@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
 from asyncloader.errors import LoaderClosed, Overloaded
@@ -40,7 +41,11 @@ async def answer(feed: Feed, line: str) -> str:
         return f"error: {error}"
 
 
-async def serve(port: int, on_ready: Callable[[int], None] = print) -> None:
+#: Whoever reads the port from a pipe waits for it, and a pipe is not flushed by itself.
+announce = partial(print, flush=True)
+
+
+async def serve(port: int, on_ready: Callable[[int], None] = announce) -> None:
     """Serve until SIGTERM; ``on_ready`` is told the port."""
     feed = Feed(max_pending=1000)
     graph = feed.map(int).map(prime_factors)

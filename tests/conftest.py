@@ -2,6 +2,7 @@
 
 import compileall
 import gc
+import os
 import signal
 import sys
 from collections import Counter
@@ -30,6 +31,13 @@ tqdm.monitor_interval = 0
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What an example prints into a pipe has to come without this, which few machines set.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
+# The servers of the tests are on this machine, and a proxy of its user knows nothing of them.
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
 
 #: Where few tests take long. A run begins with them: at its end, one of these files would
 #: keep one core busy and let the others wait.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -16,6 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from asyncloader.runtime import new_event_loop
 
 #: What the system calls a worker process, or one that deals.
 WORKER = re.compile(r"asyncloader (w\d|dis)")
@@ -54,10 +57,17 @@ class Belongings:
 @contextlib.contextmanager
 def leaves_nothing() -> Iterator[None]:
     """Fail with a list of the fds, threads, tasks, processes and memfds that the block left."""
+    _open_what_stays()
     before = Belongings.now()
     yield
     left = left_since(before)
     assert not left, "left behind:\n" + "\n".join(left)
+
+
+@functools.cache
+def _open_what_stays() -> None:
+    # The first loop of uvloop makes a pipe for signals, which is the process' from then on.
+    new_event_loop().close()
 
 
 def left_since(before: Belongings) -> list[str]:
@@ -99,7 +109,8 @@ def worker_processes() -> list[str]:
 
 
 def _parent_and_name(pid: int) -> tuple[int, str]:
-    with open(f"/proc/{pid}/stat") as file:
+    # The kernel cuts off the name of a process after 15 bytes, also within a character.
+    with open(f"/proc/{pid}/stat", errors="replace") as file:
         head, _, tail = file.read().rpartition(")")
     state, parent = tail.split()[:2]
     return int(parent), f"{head.partition('(')[2]} ({state if state == 'Z' else 'alive'})"
@@ -113,7 +124,7 @@ def _fds() -> Iterator[str]:
 
 
 def _maps() -> Iterator[str]:
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="replace") as file:
         for line in file:
             if "/memfd:" in line or "/dev/shm/" in line:
                 yield f"mapping {line.split(maxsplit=5)[-1].strip()}"

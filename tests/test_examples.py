@@ -1,6 +1,5 @@
 """Every example runs to its end and prints what it is there to show."""
 
-import os
 import re
 import subprocess
 import sys
@@ -79,7 +78,6 @@ def output_of(name: str) -> str:
         _outputs[name] = subprocess.run(
             [*python, *LAUNCHERS.get(name, []), f"examples/{name}"],
             cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
             timeout=LIMIT_SECONDS,
             check=True,
             stdout=subprocess.PIPE,

@@ -94,10 +94,11 @@ def _cwd() -> str | None:
 
 
 def _umask() -> int | None:
-    # os.umask would change it for a moment, and for all threads.
-    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+    # os.umask would change it for a moment, and for all threads. Bytes, since the kernel cuts
+    # the name of the process, which is in there too, in the middle of a character.
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
         for line in status:
-            if line.startswith("Umask:"):
+            if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
     return None
 

@@ -21,8 +21,8 @@ def exitcode_of_unreaped(pid: int) -> int | None:
     """
     with contextlib.suppress(OSError, ValueError):
         # Behind the name, which may hold anything: the state, and last of all the status.
-        state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if state == "Z":
+        state, *_, status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        if state == b"Z":
             return os.waitstatus_to_exitcode(int(status))
     return None
 

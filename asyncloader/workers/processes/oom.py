@@ -7,6 +7,7 @@ a hint and no more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def oom_kills(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
 
 def _counters(groups: Path, root: Path) -> Iterator[Path]:
     try:
-        lines = groups.read_text().splitlines()
+        lines = os.fsdecode(groups.read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:

@@ -36,8 +36,9 @@ def test_how_it_ended_is_known(how, code):
     assert exitcode_of_unreaped(pid) is None, "it was reaped"
 
 
-def test_its_name_may_look_like_anything(tmp_path):
-    shell = shutil.copy(os.path.realpath("/bin/sh"), tmp_path / "a) Z 1 (b")
+@pytest.mark.parametrize("name", ["a) Z 1 (b", "cut inside theé"])
+def test_its_name_may_look_like_anything(name, tmp_path):
+    shell = shutil.copy(os.path.realpath("/bin/sh"), tmp_path / name)
     with unreaped([shell, "-c", "exit 3"]) as pid:
         assert exitcode_of_unreaped(pid) == 3
 

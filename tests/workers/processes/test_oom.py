@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from asyncloader.workers.processes.oom import oom_kills
@@ -30,6 +33,14 @@ def test_what_cannot_be_read_counts_as_nothing(content, tmp_path):
     (tmp_path / "memory.events").write_text(content)
     assert oom_kills(tmp_path / "groups", tmp_path) == 0
     assert oom_kills(tmp_path / "missing", tmp_path) == 0
+
+
+def test_the_name_of_a_control_group_may_be_any_bytes(tmp_path):
+    counter = os.fsencode(tmp_path) + b"/root/\xff/memory.events"
+    os.makedirs(os.path.dirname(counter))
+    Path(os.fsdecode(counter)).write_text("oom_kill 3\n")
+    (tmp_path / "groups").write_bytes(b"0::/\xff\n")
+    assert oom_kills(tmp_path / "groups", tmp_path / "root") == 3
 
 
 def test_here_it_is_a_number():
