@@ -11,6 +11,9 @@ counts what is asked and which connections are open.
     /away                a redirect to ``location``
     /target?any          what was asked for, to the letter
     /moved               a redirect to nowhere, with a page that says so
+    /interim/103/5       five interim answers of that status, then a body
+    /interim/103/forever the same without end
+    /upgrade             another protocol
     /garbage             what is no answer, after a redirect
     /silent              no answer at all
     /late/2/x            no answer the first two times that x is asked for, then a body
@@ -125,6 +128,12 @@ class HttpServer:
                 writer.write(whole(302, b"", f"Location: {self.location}\r\n"))
             case ["target", *_]:
                 writer.write(whole(200, target.encode()))
+            case ["interim", status, count]:
+                await self._send_interim(writer, int(status), count)
+                writer.write(whole(200, body("x", 1000)))
+            case ["upgrade"]:
+                writer.write(b"HTTP/1.1 101 Another\r\nUpgrade: another\r\n")
+                writer.write(b"Connection: upgrade\r\n\r\n")
             case ["moved"]:
                 writer.write(whole(302, b"a page"))
             case ["garbage"] if not urlsplit(target).query:
@@ -178,6 +187,13 @@ class HttpServer:
         rest = len(content) - begin
         return answer[: len(answer) - rest + int(rest * self.share)] if is_cut else answer
 
+    async def _send_interim(self, writer: asyncio.StreamWriter, status: int, count: str) -> None:
+        answer = f"HTTP/1.1 {status} Go On\r\n\r\n".encode()
+        while count == "forever":
+            writer.write(answer * 10_000)
+            await writer.drain()
+        writer.write(answer * int(count))
+
     async def _send_zeros(self, writer: asyncio.StreamWriter) -> None:
         writer.write(whole(200, b"").replace(b": 0", b": %d" % (1 << 50)))
         while True:
@@ -210,6 +226,17 @@ def packed(form: str, content: bytes) -> bytes:
         "raw": ("deflate", zlib.compress(content)[2:-4]),
         "damaged": ("gzip", gzip.compress(content)[:-8] + bytes(8)),
         "br": ("br", b"whatever"),
+        "compress": ("compress", b"\x1f\x9dwhatever"),
+        "unheard-of": ("unheard-of", b"whatever"),
+        "gzip-of-gzip": ("gzip, gzip", gzip.compress(gzip.compress(content))),
+        "gzip-in-two-lines": (
+            "gzip\r\nContent-Encoding: gzip",
+            gzip.compress(gzip.compress(content)),
+        ),
+        "gzip-of-deflate": ("deflate, gzip", gzip.compress(zlib.compress(content))),
+        "gzip-and-no-more": ("identity, gzip,", gzip.compress(content)),
+        "nothing": ("identity", content),
+        "gzip-on-the-way": ("\r\nTransfer-Encoding: gzip", gzip.compress(content)),
     }[form]
     head = f"HTTP/1.1 200 Said So\r\nConnection: close\r\nContent-Encoding: {encoding}\r\n\r\n"
     return head.encode() + sent

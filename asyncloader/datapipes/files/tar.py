@@ -35,8 +35,11 @@ from asyncloader.datapipes.pipe.tolerance import OnError
 
 COMPRESSIONS = ("*", "", "gz", "bz2", "xz")
 
-#: No header that anyone writes is longer: it would be read into memory at once.
+#: The headers of no member that anyone writes are longer: they are read into memory.
 MAX_HEADER_BYTES = 16 * 2**20
+
+#: A long name, a long link, settings for the member and for all: no member has more headers.
+MAX_HEADERS = 32
 
 
 @functional_datapipe("load_from_tar")
@@ -44,7 +47,8 @@ class TarArchiveLoader(ArchiveLoader):
     """Yield ``(path, stream)`` for each file in each tar of a source of such pairs.
 
     A file's path is that of the archive with the file's name after it, and never leads
-    out of the archive. Links, folders and devices are left out. A file may be held and
+    out of the archive; a file whose name leads to the archive itself, such as "..", is an
+    error. Links, folders and devices are left out. A file may be held and
     read later; where the archive itself cannot seek, what was not read of it is held in
     memory when the next is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to
     insist on a compression. What a hostile archive could do is limited, as ``Limits`` says.
@@ -109,11 +113,8 @@ class TarArchive:
                 kind = compression_of(source) if compression == "*" else compression
                 content = unpacked_stream(source, kind, unpacking) if kind else source
                 self._input = TarInput(path, content)
-                self._tar = tarfile.TarFile(
-                    fileobj=self._input,  # type: ignore[arg-type]
-                    mode="r",
-                    tarinfo=StrictTarInfo,
-                )
+                with self._input.reading_headers():
+                    self._tar = StrictTarFile(fileobj=self._input, mode="r")  # type: ignore[arg-type]
             failing.pop_all()
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class TarArchive:
 
     def opened(self, info: tarfile.TarInfo) -> PathAndStream:
         """Return a file's path and the stream of its bytes."""
-        path = member_path(self.path, info.name)
+        path = member_path(self.path, info.name, tarfile.ReadError)
         with self.archive.lock:
             content: Any = self._tar.extractfile(info)
         # Not through tarfile's own buffer: there is one around every member already.
@@ -145,7 +146,8 @@ class TarArchive:
                 self.archive.keep_latest()
             # A tar remembers all that it has seen, which may be millions.
             self._tar.members.clear()  # type: ignore[attr-defined]
-            return self._tar.next()
+            with self._input.reading_headers():
+                return self._tar.next()
 
 
 class StrictTarInfo(tarfile.TarInfo):
@@ -153,10 +155,31 @@ class StrictTarInfo(tarfile.TarInfo):
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        assert isinstance(tar, StrictTarFile)
+        if tar.open_headers == MAX_HEADERS:
+            raise tarfile.ReadError(
+                f"more than {MAX_HEADERS} headers for the member at byte {tar.offset},"
+                " which no tar has"
+            )
+        tar.open_headers += 1
         try:
             return super().fromtarfile(tar)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
             raise tarfile.ReadError(f"no tar header at byte {tar.offset}: {error}") from None
+        except IndexError:
+            # The parts that follow the header of a sparse file are missing.
+            raise tarfile.ReadError(f"no whole tar header at byte {tar.offset}") from None
+        finally:
+            tar.open_headers -= 1
+
+
+class StrictTarFile(tarfile.TarFile):
+    """A tar whose damaged headers are errors, and whose members have few headers each."""
+
+    tarinfo = StrictTarInfo
+
+    #: How many headers are being read, each of them within the one before it.
+    open_headers = 0
 
 
 class TarInput:
@@ -168,6 +191,17 @@ class TarInput:
         self._can_seek = stream.seekable()
         self._start = stream.tell() if self._can_seek else 0
         self._place = 0
+        #: How many bytes may be read yet, of headers at least.
+        self._room = float("inf")
+
+    @contextlib.contextmanager
+    def reading_headers(self) -> Iterator[None]:
+        """Let no more be read in a block than the headers of one member may have."""
+        self._room = MAX_HEADER_BYTES
+        try:
+            yield
+        finally:
+            self._room = float("inf")
 
     def seekable(self) -> bool:
         return self._can_seek
@@ -178,9 +212,12 @@ class TarInput:
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes, which no tar has")
-        data = self._stream.read(size)
-        self._place += len(data)
-        return data
+        self._room -= size
+        if self._room < 0:
+            raise tarfile.ReadError(
+                f"a member's headers have more than {MAX_HEADER_BYTES} bytes, which no tar has"
+            )
+        return self._read(size)
 
     def seek(self, place: int) -> None:
         if self._can_seek:
@@ -189,5 +226,10 @@ class TarInput:
             return
         if place < self._place:
             raise tarfile.StreamError("the archive's stream cannot seek back")
-        while self._place < place and self.read(min(place - self._place, PIECE_BYTES)):
+        while self._place < place and self._read(min(place - self._place, PIECE_BYTES)):
             pass
+
+    def _read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._place += len(data)
+        return data

@@ -36,7 +36,8 @@ class ZipArchiveLoader(ArchiveLoader):
     """Yield ``(path, stream)`` for each file in each zip of a source of such pairs.
 
     A file's path is that of the archive with the file's name after it, and never leads
-    out of the archive. Links, folders and devices are left out. A file may be held and
+    out of the archive; a file whose name leads to the archive itself, such as "..", is an
+    error. Links, folders and devices are left out. A file may be held and
     read later. The archive's stream has to be one that can seek, since a zip keeps its
     directory at its end. What a hostile archive could do is limited, as ``Limits`` says.
     ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
@@ -94,12 +95,13 @@ class ZipArchive:
             self.meter.add_member(info.filename, info.file_size)
             # Above the lower half are the bits of Unix, where such a system packed it.
             kind = stat.S_IFMT(info.external_attr >> 16)
-            if not info.is_dir() and kind in (0, stat.S_IFREG):
+            # Some Pythons fail on an empty name when they are asked whether it is a folder's.
+            if not info.filename.endswith("/") and kind in (0, stat.S_IFREG):
                 yield info
 
     def opened(self, info: zipfile.ZipInfo) -> PathAndStream:
         """Return a file's path and the stream of its bytes."""
-        path = member_path(self.path, info.filename)
+        path = member_path(self.path, info.filename, zipfile.BadZipFile)
         if info.flag_bits & _IS_ENCRYPTED:
             raise RuntimeError(f"{path} is encrypted; unpack the archive with its password first")
         with self.archive.lock, naming(path):

@@ -23,7 +23,7 @@ from asyncloader.datapipes.web.extras import imported
 from asyncloader.datapipes.web.http_body import HttpBody
 from asyncloader.datapipes.web.http_decoding import STEP_BYTES, Decodings
 from asyncloader.datapipes.web.http_requests import (
-    BAD,
+    GOOD,
     SILENCE_SECONDS,
     Sessions,
     asked,
@@ -62,7 +62,9 @@ class HttpReader(AsyncMapper[Any]):
     first after ``backoff`` seconds, then twice as long each time, or as long as the server
     asks for (30 s at most). At most ``max_redirects`` redirects are followed. A body of
     more than ``max_bytes`` (1 GiB), decompressed, is a ``ResourceExhausted``; any other
-    failure is an ``HttpError``, or a ``TimeoutError``.
+    failure is an ``HttpError``, or a ``TimeoutError``. So are a body that is compressed by
+    anything but one gzip or deflate (``auto_decompress=False`` hands it on as it is sent), and
+    more than 100 interim answers (such as 103) before an answer.
 
     ``stream=True`` is for bodies too large to hold, such as tars for load_from_tar. Each
     comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2),
@@ -173,7 +175,7 @@ class GetBody:
         try:
             with Listening(client.listeners) as listening:
                 async with asked(client.session, url, self.decodings.settings) as response:
-                    if response.status >= BAD:
+                    if response.status not in GOOD:
                         raise refused(url, response)
                     body = await self._body(url, response, listening)
             return url, self.form(body)

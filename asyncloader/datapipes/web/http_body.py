@@ -12,9 +12,9 @@ from typing import Any
 
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.web.bodies import too_large
-from asyncloader.datapipes.web.http_decoding import AsItIs, Decoding, Decodings
+from asyncloader.datapipes.web.http_decoding import AsItIs, Decoding, Decodings, codings_of
 from asyncloader.datapipes.web.http_requests import (
-    BAD,
+    GOOD,
     asked,
     raise_ours,
     refused,
@@ -103,7 +103,7 @@ class HttpBody:
         self._size = headers.get("Content-Length", "")
         self._version = version_of(headers)
         # Of what is compressed on its way nobody knows which byte is where.
-        self._has_parts = response.status == WHOLE and "Content-Encoding" not in headers
+        self._has_parts = response.status == WHOLE and not codings_of(headers)
         try:
             self._decoding = self._decodings.of(self.url, response)
         except HttpError:
@@ -132,7 +132,7 @@ class HttpBody:
         is_known = bool(self._version) or (size == self._size != "")
         begins = begin.startswith(f"bytes {self.place}-")
         # The rest of what came as it is comes as it is.
-        is_plain = "Content-Encoding" not in response.headers
+        is_plain = not codings_of(response.headers)
         return response.status == PART and begins and same and is_known and is_plain
 
     def _cut(self, why: str) -> HttpError:
@@ -149,7 +149,7 @@ class HttpBody:
             response = await asked(self._session, self.url, settings)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, self.url)
-        if response.status >= BAD:
+        if response.status not in GOOD:
             response.close()
             raise refused(self.url, response)
         return response

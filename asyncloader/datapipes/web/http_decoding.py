@@ -17,7 +17,7 @@ from asyncloader.errors import HttpError, HttpUnavailable
 #: So much is unpacked at once.
 STEP_BYTES = 1 << 18
 
-_ASKED = "gzip, deflate"
+_ASKED = "gzip or deflate"
 _IS_GZIP = 16
 _GZIP = b"\x1f\x8b"
 #: What is in the first four bits of a deflate that has a header, as it should.
@@ -27,29 +27,54 @@ _WITH_HEADER = 8
 class Decodings:
     """Who decodes the bodies that are asked for: we, unless a user's settings leave it to others.
 
+    What neither we nor aiohttp decode is an HttpError, so that nobody takes it for data;
+    ``auto_decompress=False`` hands on what comes as it is.
+
     ``asked`` is how bodies should come, where the settings do not say it.
     """
 
     def __init__(self, settings: dict[str, Any], asked: str = "") -> None:
         self._are_ours = _are_left_to_us(settings)
+        self._are_anybodys = settings.get("auto_decompress", True)
         if asked or self._are_ours:
-            settings = with_headers(settings, {"Accept-Encoding": asked or _ASKED})
+            settings = with_headers(settings, {"Accept-Encoding": asked or "gzip, deflate"})
         #: What a request is made with.
         self.settings = {**settings, "auto_decompress": False} if self._are_ours else settings
 
     def of(self, url: str, response: Any) -> AsItIs | Decoding:
-        """Return what makes a body of what an answer sends.
-
-        HttpError for a compression that nobody asked for and that is not known here.
-        """
-        if not self._are_ours:
+        """Return what makes a body of what an answer sends; HttpError if nothing does."""
+        codings = codings_of(response.headers)
+        if not codings or not self._are_anybodys:
             return AsItIs()
-        encoding = response.headers.get("Content-Encoding", "").lower().removeprefix("x-")
-        if encoding in ("gzip", "deflate"):
+        if not self._are_ours and aiohttp_decodes(codings, response.headers):
+            return AsItIs()
+        encoding = codings[0].removeprefix("x-")
+        if len(codings) == 1 and encoding in ("gzip", "deflate"):
             return Decoding(url, encoding)
-        if encoding in ("br", "zstd"):
-            raise HttpError(f"{shown(url)}: the server sent {encoding}, not {_ASKED}", url=url)
-        return AsItIs()
+        # A server says what it likes, at any length.
+        sent = " of ".join(reversed(codings))[:60]
+        raise HttpError(
+            f"{shown(url)}: the server sent {sent}, not {_ASKED}; pass auto_decompress=False"
+            " for bodies as they are sent",
+            url=url,
+        )
+
+
+def codings_of(headers: Any) -> list[str]:
+    """Return how a body was encoded, step by step: none, or the names of compressions."""
+    lines = [*headers.getall("Content-Encoding", ()), *headers.getall("Transfer-Encoding", ())]
+    named = (name.strip().lower() for line in lines for name in line.split(","))
+    # The chunks of a body are put together by aiohttp.
+    return [name for name in named if name not in ("", "identity", "chunked")]
+
+
+def aiohttp_decodes(codings: list[str], headers: Any) -> bool:
+    """Whether aiohttp decodes a body, or raises an error where a package is missing for that."""
+    from aiohttp import http_parser
+
+    # Before aiohttp 3.12 zstd was unknown to it.
+    known = {"gzip", "deflate", "br"} | ({"zstd"} if hasattr(http_parser, "HAS_ZSTD") else set())
+    return len(codings) == 1 and headers.get("Content-Encoding", "").lower() in known
 
 
 def _are_left_to_us(settings: dict[str, Any]) -> bool:

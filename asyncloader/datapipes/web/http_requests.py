@@ -22,9 +22,9 @@ from asyncloader.errors import HttpError, HttpUnavailable
 CONNECT_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 
-#: The first of the statuses with which a server gives no answer: what is moved to nowhere, or not
-#: followed, is none either.
-BAD = 300
+#: The statuses with which a server gives an answer: what is moved to nowhere, or not followed, is
+#: none, and neither is another protocol (101).
+GOOD = range(200, 300)
 #: Statuses of a server that may do better when it is asked again.
 PASSING = frozenset({408, 425, 429, *range(500, 600)}) - {501, 505}
 
@@ -42,12 +42,13 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
         aiohttp = await imported("aiohttp", "read_from_http")
+        from asyncloader.datapipes.web.http_connections import Connector
         from asyncloader.datapipes.web.http_urls import Answer
 
         async with aiohttp.ClientSession(
             response_class=Answer,
             requote_redirect_url=False,
-            connector=aiohttp.TCPConnector(limit=self.connections),
+            connector=Connector(limit=self.connections),
             # What a server sets for one item must not change what another gets.
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(
@@ -110,7 +111,7 @@ def header_pairs(settings: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def refused(url: str, response: Any) -> HttpError:
-    """Return the error for an answer that is none: its status is ``BAD`` or above."""
+    """Return the error for an answer that is none: its status is not ``GOOD``."""
     status = response.status
     message = f"{shown(url)}: the server answered {status} {response.reason}"
     if status not in PASSING:
