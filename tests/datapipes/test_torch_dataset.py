@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 from torch.utils.data import DataLoader
 
+from asyncloader.adapters import CacheTimeout
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, Mapper
 from asyncloader.datapipes.torch_dataset import as_torch_dataset, share_of
 
@@ -69,3 +73,55 @@ def test_a_dispatcher_is_no_division_by_itself() -> None:
     )
 
     assert [share(pipe, worker) for worker in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+# Caches ---------------------------------------------------------------------------------
+
+
+class SlowDownload:
+    """Makes an entry of a cache when all workers want it, and takes some seconds for that."""
+
+    def __init__(self, folder: Path, *, workers: int, seconds: float) -> None:
+        self.cache, self.notes = folder / "cache", folder / "notes"
+        self.workers, self.seconds = workers, seconds
+        self.cache.mkdir()
+        self.notes.mkdir()
+
+    def path(self, name: str) -> str:
+        (self.notes / f"wanted by {os.getpid()}").touch()
+        return str(self.cache / name)
+
+    def pair(self, name: str) -> tuple[str, str]:
+        (self.notes / f"made by {os.getpid()}").touch()
+        end = time.monotonic() + 200
+        while len(self.noted("wanted")) < self.workers and time.monotonic() < end:
+            time.sleep(0.01)  # other processes can only be asked
+        time.sleep(self.seconds)
+        return name, "content"
+
+    def noted(self, what: str) -> list[str]:
+        return [path.name for path in self.notes.iterdir() if path.name.startswith(what)]
+
+    def loaded(self, *, timeout: float) -> list[Any]:
+        names = IterableWrapper(["test.bin"]).on_disk_cache(self.path)
+        cached = CacheTimeout(timeout)(names.map(self.pair).end_caching("t", same_filepath_fn=True))
+        files = cached.open_files().read_from_stream()
+        settings = {"num_workers": self.workers, "multiprocessing_context": "spawn"}
+        return list(loaded(files, **settings))
+
+
+# The DataLoader says that there are more workers than cores.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_of_ten_workers_one_makes_an_entry_of_a_cache_and_leaves_nothing_else(tmp_path):
+    download = SlowDownload(tmp_path, workers=10, seconds=0)
+    assert download.loaded(timeout=200) == [[str(tmp_path / "cache" / "test.bin"), "content"]]
+    assert len(download.noted("wanted")) == 10
+    assert len(download.noted("made")) == 1
+    assert [path.name for path in download.cache.iterdir()] == ["test.bin"]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_worker_that_waits_for_too_long_says_that_it_is_the_cache(tmp_path):
+    download = SlowDownload(tmp_path, workers=2, seconds=6)
+    with pytest.raises(TimeoutError, match=r"OnDiskCache Exception: .*test.bin was not made with"):
+        download.loaded(timeout=2)

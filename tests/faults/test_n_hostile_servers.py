@@ -1,13 +1,15 @@
-"""Rows N17 and N20: what a server on the web may do to those who read from it."""
+"""Rows N17, N20 and N25: what a server on the web may do to those who read from it."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import math
 
 import pytest
 
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.errors import HttpError
+from asyncloader.errors import HttpError, ResourceExhausted
 from tests.datapipes.files.test_hostile_archives import no_more_than
 from tests.http_server import HttpServer, body, http_server
 
@@ -111,3 +113,42 @@ async def test_n20_bodies_as_they_are_sent_are_there_when_asked_for(stream):
                 server, f"/packed/{form}/0/x", stream=stream, auto_decompress=False
             )
             assert content.endswith(b"whatever")
+
+
+# N25 ------------------------------------------------------------------------------------
+
+
+def test_n25_bodies_and_streams_have_a_bound_unless_none_is_asked_for():
+    bound = inspect.signature(HttpReader).parameters["max_bytes"]
+    assert (bound.kind, bound.default) == (bound.KEYWORD_ONLY, "auto")
+    urls = IterableWrapper(["http://127.0.0.1:9/none"])
+    assert HttpReader(urls).max_bytes == 1 << 30
+    assert HttpReader(urls, stream=True).max_bytes == 1 << 40
+    for stream in (False, True):
+        assert HttpReader(urls, stream=stream, max_bytes=None).max_bytes == math.inf
+        assert HttpReader(urls, stream=stream, max_bytes=7).max_bytes == 7
+    with pytest.raises(TypeError, match="max_bytes must be an integer, got str"):
+        HttpReader(urls, max_bytes="many")
+
+
+@in_both_forms
+async def test_n25_a_body_without_an_end_is_an_error(stream):
+    async with http_server() as server:
+        with pytest.raises(ResourceExhausted, match="more than max_bytes=1000000 bytes; pass a la"):
+            await content_of(server, "/endless", stream=stream, max_bytes=1_000_000)
+
+
+@in_both_forms
+async def test_n25_none_is_no_bound(stream):
+    async with http_server() as server:
+        content = await content_of(server, "/body/x?size=100000", stream=stream, max_bytes=None)
+        assert content == body("x", 100_000)
+
+
+async def test_n25_a_line_without_an_end_of_a_stream_is_an_error():
+    async with http_server() as server:
+        urls = IterableWrapper([server.url("/endless")])
+        lines = urls.read_from_http(stream=True).readlines(max_line_bytes=1_000_000)
+        with pytest.raises(ResourceExhausted, match=r"/endless, line 1: .*_bytes=1000000"):
+            async for _ in lines:
+                pass

@@ -42,8 +42,10 @@ class Promise:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             if not _lock_now(fd) and not _lock_later(path, fd, end - monotonic()):
                 raise TimeoutError(
-                    f"{target} was not made within {timeout:g} s by {_maker(path)};"
-                    " give it longer with end_caching(timeout=...) or CacheTimeout(seconds)"
+                    # Programs for torchdata look for the first two words.
+                    f"OnDiskCache Exception: {target} was not made within {timeout:g} s by"
+                    f" {_maker(path)}; give it longer with end_caching(timeout=...) or"
+                    " CacheTimeout(seconds)"
                 )
             if _is_at(path, fd):
                 _sign(fd)

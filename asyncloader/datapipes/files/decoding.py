@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
+from asyncloader.datapipes.files.limits import line_too_long
+
 _MARK = "\ufeff"
 
 _ADVICE = 'say what it is with encoding=…, or errors="replace" or "ignore"'
@@ -48,13 +50,16 @@ def decoded(
         yield text
 
 
-def lines_decoded(pieces: Iterable[Any], encoding: str, errors: str, path: str) -> Iterator[str]:
+def lines_decoded(
+    pieces: Iterable[Any], encoding: str, errors: str, path: str, most: float
+) -> Iterator[str]:
     """Yield the lines of bytes that were cut anywhere, as text, and text as it is.
 
-    What cannot be decoded is a ValueError that names the file and the line.
+    What cannot be decoded is a ValueError that names the file and the line, and a line of more
+    than ``most`` characters is a ResourceExhausted.
     """
     decoder = codecs.getincrementaldecoder(encoding)(errors)
-    number, begun = 1, [""]
+    number, begun, size = 1, [""], 0
     try:
         for piece in pieces:
             if isinstance(piece, str):
@@ -62,9 +67,14 @@ def lines_decoded(pieces: Iterable[Any], encoding: str, errors: str, path: str) 
                 continue
             *ended, rest = decoder.decode(piece).split("\n")
             for end in ended:
+                if size + len(end) >= most:
+                    raise line_too_long(path, number, most)
                 yield "".join([*begun, end, "\n"])
-                number, begun = number + 1, []
+                number, begun, size = number + 1, [], 0
             begun.append(rest)
+            size += len(rest)
+            if size > most:
+                raise line_too_long(path, number, most)
         begun.append(decoder.decode(b"", final=True))
     except UnicodeError as error:
         # Where a byte order mark is missing, some Pythons give no reason apart.

@@ -16,6 +16,7 @@ from typing import Any
 from asyncloader.datapipes.files.limits import MAX_BYTES, MAX_RATIO, Limits
 from asyncloader.datapipes.files.local import said_length
 from asyncloader.datapipes.files.streams import PathAndStream, close_stream, path_and_stream
+from asyncloader.datapipes.files.tar import TarStream
 from asyncloader.datapipes.files.unpacking import compression_of, packed_stream, unpacked_stream
 from asyncloader.datapipes.patterns.applying import Applier
 from asyncloader.datapipes.pipe.arguments import checked_length
@@ -40,8 +41,7 @@ class CompressionType(Enum):
     BZIP2 = "bz2"
 
 
-#: How each is unpacked. An archive's members are for load_from_tar and load_from_zip: here
-#: only what is around the archive comes off.
+#: How each is unpacked. Only what is around an archive comes off here.
 _KINDS: dict[CompressionType | None, str] = {
     CompressionType.GZIP: "gz",
     CompressionType.LZMA: "xz",
@@ -56,6 +56,7 @@ _ENDINGS = {
     ".tar": "",
     ".zip": "",
 }
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 class Unpacker(Applier[PathAndStream]):
@@ -87,12 +88,18 @@ class Unpacker(Applier[PathAndStream]):
             if kind and not source.peek(1):
                 raise RuntimeError(f"{path} is empty, which no compressed file is; was it cut off?")
             unpacked = unpacked_stream(source, kind, meter) if kind else source
+            if self.is_tar(path):
+                unpacked = TarStream(path, unpacked, self._limits)
             failing.pop_all()
         return self.path_of(path), unpacked
 
     def kind_of(self, path: str, source: io.BufferedReader) -> str:
         """Return what a stream is packed with, or "" for what comes out as it is."""
         raise NotImplementedError
+
+    def is_tar(self, path: str) -> bool:
+        """Whether what is unpacked is taken for a tar."""
+        return False
 
     def path_of(self, path: str) -> str:
         """Return the path of what is unpacked."""
@@ -106,7 +113,9 @@ class Decompressor(Unpacker):
     What a file is packed with is told by its name's ending, or else by how it begins,
     unless ``file_type`` says it (``"gzip"``, ``"lzma"``, ``"bz2"``, ``"tar"``, ``"zip"``).
     Tars come out without a compression around them and zips as they are, for
-    load_from_tar and load_from_zip. A file that is no such thing is a RuntimeError;
+    load_from_tar and load_from_zip. The stream of a tar, by its name or ``file_type``, has
+    besides its bytes what torchdata's has: its members when it is iterated, ``getmembers``,
+    ``getmember``, ``getnames`` and ``extractfile``. A file that is no such thing is a RuntimeError;
     ``on_error`` and ``max_errors`` are those of ``map``, for such files. One that is damaged
     further on fails where its stream is read.
 
@@ -152,6 +161,10 @@ class Decompressor(Unpacker):
                 " how it begins; say what it is with file_type=…"
             )
         return found
+
+    def is_tar(self, path: str) -> bool:
+        is_named_so = self.file_type is None and path.lower().endswith(_TARS)
+        return is_named_so or self.file_type is CompressionType.TAR
 
 
 def _checked_type(file_type: Any) -> CompressionType | None:

@@ -23,6 +23,9 @@ MAX_RATIO = 200
 #: A row group of a Parquet file is read at once.
 MAX_GROUP_BYTES = 4 * GIB
 
+#: A line of text is read at once.
+MAX_LINE_BYTES = 2**28
+
 #: Whatever the ratio, this much may come out of an archive: it does no harm.
 FREE_BYTES = 64 * 2**20
 
@@ -52,6 +55,21 @@ def checked_limit(name: str, value: float) -> float:
     if not value >= 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     return value
+
+
+def checked_line_limit(max_line_bytes: float | None) -> float:
+    """Return how long a line may be: without a limit for None."""
+    if max_line_bytes is None:
+        return float("inf")
+    return checked_limit("max_line_bytes", max_line_bytes)
+
+
+def line_too_long(path: str, line: int, max_line_bytes: float, what: str = "") -> ResourceExhausted:
+    """Return the error for a line, or what begins with it, that is longer than it may be."""
+    return ResourceExhausted(
+        f"{path}, line {line}: {what or 'the line'} is longer than max_line_bytes={max_line_bytes}"
+        " bytes (or characters, of text); pass a larger max_line_bytes, or None for no limit"
+    )
 
 
 class Meter:

@@ -13,6 +13,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.files.decoding import OPENING, undecodable
+from asyncloader.datapipes.files.limits import (
+    MAX_LINE_BYTES,
+    checked_line_limit,
+    line_too_long,
+)
 from asyncloader.datapipes.files.streams import close_stream, path_and_stream
 from asyncloader.datapipes.files.text import TextReader, after, lines_of
 from asyncloader.datapipes.patterns.applying import Applier
@@ -33,8 +38,9 @@ class _CSVReader(TextReader):
     def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
         path, stream = path_and_stream(item, self)
         try:
-            reader = self.reader(self.lines(stream, path))
-            for row in after(self._rows(reader, path), skip):
+            numbered = enumerate(self.lines(stream, path), self.skip_lines + 1)
+            lines = LinesOfRow(numbered, path, self.max_line_bytes)
+            for row in after(self._rows(self.reader(iter(lines)), path, lines), skip):
                 yield (path, row) if self.return_path else row
         finally:
             close_stream(stream)
@@ -43,12 +49,35 @@ class _CSVReader(TextReader):
         """Return what makes rows of lines."""
         raise NotImplementedError
 
-    def _rows(self, reader: Any, path: str) -> Iterator[Any]:
+    def _rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
         try:
-            yield from reader
+            # A row with keys is read when somebody wants to know them, and is one of its own.
+            getattr(reader, "fieldnames", None)
+            lines.size = 0
+            for row in reader:
+                lines.size = 0
+                yield row
         except csv.Error as error:
             line = self.skip_lines + max(reader.line_num, 1)
             raise csv.Error(f"{path}, line {line}: {error}") from None
+
+
+class LinesOfRow:
+    """The lines of a file, of which those of one row may only have so many bytes together."""
+
+    def __init__(self, numbered: Iterable[tuple[int, Any]], path: str, most: float) -> None:
+        self._numbered = numbered
+        self._path = path
+        self._most = most
+        #: How much of a row was read; to be set to 0 when the row is whole.
+        self.size = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, line in self._numbered:
+            self.size += len(line)
+            if self.size > self._most:
+                raise line_too_long(self._path, number, self._most, "the row that ends there")
+            yield line
 
 
 @functional_datapipe("parse_csv")
@@ -57,9 +86,11 @@ class CSVParser(_CSVReader):
 
     The first ``skip_lines`` of every file are left out. With ``decode`` bytes become
     text, as ``encoding`` and ``errors`` say, without a byte order mark. With ``as_tuple``
-    rows are tuples, and with ``return_path`` they come as ``(path, row)``. ``on_error`` and
-    ``max_errors`` are those of ``flatmap``, for whole files: what follows a row that cannot
-    be parsed is left out. Other keywords are those of ``csv.reader``, such as ``delimiter``.
+    rows are tuples, and with ``return_path`` they come as ``(path, row)``. A row whose lines
+    have more than ``max_line_bytes`` (256 MiB; None for no limit) is a ``ResourceExhausted``.
+    ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole files: what follows a
+    row that cannot be parsed is left out. Other keywords are those of ``csv.reader``, such as
+    ``delimiter``.
 
     >>> import io
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -77,6 +108,7 @@ class CSVParser(_CSVReader):
         errors: str = "ignore",
         return_path: bool = False,
         as_tuple: bool = False,
+        max_line_bytes: float | None = MAX_LINE_BYTES,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         **fmtparams: Any,
@@ -88,6 +120,7 @@ class CSVParser(_CSVReader):
             encoding=encoding,
             errors=errors,
             return_path=return_path,
+            max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -121,8 +154,8 @@ class CSVDictParser(_CSVReader):
 
     The first row of each file, after the ``skip_lines`` that are left out, has the keys.
     With ``decode`` bytes become text, as ``encoding`` and ``errors`` say, without a byte
-    order mark; with ``return_path`` rows come as ``(path, row)``. ``on_error`` and
-    ``max_errors`` are those of ``parse_csv``. Other keywords are those of
+    order mark; with ``return_path`` rows come as ``(path, row)``. ``max_line_bytes``,
+    ``on_error`` and ``max_errors`` are those of ``parse_csv``. Other keywords are those of
     ``csv.DictReader``, such as ``fieldnames`` or ``delimiter``.
 
     >>> import io
@@ -141,6 +174,7 @@ class CSVDictParser(_CSVReader):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = False,
+        max_line_bytes: float | None = MAX_LINE_BYTES,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         **fmtparams: Any,
@@ -152,6 +186,7 @@ class CSVDictParser(_CSVReader):
             encoding=encoding,
             errors=errors,
             return_path=return_path,
+            max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -170,7 +205,8 @@ def _checked_format(fmtparams: dict[str, Any], reader: Any = csv.reader) -> dict
 class JsonParser(Applier[tuple[str, Any]]):
     """Yield ``(path, document)`` for each pair of a path and a stream of JSON.
 
-    ``on_error`` and ``max_errors`` are those of ``map``, for files that cannot be parsed.
+    A file that cannot be parsed is a ``json.JSONDecodeError`` that names the file and the line.
+    ``on_error`` and ``max_errors`` are those of ``map``, for such files.
     Other keywords are those of ``json.loads``, such as ``parse_float``.
 
     >>> import io
@@ -212,7 +248,9 @@ class JsonParser(Applier[tuple[str, Any]]):
 class JsonLinesParser(TolerantExpander[Any]):
     r"""Yield the document in each line of streams of JSON lines, from pairs ``(path, stream)``.
 
-    Empty lines are left out. With ``return_path`` documents come as ``(path, document)``.
+    Empty lines are left out. With ``return_path`` documents come as ``(path, document)``. A
+    line of more than ``max_line_bytes`` (256 MiB; None for no limit) is a ``ResourceExhausted``,
+    and one that cannot be parsed a ``json.JSONDecodeError`` that names the file and the line.
     ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole files: to leave out
     single lines, ``readlines().map(json.loads, 1, on_error="skip")``. Other keywords are
     those of ``json.loads``.
@@ -229,18 +267,20 @@ class JsonLinesParser(TolerantExpander[Any]):
         source_datapipe: Iterable[tuple[str, Any]],
         *,
         return_path: bool = False,
+        max_line_bytes: float | None = MAX_LINE_BYTES,
         on_error: OnError = "raise",
         max_errors: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
         self.return_path = return_path
+        self.max_line_bytes = checked_line_limit(max_line_bytes)
         self.kwargs = _checked_keywords(kwargs)
 
     def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
         path, stream = path_and_stream(item, self)
         try:
-            numbered = enumerate(lines_of(stream, path), 1)
+            numbered = enumerate(lines_of(stream, path, self.max_line_bytes), 1)
             filled = ((number, line) for number, line in numbered if line.strip())
             for number, line in after(filled, skip):
                 document = _parsed(line, path, number, self.kwargs)
@@ -272,12 +312,31 @@ def _parsed(text: str | bytes, path: str, line: int, kwargs: dict[str, Any]) -> 
     try:
         return json.loads(text, **kwargs)
     except json.JSONDecodeError as error:
-        place = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise ValueError(f"{path}, {place}: {error.msg}") from None
+        number = line + error.lineno - 1
+        message = f"{path}, line {number}, column {error.colno}: {error.msg}"
+        raise BadJson(message, error.msg, number, error.colno) from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, from line {line} on: {undecodable(error, OPENING)}") from None
+        why = undecodable(error, OPENING)
+        raise BadJson(f"{path}, from line {line} on: {why}", why, line) from None
     except RecursionError:
-        raise ValueError(f"{path}, from line {line} on: nested too deeply") from None
+        why = "nested too deeply"
+        raise BadJson(f"{path}, from line {line} on: {why}", why, line) from None
     except ValueError as error:
         note(error, f"in {path}, from line {line} on")
         raise
+
+
+class BadJson(json.JSONDecodeError):
+    """Text that is no JSON: its message names the file and the line, and shows no text.
+
+    ``lineno`` and ``colno`` are the place in the file, and ``doc`` is empty.
+    """
+
+    def __init__(self, message: str, msg: str = "", lineno: int = 1, colno: int = 1) -> None:
+        super().__init__(msg or message, "", 0)
+        self.args = (message,)
+        self.lineno, self.colno = lineno, colno
+
+    def __reduce__(self) -> Any:
+        # Its base makes a copy of what it is made of, which is not here.
+        return type(self), self.args, self.__dict__

@@ -22,7 +22,7 @@ from asyncloader.datapipes.files.limits import (
     Meter,
 )
 from asyncloader.datapipes.files.members import member_path
-from asyncloader.datapipes.files.streams import PIECE_BYTES, PathAndStream
+from asyncloader.datapipes.files.streams import BUFFER_BYTES, PIECE_BYTES, PathAndStream
 from asyncloader.datapipes.files.unpacking import (
     Archive,
     compression_of,
@@ -123,14 +123,17 @@ class TarArchive:
 
     def files(self) -> Iterator[tarfile.TarInfo]:
         """Yield what is known of each file, in the archive's order."""
+        return (info for info in self.members() if info.isfile())
+
+    def members(self) -> Iterator[tarfile.TarInfo]:
+        """Yield what is known of each member, folders and links included."""
         last = -1
         while (info := self._next()) is not None:
             if info.offset <= last or info.size < 0:
                 raise tarfile.ReadError(f"{self.path}: its members lead back to one another")
             last = info.offset
             self.meter.add_member(info.name, info.size)
-            if info.isfile():
-                yield info
+            yield info
 
     def opened(self, info: tarfile.TarInfo) -> PathAndStream:
         """Return a file's path and the stream of its bytes."""
@@ -148,6 +151,75 @@ class TarArchive:
             self._tar.members.clear()  # type: ignore[attr-defined]
             with self._input.reading_headers():
                 return self._tar.next()
+
+
+class TarStream(io.BufferedReader):
+    """The bytes of a tar, of which one can also ask for the members, as of a ``TarFile``.
+
+    Whoever begins with one of the two goes on with it: both read the same stream.
+    """
+
+    def __init__(self, path: str, stream: io.BufferedReader, limits: Limits) -> None:
+        super().__init__(stream, BUFFER_BYTES)
+        self._path = path
+        self._limits = limits
+        self._archive: TarArchive | None = None
+        self._is_left = False
+        self._found: list[tarfile.TarInfo] = []
+        self._rest: Iterator[tarfile.TarInfo] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the members, in the archive's order; each time all of them."""
+        self._opened()
+        place = 0
+        while place < len(self._found) or self._find_next():
+            yield self._found[place]
+            place += 1
+
+    def getmembers(self) -> list[tarfile.TarInfo]:
+        """Return all members."""
+        return list(self)
+
+    def getnames(self) -> list[str]:
+        """Return the names of all members."""
+        return [info.name for info in self]
+
+    def getmember(self, name: str) -> tarfile.TarInfo:
+        """Return the last member of that name, which is what would be unpacked; or KeyError."""
+        for info in reversed(self.getmembers()):
+            if info.name == name.rstrip("/"):
+                return info
+        raise KeyError(f"{self._path} has no member {name!r}")
+
+    def extractfile(self, member: str | tarfile.TarInfo) -> io.BufferedReader | None:
+        """Return the bytes of a file; None for what is none, such as a folder or a link."""
+        info = self.getmember(member) if isinstance(member, str) else member
+        content: io.BufferedReader | None = None
+        if info.isfile():
+            _, content = self._opened().opened(info)
+        return content
+
+    def close(self) -> None:
+        if self._archive is None:
+            super().close()
+        elif not self._is_left:
+            # Files that are still open keep the stream open.
+            self._is_left = True
+            self._archive.close()
+
+    def _opened(self) -> TarArchive:
+        if self._is_left or self.closed:
+            raise ValueError(f"{self._path} is closed; ask for its members before")
+        if self._archive is None:
+            self._archive = TarArchive(self._path, self.raw, "", self._limits)
+            self._rest = self._archive.members()
+        return self._archive
+
+    def _find_next(self) -> bool:
+        info = next(self._rest, None)
+        if info is not None:
+            self._found.append(info)
+        return info is not None
 
 
 class StrictTarInfo(tarfile.TarInfo):

@@ -5,8 +5,11 @@ This file is about readlines, and lines_to_paragraphs, which puts lines together
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,7 +21,18 @@ from asyncloader.datapipes.files.decoding import (
     undecodable,
     without_mark,
 )
-from asyncloader.datapipes.files.streams import close_stream, pair_in, path_and_stream
+from asyncloader.datapipes.files.limits import (
+    MAX_LINE_BYTES,
+    checked_line_limit,
+    line_too_long,
+)
+from asyncloader.datapipes.files.streams import (
+    PIECE_BYTES,
+    byte_stream,
+    close_stream,
+    pair_in,
+    path_and_stream,
+)
 from asyncloader.datapipes.patterns.expanding import TolerantExpander
 from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
@@ -47,6 +61,7 @@ class TextReader(TolerantExpander[Any]):
         encoding: str,
         errors: str,
         return_path: bool,
+        max_line_bytes: float | None,
         on_error: OnError,
         max_errors: int | None,
     ) -> None:
@@ -56,16 +71,19 @@ class TextReader(TolerantExpander[Any]):
         self.encoding = checked_encoding(encoding)
         self.errors = checked_errors(errors)
         self.return_path = return_path
+        self.max_line_bytes = checked_line_limit(max_line_bytes)
         # Streams of bytes end their lines at that byte, which may be part of something else.
         self._cuts_characters = decode and not keeps_line_breaks(self.encoding)
 
     def lines(self, stream: Any, path: str, skip: int = 0) -> Iterator[Any]:
         """Return a stream's lines without the first ``skip_lines``, and then ``skip``."""
-        unwanted, lines = self.skip_lines + skip, lines_of(stream, path)
-        if self._cuts_characters:
-            lines = after(lines_decoded(lines, self.encoding, self.errors, path), unwanted)
+        unwanted, most = self.skip_lines + skip, self.max_line_bytes
+        if self._cuts_characters and not is_text(stream):
+            pieces = pieces_of(stream, path)
+            whole = lines_decoded(pieces, self.encoding, self.errors, path, most)
+            lines: Iterator[Any] = after(whole, unwanted)
         else:
-            lines = after(lines, unwanted)
+            lines = after(lines_of(stream, path, most), unwanted)
             if self.decode:
                 lines = decoded(lines, self.encoding, self.errors, path, unwanted + 1)
         return without_mark(lines) if self.decode and not unwanted else lines
@@ -78,8 +96,9 @@ class LineReader(TextReader):
     The first ``skip_lines`` of every file are left out, and so are, unless
     ``strip_newline=False``, the ends of lines. With ``decode`` bytes become text, as
     ``encoding`` and ``errors`` say, without a byte order mark. Without ``return_path`` only
-    the lines are yielded. ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole
-    streams.
+    the lines are yielded. A line of more than ``max_line_bytes`` (256 MiB; None for no limit),
+    or characters of text, is a ``ResourceExhausted``. ``on_error`` and ``max_errors`` are those
+    of ``flatmap``, for whole streams.
 
     >>> from io import StringIO
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -97,6 +116,7 @@ class LineReader(TextReader):
         encoding: str = "utf-8",
         errors: str = "ignore",
         return_path: bool = True,
+        max_line_bytes: float | None = MAX_LINE_BYTES,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
@@ -107,6 +127,7 @@ class LineReader(TextReader):
             encoding=encoding,
             errors=errors,
             return_path=return_path,
+            max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -124,12 +145,51 @@ class LineReader(TextReader):
             close_stream(stream)
 
 
-def lines_of(stream: Any, path: str) -> Iterator[Any]:
-    """Yield a stream's lines; text that cannot be decoded is a ValueError that names the file."""
+def lines_of(stream: Any, path: str, most: float) -> Iterator[Any]:
+    """Yield a stream's lines; text that cannot be decoded is a ValueError that names the file.
+
+    A line of more than ``most`` bytes is a ResourceExhausted, and no more of it is read.
+    """
     try:
-        yield from stream
+        for number, line in enumerate(_read_lines(stream, path, most), 1):
+            if len(line) > most:
+                raise line_too_long(path, number, most)
+            yield line
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: {undecodable(error, OPENING)}") from None
+
+
+def _read_lines(stream: Any, path: str, most: float) -> Iterator[Any]:
+    """Return a stream's lines, each read no further than shows that it is too long."""
+    # What stands around a stream, such as torch's, lends its methods.
+    owner = getattr(getattr(stream, "readline", None), "__self__", None)
+    if most > sys.maxsize - 1 or not isinstance(owner, io.IOBase):
+        # Nobody knows how such streams find their lines.
+        return iter(stream)
+    size = int(most) + 1
+    if is_text(owner):
+        return iter(partial(stream.readline, size), "")
+    if not isinstance(owner, io.BufferedIOBase):
+        # fsspec's read a line of any length; bare ones byte by byte.
+        stream = byte_stream(path, stream)
+    return iter(partial(stream.readline, size), b"")
+
+
+def is_text(stream: Any) -> bool:
+    """Whether a stream of Python's kind is one of text."""
+    if isinstance(stream, io.TextIOBase | io.BufferedIOBase):
+        return isinstance(stream, io.TextIOBase)
+    return isinstance(stream, io.IOBase) and isinstance(stream.read(0), str)
+
+
+def pieces_of(stream: Any, path: str) -> Iterator[Any]:
+    """Return pieces of a stream of bytes, cut anywhere."""
+    if not isinstance(stream, io.IOBase):
+        return iter(stream)
+    if not isinstance(stream, io.BufferedIOBase):
+        # Others may give a byte at a time.
+        stream = byte_stream(path, stream)
+    return iter(partial(stream.read, PIECE_BYTES), b"")
 
 
 def after(lines: Iterable[Any], count: int) -> Iterator[Any]:

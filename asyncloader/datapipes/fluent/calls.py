@@ -206,7 +206,7 @@ class CallMethods(Generic[T_co]):
             retries: int = 3,
             backoff: float = 0.1,
             max_redirects: int = 10,
-            max_bytes: int | None = None,
+            max_bytes: int | Literal["auto"] | None = "auto",
             as_bytes: bool = False,
             stream: bool = False,
             on_error: OnError = "raise",

@@ -36,8 +36,8 @@ async def joined(held: list[Any]) -> bytes:
 def too_large(name: str, max_bytes: float) -> ResourceExhausted:
     """Return the error for a body that has more bytes than it may."""
     return ResourceExhausted(
-        f"{name}: the body has more than max_bytes={max_bytes} bytes; raise the limit if it may"
-        " be as large"
+        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes if"
+        " it may be as large"
     )
 
 

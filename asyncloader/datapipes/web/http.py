@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from asyncloader.datapipes.calls.async_mapping import AsyncMapper
 from asyncloader.datapipes.calls.attempts import Attempts
@@ -39,8 +40,9 @@ from asyncloader.errors import HttpUnavailable
 #: How many requests are under way: for whole bodies, and for streams, of which one is read.
 BODIES, STREAMS = 64, 2
 
-#: No whole body is larger, unless it is said.
+#: No whole body and no stream is larger, unless it is said.
 MAX_BODY_BYTES = 1 << 30
+MAX_STREAM_BYTES = 1 << 40
 
 #: Errors of a server that may do better when it is asked again.
 PASSING_ERRORS = (HttpUnavailable, TimeoutError)
@@ -61,7 +63,8 @@ class HttpReader(AsyncMapper[Any]):
     connections, bodies cut short and timeouts are tried again up to ``retries`` times,
     first after ``backoff`` seconds, then twice as long each time, or as long as the server
     asks for (30 s at most). At most ``max_redirects`` redirects are followed. A body of
-    more than ``max_bytes`` (1 GiB), decompressed, is a ``ResourceExhausted``; any other
+    more than ``max_bytes``, decompressed, is a ``ResourceExhausted``: 1 GiB, and for streams
+    1 TiB, unless another limit is given, or None for no limit. Any other
     failure is an ``HttpError``, or a ``TimeoutError``. So are a body that is compressed by
     anything but one gzip or deflate (``auto_decompress=False`` hands it on as it is sent), and
     more than 100 interim answers (such as 103) before an answer.
@@ -71,9 +74,9 @@ class HttpReader(AsyncMapper[Any]):
     and is read over the network as it is read here, where ``timeout`` and ``retries`` are
     for every step. After a lost connection the rest is asked for; a server that does not
     send it, of the same version, makes an ``HttpError`` of the read, and so does one that
-    compresses unasked and breaks off. ``max_bytes`` has no default. A stream keeps its
-    connection until it is at its end, closed, or dropped. Reading one blocks its thread,
-    so on a loop leave it to a pipe or to a thread.
+    compresses unasked and breaks off. A stream keeps its connection until it is at its end,
+    closed, or dropped. Reading one blocks its thread, so on a loop leave it to a pipe or to a
+    thread.
 
     ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
     function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
@@ -99,7 +102,7 @@ class HttpReader(AsyncMapper[Any]):
         retries: int = 3,
         backoff: float = 0.1,
         max_redirects: int = 10,
-        max_bytes: int | None = None,
+        max_bytes: int | Literal["auto"] | None = "auto",
         as_bytes: bool = False,
         stream: bool = False,
         on_error: OnError = "raise",
@@ -112,9 +115,7 @@ class HttpReader(AsyncMapper[Any]):
             raise ValueError("stream=True and as_bytes=True are two forms; give one of the two")
         self.skip_on_error = skip_on_error
         self.max_redirects = checked_count("max_redirects", max_redirects, at_least=0)
-        self.max_bytes = max_bytes
-        if max_bytes is not None:
-            checked_count("max_bytes", max_bytes, at_least=1)
+        self.max_bytes = _limit_of(max_bytes, stream)
         self.as_bytes = as_bytes
         self.stream = stream
         # The request's settings may hold secrets, which are no matter for a fingerprint.
@@ -126,9 +127,9 @@ class HttpReader(AsyncMapper[Any]):
         self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff)
         super().__init__(
             source_datapipe,
-            OpenStream(settings, self.attempts, max_bytes)
+            OpenStream(settings, self.attempts, self.max_bytes)
             if stream
-            else GetBody(settings, max_bytes or MAX_BODY_BYTES, as_bytes),
+            else GetBody(settings, self.max_bytes, as_bytes),
             concurrency=concurrency,
             ordered=ordered,
             timeout=timeout,
@@ -139,6 +140,14 @@ class HttpReader(AsyncMapper[Any]):
             on_error="skip" if skip_on_error else on_error,
             max_errors=max_errors,
         )
+
+
+def _limit_of(max_bytes: int | str | None, stream: bool) -> float:
+    if max_bytes is None:
+        return math.inf
+    if max_bytes == "auto":
+        return MAX_STREAM_BYTES if stream else MAX_BODY_BYTES
+    return checked_count("max_bytes", max_bytes, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ class Clients:
 class GetBody:
     """Reads the whole body of a URL, with a client."""
 
-    def __init__(self, settings: dict[str, Any], max_bytes: int, as_bytes: bool) -> None:
+    def __init__(self, settings: dict[str, Any], max_bytes: float, as_bytes: bool) -> None:
         self.decodings = Decodings(settings)
         self.max_bytes = max_bytes
         self.form = form_of(as_bytes)
@@ -204,11 +213,11 @@ class GetBody:
 class OpenStream:
     """Opens the body of a URL, over a wire."""
 
-    def __init__(self, settings: dict[str, Any], attempts: Attempts, max_bytes: int | None) -> None:
+    def __init__(self, settings: dict[str, Any], attempts: Attempts, max_bytes: float) -> None:
         # Parts of a body can be asked for where it is not compressed on its way.
         self.decodings = Decodings(settings, asked="identity")
         self.attempts = attempts
-        self.max_bytes = float("inf") if max_bytes is None else max_bytes
+        self.max_bytes = max_bytes
 
     async def __call__(self, url: str, wire: Wire) -> tuple[str, Any]:
         check_url(url)

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from asyncloader.datapipes.iter import (
     FileOpener,
     XzFileLoader,
 )
+from asyncloader.errors import ResourceExhausted
 from tests.datapipes.files.test_archives import CONTENTS, OneWay, packed_tar, packed_zip, read
 from tests.leaks import leaves_nothing
 
@@ -91,6 +93,78 @@ def test_a_tar_comes_out_of_its_compression_for_load_from_tar() -> None:
     for path, mode in (("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tgz", "w:gz")):
         pipe = Decompressor([(path, io.BytesIO(packed_tar(CONTENTS, mode)))])
         assert [stream.read() for _, stream in pipe.load_from_tar()] == list(CONTENTS.values())
+
+
+TARS = [("x.tar", "w"), ("x.tar.gz", "w:gz"), ("x.tgz", "w:gz"), ("d/x.TAR.xz", "w:xz")]
+
+
+@pytest.mark.parametrize(("path", "mode"), TARS)
+@pytest.mark.parametrize("file_type", [None, "tar", CompressionType.TAR])
+def test_a_tar_has_its_members_as_in_torchdata(path: str, mode: str, file_type: Any) -> None:
+    # The second is larger than what may be read of a header.
+    contents = {"1": b"one", "d/2": bytes(17 * 2**20 if mode == "w" else 5000), "3": b""}
+    pipe = Decompressor([(path, io.BytesIO(packed_tar(contents, mode)))], file_type)
+    ((found, stream),) = pipe
+    assert found == path
+    for _ in range(2):
+        members = {info.name: stream.extractfile(info) for info in stream if info.isfile()}
+        assert {name: content.read() for name, content in members.items()} == contents
+    assert stream.getnames() == list(contents) == [info.name for info in stream.getmembers()]
+    assert stream.extractfile("1").read() == b"one"
+    assert stream.getmember("d/2").size == len(contents["d/2"])
+    with pytest.raises(KeyError, match=r"x.* has no member 'nothing'"):
+        stream.extractfile("nothing")
+
+
+def test_members_of_a_tar_that_cannot_seek_are_read_one_after_the_other() -> None:
+    content = packed_tar(CONTENTS, "w:gz")
+    ((_, stream),) = Decompressor([("x.tar.gz", OneWay(content))])
+    assert [stream.extractfile(info).read() for info in stream] == list(CONTENTS.values())
+
+
+def test_a_link_of_a_tar_is_a_member_without_content() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE):
+            info = tarfile.TarInfo("x")
+            info.type, info.linkname = kind, "x"
+            archive.addfile(info)
+    ((_, stream),) = Decompressor([("x.tar", io.BytesIO(packed.getvalue()))])
+    assert [stream.extractfile(info) for info in stream] == [None] * 3
+
+
+def test_a_tar_that_is_damaged_or_hostile_is_an_error_that_names_it() -> None:
+    for content, says in (
+        (b"no tar at all" * 100, "no tar header"),
+        (packed_tar({"..": b"1"}), "its member '..' is not named below"),
+        (packed_tar(CONTENTS)[:700], "unexpected end"),
+    ):
+        ((_, stream),) = Decompressor([("x.tar", io.BytesIO(content))])
+        with pytest.raises(tarfile.ReadError, match=rf"^x.tar.*{says}"):
+            [stream.extractfile(info).read() for info in stream if info.isfile()]
+    ((_, stream),) = Decompressor([("x.tar", io.BytesIO(packed_tar({"1": bytes(9)})))], max_bytes=8)
+    with pytest.raises(ResourceExhausted, match="max_bytes=8"):
+        stream.extractfile("1").read()
+
+
+def test_the_file_below_a_tar_is_closed_with_it_and_with_its_members(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(packed_tar(CONTENTS, "w:gz"))
+    pipe = FileOpener([str(tmp_path / "x.tar.gz")] * 3, "b").decompress()
+    with leaves_nothing():
+        for _, stream in pipe:
+            assert stream.getnames() == list(CONTENTS)
+        members = [stream.extractfile(info) for info in stream]
+        stream.close()
+        stream.close()
+        with pytest.raises(ValueError, match=r"x.tar.gz is closed"):
+            list(stream)
+        del stream
+        assert [member.read() for member in members] == list(CONTENTS.values())
+        del members
+    with leaves_nothing():
+        for _, stream in pipe:
+            assert next(iter(stream)).name == next(iter(CONTENTS))
+        del stream
 
 
 def test_a_zip_stays_one() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
+import pickle
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import (
     CSVDictParser,
     CSVParser,
     FileOpener,
+    IterableWrapper,
     JsonLinesParser,
     JsonParser,
 )
@@ -171,10 +175,11 @@ def test_each_line_is_a_document() -> None:
     ],
 )
 def test_what_is_no_document_is_an_error_that_names_the_place(content: bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(json.JSONDecodeError, match=message) as caught:
         rows(JsonParser, content)
     assert "secret" not in repr(caught.value)
-    assert not isinstance(caught.value, json.JSONDecodeError | UnicodeDecodeError)
+    assert "secret" not in repr(vars(caught.value))
+    assert not isinstance(caught.value, UnicodeDecodeError)
 
 
 @pytest.mark.parametrize("parser", [JsonParser, JsonLinesParser])
@@ -186,8 +191,23 @@ def test_text_that_cannot_be_decoded_names_the_file(parser: Any, tmp_path: Path)
 
 
 def test_an_error_in_lines_of_json_names_the_line() -> None:
-    with pytest.raises(ValueError, match=r"^x, line 3, column 1: Expecting value"):
+    with pytest.raises(json.JSONDecodeError, match=r"^x, line 3, column 1: Expecting value"):
         rows(JsonLinesParser, b"1\n\nsecret\n")
+
+
+def test_an_error_of_json_says_where_in_attributes_too_also_from_a_worker() -> None:
+    files = IterableWrapper([("x", b"1\n  oops\n")]).map(BytesIO, 1)
+    for workers in (0, 1):
+        service = MultiProcessingReadingService(workers)
+        with (
+            DataLoader2(files.parse_json_lines(), reading_service=service) as loader,
+            pytest.raises(json.JSONDecodeError, match=r"^x, line 2, column 3: Exp") as caught,
+        ):
+            list(loader)
+        error = caught.value
+        for one in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert (one.msg, one.lineno, one.colno, one.doc) == ("Expecting value", 2, 3, "")
+            assert str(one).startswith("x, line 2, column 3: Expecting value")
 
 
 def test_an_error_of_a_users_hook_stays_itself() -> None:
