@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -39,7 +40,49 @@ def get_worker_info() -> WorkerInfo | None:
     >>> get_worker_info() is None
     True
     """
+    return None if is_hidden() else _worker_info
+
+
+def this_worker() -> WorkerInfo | None:
+    """Return what worker this process is, also to those whom ``get_worker_info`` does not say."""
     return _worker_info
+
+
+class Unaware:
+    """Hides the worker from what runs within ``with``.
+
+    With a ``refusal``, asking for the worker is a ValueError that says it.
+    """
+
+    def __init__(self, refusal: str = "") -> None:
+        self.refusal = refusal
+        self.was_asked = False
+        self._before: Unaware | None = None
+
+    def __enter__(self) -> None:
+        self._before = _unaware.get()
+        _unaware.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _unaware.set(self._before)
+
+    def check(self) -> None:
+        """Raise the refusal if somebody has asked, who may have caught the error."""
+        if self.was_asked and self.refusal:
+            raise ValueError(self.refusal)
+
+
+_unaware: ContextVar[Unaware | None] = ContextVar("unaware", default=None)
+
+
+def is_hidden() -> bool:
+    """Whether the worker is hidden from whoever asks; ValueError where that is refused."""
+    unaware = _unaware.get()
+    if unaware is None:
+        return False
+    unaware.was_asked = True
+    unaware.check()
+    return True
 
 
 def set_worker_info(info: WorkerInfo) -> None:

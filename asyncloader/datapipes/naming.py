@@ -51,7 +51,9 @@ def _settings(pipe: object) -> list[str]:
     shown = []
     for position, parameter in enumerate(parameters):
         value = _value_of(pipe, parameter)
-        text = _brief(value)
+        # None leaves a choice to the pipe, and False is what it mostly chooses.
+        is_chosen = parameter.default is None and value is False
+        text = None if is_chosen else _brief(value)
         if text is not None and text != _brief(parameter.default):
             leads = position <= 1 and parameter.kind is not parameter.KEYWORD_ONLY
             says_enough = leads and not isinstance(value, bool)

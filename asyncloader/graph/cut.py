@@ -174,6 +174,36 @@ def _places(
     return tuple((pipe, where[id(pipe)]) for pipe in wiring.pipes)
 
 
+def divided_twice(cut: Cut) -> tuple[Any, Any] | None:
+    """Return a pipe that shards itself, and what divides its path among workers as well.
+
+    None where there are no two such pipes.
+    """
+    for part in cut.parts:
+        dividers = dividers_of(part, cut.dispatch)
+        for pipe in filter(shards_itself, part.pipes):
+            above = pipes_of(pipe)
+            for divider in dividers:
+                is_below = any(each is pipe for each in pipes_of(divider))
+                if is_below or any(each is divider for each in above):
+                    return pipe, divider
+            if any(each is cut.dispatch for each in above):
+                return pipe, cut.dispatch
+    return None
+
+
+def dividers_of(part: WorkerPart, dispatch: Any | None) -> list[Any]:
+    """Return the filters of a part that let each worker keep items of its own."""
+    filters = [pipe for pipe in part.pipes if is_filter_of_shards(pipe)]
+    # Behind the dealing they let everything pass.
+    return [
+        pipe
+        for pipe in filters
+        if acts_for(pipe, SHARDING_PRIORITIES.MULTIPROCESSING)
+        and not any(each is dispatch for each in pipes_of(pipe))
+    ]
+
+
 def no_order_in_dealing(dispatch: Any | None) -> str | None:
     """Say what keeps another process from dealing what one has dealt, if anything does."""
     for pipe in pipes_of(dispatch):

@@ -18,14 +18,15 @@ from asyncloader.datapipes.going_on.cursors import (
     number_of,
     take_number_of,
 )
+from asyncloader.datapipes.items.sources import IterableWrapper, twice
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.replaying import is_replayed
 from asyncloader.datapipes.pipe.kinds import functional_name
 from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import WorkerPart, cut_graph
+from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, divided_twice, dividers_of
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.seeding import SeedPlaces, SharedPipes
-from asyncloader.graph.walk import DataPipeGraph, breadth_first, traverse_dps
+from asyncloader.graph.walk import DataPipeGraph, breadth_first, pipes_of, traverse_dps
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import pack_code
@@ -91,6 +92,8 @@ def divide(datapipe: Any, num_workers: int) -> Division:
     """Take the parts for workers out of the graph, which is changed."""
     shared = SharedPipes(datapipe)
     cut = cut_graph(datapipe)
+    if num_workers > 1:
+        _check_divided_once(cut)
     is_read = any(cut.dispatch in part.inlets for part in cut.parts)
     dispatch = cut.dispatch if is_read else None
     root, outlets, ends = datapipe, [], []
@@ -120,6 +123,22 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         dispatch=dispatch,
         droppers=droppers if dispatch is not None else (),
     )
+
+
+def _check_divided_once(cut: Cut) -> None:
+    """Raise ValueError where workers would divide what they have divided already.
+
+    Of an iterable that has not said so, it is seen when it asks for the worker.
+    """
+    found = divided_twice(cut)
+    if found is not None:
+        pipe, divider = found
+        raise ValueError(twice(pipe, stage_name(divider)))
+    for part in cut.parts:
+        for divider in dividers_of(part, cut.dispatch):
+            for source in pipes_of(divider):
+                if isinstance(source, IterableWrapper):
+                    source.divided_by = stage_name(divider)
 
 
 def _with_inlet(end: Any, pipe: Any, inlet: FromDispatcher) -> Any:

@@ -22,7 +22,7 @@ from asyncloader.datapipes.pipe.arguments import (
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import as_reset, result_of
-from asyncloader.worker_info import WorkerInfo, get_worker_info
+from asyncloader.worker_info import WorkerInfo, this_worker
 
 #: What functions for workers are told when there is no worker: this process is the only one.
 HERE = WorkerInfo(num_workers=1, worker_id=0)
@@ -74,7 +74,7 @@ class InProcessReadingService(ReadingServiceInterface):
         async def reset(datapipe: Any) -> Any:
             datapipe = await before(datapipe)
             # In a row with workers this runs in each of them.
-            info = get_worker_info() or HERE
+            info = this_worker() or HERE
             own = seed_generator.spawn(info.worker_id)
             return await result_of(_called(reset_fn, datapipe, info, own))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
-from asyncloader.worker_info import get_worker_info
+from asyncloader.worker_info import this_worker
 from asyncloader.workers.conversation.failure import pack_error
 
 
@@ -86,7 +86,7 @@ def failure_in(pipe: Any, error: BaseException) -> BaseException | bytes:
         error = translated
     if not isinstance(error, Exception):
         raise error
-    info = get_worker_info()
+    info = this_worker()
     if info is None:
         return error
     return pack_error(error, f"in worker {info.worker_id} of {info.num_workers}")

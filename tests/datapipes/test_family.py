@@ -105,7 +105,7 @@ SAMPLES: dict[str, Callable[[Any], IterDataPipe[Any]]] = {
     "no_shuffle": lambda source: Shuffler(source).set_shuffle(False),
     "in_batch_shuffle": lambda source: InBatchShuffler(Mapper(source, listed)).set_seed(1),
     "zip": lambda source: Zipper(source, range(9)),
-    "zip_longest": lambda source: ZipperLongest(range(2), source, fill_value=-1),
+    "zip_longest": lambda source: ZipperLongest(Mapper(range(2), itself), Mapper(source, itself)),
     "mux": lambda source: Multiplexer(source, range(9)),
     "mux_longest": lambda source: MultiplexerLongest(range(2), source),
     "concat": lambda source: Concater(range(2), source),

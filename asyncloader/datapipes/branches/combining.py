@@ -20,9 +20,15 @@ from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import index_within
+from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import iterable_sources, keyed_sources
-from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.base import (
+    IterDataPipe,
+    MapDataPipe,
+    functional_datapipe,
+    is_pipe,
+)
 from asyncloader.datapipes.pipe.upstream import resume_one
 
 T = TypeVar("T")
@@ -115,6 +121,13 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     makes_again = False
 
     def __init__(self, *datapipes: Iterable[Any], fill_value: Any = None) -> None:
+        for pipe in datapipes:
+            # A fill_value by mistake would be one more source.
+            if not is_pipe(pipe):
+                raise TypeError(
+                    f"zip_longest reads datapipes, got {kind_name(pipe)}; wrap a list by"
+                    " IterableWrapper(...), and name a fill value: fill_value=..."
+                )
         self.sources = iterable_sources(datapipes)
         self.fill_value = fill_value
 

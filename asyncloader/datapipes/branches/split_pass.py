@@ -89,6 +89,8 @@ class SplitPass(Pass[T]):
         self.at_end = False
         self.is_invalid = False
         self._errors: dict[int, LastingError] = {}
+        #: Those that were too far ahead of others. What comes for them is counted, as for any.
+        self._overrun: dict[int, LastingError] = {}
         self._drawing = threading.Lock()
         self._draws = self._draw_all()
 
@@ -117,6 +119,8 @@ class SplitPass(Pass[T]):
                     f"this iterator has been invalidated: a branch of {self.split!r} that had"
                     " taken part in its pass is being iterated again"
                 )
+            if index in self._overrun:
+                raise self._overrun[index].again()
             # Only a draw takes the lock: a deque is safe between threads by itself.
             if queue:
                 return queue.popleft()
@@ -293,15 +297,15 @@ class SplitPass(Pass[T]):
         others = (len(self.queues[place]) for place in counted)
         if size == -1 or self.split.held(others) <= size:
             return
-        # The branch that ran ahead fails, for good. The others can go on.
-        self.left.add(index)
+        # The branch that ran ahead fails, for good. The others go on until it is too far
+        # behind them: it takes no more, and reading them to the end would hide its error.
         self.queues[index].clear()
         overrun = BufferError(
             f"{self.split!r} would have to hold more than {size} items for branches that are"
             " behind; read the branches in step (zip them), or make buffer_size larger (-1:"
             " without bound)"
         )
-        self._errors[index] = LastingError(overrun)
+        self._overrun[index] = LastingError(overrun)
         raise overrun
 
     def _close(self) -> None:

@@ -18,7 +18,7 @@ from asyncloader.datapipes.pipe.arguments import checked_names
 from asyncloader.datapipes.pipe.base import functional_datapipe
 from asyncloader.datapipes.pipe.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
-from asyncloader.worker_info import get_worker_info
+from asyncloader.worker_info import this_worker
 
 
 @functional_datapipe("load_parquet")
@@ -127,7 +127,7 @@ class ParquetFile:
         if missing := sorted(name for name in unknown if not self._is_field(name)):
             raise KeyError(f"{self.path} has no column {', '.join(missing)}")
         # The workers share the cores already.
-        alone = get_worker_info() is None
+        alone = this_worker() is None
         with self._naming():
             return self._file.read_row_group(group, columns=columns, use_threads=alone)
 

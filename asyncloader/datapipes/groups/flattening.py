@@ -79,7 +79,8 @@ class FlatMapper(IterDataPipe[T]):
 
     ``fn`` may be a generator function, which is read as far as its items are
     asked for, or an async generator function, whose items are collected for each
-    item first. ``input_col`` picks what is handed to it out of a tuple, list or dict.
+    item first. ``input_col`` picks what is handed to it out of a tuple, list or dict; without
+    ``fn``, an item is taken apart into the columns that it names.
 
     Where ``fn`` fails, maybe after some of its items, ``on_error="skip"`` leaves out the
     rest, and a function ``on_error(error, item)`` returns the rest in its place. More than
@@ -105,13 +106,26 @@ class FlatMapper(IterDataPipe[T]):
         self.on_error = on_error
         self.max_errors = max_errors
         self.tolerance = Tolerance(on_error, max_errors)
-        self._expand = reading(collecting(self.fn), input_col)
+        self._expand = expanding(fn, input_col)
 
     def waits(self) -> bool:
         return is_async(self._expand)
 
     def new_pass(self) -> FlatMapPass[T]:
         return FlatMapPass(self, self._expand)
+
+
+def expanding(fn: Callable[..., Any] | None, input_col: Any) -> Callable[..., Any]:
+    """Return the function that says what is in an item; without ``fn``, what its columns hold."""
+    if fn is None:
+        function = _columns_of if isinstance(input_col, list | tuple) else itself
+    else:
+        function = collecting(fn)
+    return reading(function, input_col)
+
+
+def _columns_of(*columns: Any) -> Any:
+    return columns if len(columns) != 1 else columns[0]
 
 
 def collecting(function: Callable[..., Any]) -> Callable[..., Any]:

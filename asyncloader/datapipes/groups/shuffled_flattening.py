@@ -16,13 +16,12 @@ from typing import Any, Generic, TypeVar
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.groups.flattening import collecting
+from asyncloader.datapipes.groups.flattening import expanding
 from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.patterns.parts import END, next_part, parts_of
 from asyncloader.datapipes.patterns.rereading import Held, Rereader, add_cursors, closing_items
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.columns import reading
 from asyncloader.datapipes.pipe.function import calling, is_async, itself
 from asyncloader.datapipes.pipe.randomness import Shuffling
 from asyncloader.datapipes.pipe.tolerance import OnError, Tolerance
@@ -63,14 +62,14 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
         self.on_error = on_error
         self.max_errors = max_errors
         self.tolerance = Tolerance(on_error, max_errors)
-        self.expand = reading(collecting(self.fn), input_col)
+        self.expand = expanding(fn, input_col)
 
     def waits(self) -> bool:
         return is_async(self.expand)
 
     def __len__(self) -> int:
         # Only what is in memory is looked at: another source would have to be read.
-        is_plain = self.fn is itself and not self.tolerance.leaves_out
+        is_plain = self.fn is itself and self.input_col is None and not self.tolerance.leaves_out
         wrapped = self.source.iterable if isinstance(self.source, IterableWrapper) else None
         if is_plain and isinstance(wrapped, list | tuple | dict | set | frozenset):
             return sum(map(len, wrapped))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursors, picked
+from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.pipe.share import Share
 from asyncloader.datapipes.running.crossing import from_loop, from_thread
+from asyncloader.errors import IteratorInvalidated
+from asyncloader.worker_info import Unaware, this_worker
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -22,16 +25,22 @@ T_co = TypeVar("T_co", covariant=True)
 #: What no one can change in place, so that a copy would be the same thing.
 _UNCHANGING = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
+#: What no code of anybody's runs in while it is iterated.
+_CANNOT_ASK = frozenset({list, tuple, range, dict, set, frozenset, str, bytes})
+
 
 class IterableWrapper(IterDataPipe[T]):
     """Yield the items of an iterable, or of an async iterable.
 
     With ``deepcopy`` each pass reads a copy, so that items changed in place are
     whole again in the next; what cannot be copied is read as it is, with a
-    warning. An iterator can be read only once: a second pass is a TypeError.
+    warning. A generator, a file and other iterators can be read only once: a second pass is a
+    TypeError. One whose ``__iter__`` begins afresh is read again.
     ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
-    that asks ``get_worker_info``. A set has the same order in all processes of a loader; sort
-    it where another run is to go on with a state.
+    that asks ``get_worker_info``, and as Hugging Face's iterable data sets do. False hides the
+    worker from it: ``get_worker_info``, ours and torch's, answers None in it.
+    A set has the same order in all processes of a loader; sort it where another run is to go
+    on with a state.
 
     >>> list(IterableWrapper([1, 2, 3]))
     [1, 2, 3]
@@ -46,7 +55,7 @@ class IterableWrapper(IterDataPipe[T]):
         iterable: Iterable[T] | AsyncIterable[T],
         deepcopy: bool = True,
         *,
-        shards_itself: bool = False,
+        shards_itself: bool | None = None,
     ) -> None:
         if is_pipe(iterable):
             raise TypeError(
@@ -57,8 +66,13 @@ class IterableWrapper(IterDataPipe[T]):
             raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}")
         self.iterable = iterable
         self.deepcopy = deepcopy
-        self.shards_itself = shards_itself
-        self._once = OneShot.of(iterable)
+        self.shards_itself = (
+            _is_of_hugging_face(iterable) if shards_itself is None else shards_itself
+        )
+        #: The sharding pipe that divides the items among workers.
+        self.divided_by = ""
+        self._hides_worker = shards_itself is False
+        self._passes = Passes(iterable)
 
     def __len__(self) -> int:
         if self.shards_itself:
@@ -81,11 +95,60 @@ class IterableWrapper(IterDataPipe[T]):
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.iterable, Iterable):
             return from_loop(self)
-        self._once.use(self)
-        return iter(changeable_copy(self.iterable) if self.deepcopy else self.iterable)
+        return self._unaware_items() if self._must_not_ask() else self._items(self.iterable)
+
+    def _items(self, iterable: Iterable[T]) -> Iterator[T]:
+        if not self._passes.are_free:
+            return self._passes.items(self, iterable)
+        return iter(changeable_copy(iterable) if self.deepcopy else iterable)
+
+    def _aitems(self, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
+        if not self._passes.are_free:
+            return self._passes.aitems(self, iterable)
+        return aiter(iterable)
+
+    def _must_not_ask(self) -> bool:
+        # Nothing of what Python itself holds items in asks which worker it is in.
+        can_ask = type(self.iterable) not in _CANNOT_ASK and this_worker() is not None
+        return can_ask and (self._hides_worker or bool(self.divided_by))
+
+    def _unaware(self) -> Unaware:
+        return Unaware("" if self._hides_worker else twice(self, self.divided_by))
+
+    def _unaware_items(self) -> Iterator[T]:
+        unaware, iterable = self._unaware(), self.iterable
+        assert isinstance(iterable, Iterable)
+        with unaware:
+            items = self._items(iterable)
+        try:
+            while True:
+                with unaware:
+                    item = next(items, _END)
+                unaware.check()
+                if item is _END:
+                    return
+                yield item
+        finally:
+            close_items(items)
+
+    async def _unaware_aitems(self) -> AsyncIterator[T]:
+        unaware, iterable = self._unaware(), self.iterable
+        assert isinstance(iterable, AsyncIterable)
+        with unaware:
+            items = self._aitems(iterable)
+        try:
+            while True:
+                with unaware:
+                    item = await anext(items, _END)
+                unaware.check()
+                if item is _END:
+                    return
+                yield item
+        finally:
+            await aclose_items(items)
 
     def picks(self) -> bool:
-        return self._once.can_repeat and isinstance(self.iterable, Iterable)
+        return self._passes.are_free and isinstance(self.iterable, Iterable)
 
     def iter_at(self, positions: list[int]) -> Iterator[T]:
         if not isinstance(self.iterable, Sequence):
@@ -110,32 +173,120 @@ class IterableWrapper(IterDataPipe[T]):
 
     def __aiter__(self) -> AsyncIterator[T]:
         if isinstance(self.iterable, AsyncIterable):
-            self._once.use(self)
-            return aiter(self.iterable)
+            return self._unaware_aitems() if self._must_not_ask() else self._aitems(self.iterable)
         return from_thread(self)
 
 
-class OneShot(Generic[T]):
-    """Remembers whether an iterable that can be read once was read."""
+def _is_of_hugging_face(iterable: object) -> bool:
+    """Whether it is an ``IterableDataset`` of theirs, which asks torch for the worker's share."""
+    name = ("datasets.iterable_dataset", "IterableDataset")
+    return any((kind.__module__, kind.__qualname__) == name for kind in type(iterable).__mro__)
 
-    def __init__(self, can_repeat: bool) -> None:
-        self.can_repeat = can_repeat
-        self.used = False
 
-    @classmethod
-    def of(cls, iterable: object) -> OneShot[Any]:
-        """Tell whether an iterable is its own iterator, which reads only once."""
-        once = hasattr(iterable, "__next__") or hasattr(iterable, "__anext__")
-        return cls(can_repeat=not once)
+def twice(pipe: object, divider: str) -> str:
+    """Say that a pipe and another one both divide the items among the workers."""
+    return (
+        f"the items would be divided twice, and most lost: {pipe!r} takes a worker's share by"
+        f" itself (get_worker_info), and {divider} divides again. Keep one of them: drop {divider}"
+        " (or let it divide among ranks alone, by SHARDING_PRIORITIES.DISTRIBUTED), or pass"
+        " IterableWrapper(..., shards_itself=False), which hides the worker from the iterable"
+    )
 
-    def use(self, pipe: object) -> None:
-        """Note a pass; raise TypeError for the second over what can be read once."""
-        if self.used and not self.can_repeat:
-            raise TypeError(
-                f"{pipe!r} wraps an iterator, which can be read only once; wrap a list, or an"
-                " object whose __iter__ begins afresh, to iterate again"
+
+class Passes:
+    """The passes over an iterable that is its own iterator, as generators and prefetchers are.
+
+    What is written in C (generators, files, ``zip``) is read once. A class of Python's may
+    begin again when ``iter`` is called, or by itself at its end; one pass at a time is read.
+    """
+
+    def __init__(self, iterable: object) -> None:
+        is_async = not hasattr(iterable, "__next__")
+        self.are_free = is_async and not hasattr(iterable, "__anext__")
+        method = getattr(type(iterable), "__aiter__" if is_async else "__iter__", None)
+        code = getattr(method, "__code__", None)
+        self.is_only_one = code is None
+        #: Whether ``iter`` does more than ``return self``, which would name nothing.
+        self.may_begin_again = code is not None and bool(code.co_names or code.co_freevars)
+        self.count = 0
+        self.has_ended = True
+        self.gave_items = False
+
+    def items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
+        """Iterate once more; TypeError where the iterable does not begin again."""
+        if self.is_only_one:
+            self._begin(pipe)
+            return iter(iterable)
+        return self._own_items(pipe, iterable)
+
+    def aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
+        """Iterate once more; TypeError where the iterable does not begin again."""
+        if self.is_only_one:
+            self._begin(pipe)
+            return aiter(iterable)
+        return self._own_aitems(pipe, iterable)
+
+    def _own_items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
+        number, had_items = self._begin(pipe), self.gave_items
+        items = iter(iterable)
+        try:
+            while True:
+                self._check_latest(number, pipe)
+                item = next(items, _END)
+                if item is _END:
+                    break
+                self.gave_items, had_items = True, False
+                yield item
+            self._end(pipe, had_items)
+        finally:
+            # The iterable itself belongs to whoever wrapped it, and may be read again.
+            if items is not iterable:
+                close_items(items)
+
+    async def _own_aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
+        number, had_items = self._begin(pipe), self.gave_items
+        items = aiter(iterable)
+        try:
+            while True:
+                self._check_latest(number, pipe)
+                item = await anext(items, _END)
+                if item is _END:
+                    break
+                self.gave_items, had_items = True, False
+                yield item
+            self._end(pipe, had_items)
+        finally:
+            if items is not iterable:
+                await aclose_items(items)
+
+    def _begin(self, pipe: object) -> int:
+        if not self.has_ended and not self.may_begin_again:
+            raise _read_only_once(pipe)
+        self.has_ended = False
+        self.count += 1
+        return self.count
+
+    def _check_latest(self, number: int, pipe: object) -> None:
+        if number != self.count:
+            raise IteratorInvalidated(
+                f"this iterator has been invalidated: {pipe!r} wraps an object that is its own"
+                " iterator, and it is being iterated again"
             )
-        self.used = True
+
+    def _end(self, pipe: object, had_items: bool) -> None:
+        self.has_ended = True
+        if had_items:
+            raise _read_only_once(pipe)
+
+
+_END: Any = object()
+
+
+def _read_only_once(pipe: object) -> TypeError:
+    return TypeError(
+        f"{pipe!r} wraps an iterator, which can be read only once; wrap a list, or an"
+        " object whose __iter__ begins afresh, to iterate again"
+    )
 
 
 class Lookup(Protocol[T_co]):

@@ -19,7 +19,7 @@ from typing import Any
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.pipe.pulse import PULSE
 from asyncloader.datapipes.running.home import PLACE
-from asyncloader.worker_info import get_worker_info
+from asyncloader.worker_info import this_worker
 
 logger = logging.getLogger("asyncloader")
 
@@ -99,7 +99,7 @@ def _awaited(name: str, function: Callable[..., Any], *args: Any) -> Any:
 
 def _is_beside_loop() -> bool:
     # A worker process is the place for what holds the GIL.
-    return PLACE.get() is not None and get_worker_info() is None
+    return PLACE.get() is not None and this_worker() is None
 
 
 class _Steps:

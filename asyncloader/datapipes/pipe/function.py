@@ -21,7 +21,7 @@ from asyncloader.datapipes.running.crossing import loop_calls
 from asyncloader.runtime import is_being_cancelled
 from asyncloader.strange_errors import note
 from asyncloader.waiting import Stopped
-from asyncloader.worker_info import get_worker_info
+from asyncloader.worker_info import this_worker
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def blame(error: BaseException, pipe: object) -> None:
 def _ends_the_process(error: BaseException) -> bool:
     # In the loader's process it is the user who interrupts; in a worker it is nobody.
     if isinstance(error, KeyboardInterrupt):
-        return get_worker_info() is None
+        return this_worker() is None
     if isinstance(error, asyncio.CancelledError):
         # A function that raises it by itself has failed like any other.
         return is_being_cancelled()

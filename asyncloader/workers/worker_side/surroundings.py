@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from asyncloader.worker_info import WorkerInfo, set_worker_info
+from asyncloader.worker_info import WorkerInfo, is_hidden, set_worker_info
 from asyncloader.workers.worker_side.heap import keep_freed_memory
 from asyncloader.workers.worker_side.late_imports import when_imported
 
@@ -46,7 +46,9 @@ def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) 
 
 def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
     # torch's own get_worker_info reads this variable; other libraries shard by it.
-    from torch.utils.data._utils import worker
+    from torch.utils.data._utils import worker as torch_worker
+
+    worker: Any = torch_worker
 
     facts: dict[str, Any] = {
         "id": info.worker_id,
@@ -55,6 +57,17 @@ def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
         "dataset": None,
     }
     worker._worker_info = worker.WorkerInfo(**facts)
+    # Many hold the function itself, so it is the function that has to answer otherwise.
+    worker.is_hidden = is_hidden
+    worker.get_worker_info.__code__ = _get_torch_worker_info.__code__
+
+
+#: Stands for torch's own variable of that name.
+_worker_info: Any = None
+
+
+def _get_torch_worker_info() -> Any:
+    return None if is_hidden() else _worker_info
 
 
 def _seed_numpy(seed: int, numpy_random: ModuleType) -> None:

@@ -96,3 +96,9 @@ def test_looked_up_tuples_end_with_the_shortest_source() -> None:
         pipe[2]
     with pytest.raises(TypeError, match="map pipes, got generator"):
         SequenceWrapper("ab").zip(n for n in "cd")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", [[1, 2], "-", 0])
+def test_zip_longest_reads_nothing_but_datapipes(other: Any) -> None:
+    with pytest.raises(TypeError, match=r"zip_longest reads datapipes, got .*fill_value="):
+        IterableWrapper(range(3)).zip_longest(other)

@@ -81,3 +81,15 @@ def test_it_goes_on_from_any_place() -> None:
         return first.zip(second)
 
     assert_goes_on(joined)
+
+
+def test_the_others_overflow_where_those_of_torchdata_do() -> None:
+    first, second = IterableWrapper([(n, n + 10) for n in range(10)]).unzip(2, buffer_size=4)
+    leading, other = iter(first), iter(second)
+    assert [next(leading) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(BufferError):
+        next(leading)
+    # The other is as far ahead after nine, and is not read to its end as if nothing had been.
+    assert [next(other) for _ in range(9)] == list(range(10, 19))
+    with pytest.raises(BufferError):
+        next(other)

@@ -96,3 +96,26 @@ def test_an_error_while_a_result_is_read_names_the_pipe_too() -> None:
 def test_what_cannot_be_iterated_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"got int from the function of flatmap"):
         list(IterableWrapper([1]).flatmap(lambda n: n))
+
+
+TUPLES = [(1, 2, [3, 4]), (5, 6, [7, 8])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "items"),
+    [
+        ((0, 2), [1, [3, 4], 5, [7, 8]]),
+        ([2, 0], [[3, 4], 1, [7, 8], 5]),
+        ((2,), [3, 4, 7, 8]),
+        (2, [3, 4, 7, 8]),
+        ((), []),
+    ],
+)
+def test_without_a_function_an_item_is_taken_apart_into_its_columns(columns, items) -> None:
+    pipe = IterableWrapper(TUPLES)
+
+    assert list(pipe.flatmap(input_col=columns)) == items
+    shuffled = pipe.shuffled_flatmap(input_col=columns)
+    assert list(shuffled.set_shuffle(False)) == items
+    with pytest.raises(TypeError, match="cannot say how many"):
+        len(shuffled)
