@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.pipe.kinds import is_dispatch
 from asyncloader.datapipes.pipe.registering import expect_methods
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.seeding import SeedPlaces
+from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
@@ -163,10 +165,13 @@ class Dispatcher:
 
     def _start_epoch(self, command: StartEpoch) -> None:
         self._end_epoch()
+        assert self._part is not None
         self._epoch = command.epoch
         self._is_paused = False
+        maker = _maker_of(self._part.end)
         for outlet in self._outlets:
-            outlet.begin(command.epoch, Marker(NOTHING, self._states))
+            marker = Marker(NOTHING, self._states)
+            outlet.begin(command.epoch, marker, maker, lambda: self._dealt)
         try:
             part = self._reset(command)
             self._states = RandomStates()
@@ -274,6 +279,12 @@ class Dispatcher:
                 outlet.ending = StreamFailed(self._epoch, 0, _packed(error))
             else:
                 outlet.ending = StreamEnded(self._epoch, 0)
+
+
+def _maker_of(end: Any) -> Any:
+    """Return the pipe that makes the items: a pipe that dispatches hands on what another made."""
+    pipes = breadth_first(end)
+    return pipes[1] if is_dispatch(end) and len(pipes) > 1 else end
 
 
 def _packed(error: BaseException, when: str = "") -> bytes:
