@@ -19,7 +19,7 @@ from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import in_thread
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.conversation.item_frames import load_told
-from asyncloader.workers.conversation.messages import DealStart, Grant, Hurry
+from asyncloader.workers.conversation.messages import DealStart, Grant, Hurry, SaySomething
 from asyncloader.workers.loader_side.inbox import Inbox
 from asyncloader.workers.loader_side.link import Link
 from asyncloader.workers.loader_side.merging import AsTheyCome, InOrder, InRuns, Merge
@@ -144,8 +144,8 @@ class WorkerStream:
                 await self._until_ready()
                 await self._open_heavy()
                 items = self._merge.take()
-            except WorkerDied:
-                # Whoever died may have been replaced meanwhile for another stream.
+            except (WorkerDied, WorkerTimeout):
+                # Whoever is gone may have been replaced meanwhile for another stream.
                 if not await self._pool.recover() and self._failure() is not None:
                     raise
             self._grant()
@@ -182,6 +182,7 @@ class WorkerStream:
         self._waiter.wake()
 
     async def _until_ready_at_last(self, begun: float) -> None:
+        self._ask_dealer()
         while not self._merge.is_ready():
             self._ask_unless_failed()
             self._hurry()
@@ -195,6 +196,7 @@ class WorkerStream:
                     # The program was stopped, or the whole machine, and the worker with it.
                     begun = self._silent_since(begun) + late
                 await self._complain(begun)
+                self._ask_dealer()
 
     def _ask_unless_failed(self) -> None:
         failure = self._failure()
@@ -220,6 +222,15 @@ class WorkerStream:
     def _hurry(self) -> None:
         for inbox in self._merge.awaited():
             self._pool.links[inbox.worker].send(Hurry(self._epoch, self._number))
+
+    def _ask_dealer(self) -> None:
+        """Ask the dispatching process to say something, as a worker may be waiting for it."""
+        for link in self._dealers():
+            link.send(SaySomething())
+
+    def _dealers(self) -> list[Link]:
+        """Return the dispatching process, if there is one."""
+        return [link for link in self._pool.all_links() if link.worker is None]
 
     def _grant(self) -> None:
         if not self._settings.credits:
@@ -253,24 +264,29 @@ class WorkerStream:
         owing = (self._pool.links[inbox.worker] for inbox in self._merge.awaited())
         return min(owing, key=lambda link: link.last_heard)
 
+    def _culprit(self, begun: float) -> Link:
+        """Return who keeps the loader waiting: a worker may be waiting for the dispatching process.
+
+        That one was asked meanwhile, and has answered if it only waits itself.
+        """
+        since = self._silent_since(begun)
+        silent = [link for link in self._dealers() if link.last_heard <= since]
+        return silent[0] if silent else self._most_silent()
+
     async def _complain(self, begun: float) -> None:
-        link = self._most_silent()
-        owing, silence = link.worker, self._silence(begun)
+        link, silence = self._culprit(begun), self._silence(begun)
         limit = self._settings.timeout
         if limit is None:
-            logger.warning("waiting for worker %d for %.0f s", owing, silence)
+            logger.warning("waiting for %s for %.0f s", link.name, silence)
             return
         if silence < limit:
             return
         failure = WorkerTimeout(
-            f"worker {owing} (pid {link.process.pid}) owes an item and said nothing for"
+            f"{link.name} (pid {link.process.pid}) owes an item and said nothing for"
             f" {silence:.1f} s (timeout={limit:g}); it was killed",
-            worker=owing,
+            worker=link.worker,
         )
         link.fail(failure)
-        # It may wait for the dispatching process, and that one hang. Both are of no use to an
-        # epoch that has failed.
-        dispatching = [each for each in self._pool.all_links() if each.worker is None]
-        await add_last_words(failure, [link, *dispatching])
+        await add_last_words(failure, [link])
         link.process.kill()
         raise failure

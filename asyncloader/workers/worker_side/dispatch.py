@@ -38,6 +38,7 @@ from asyncloader.workers.conversation.messages import (
     Pause,
     Ready,
     Resume,
+    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -145,6 +146,8 @@ class Dispatcher:
                 self._end_epoch()
             case Pause() | Resume():
                 self._is_paused = isinstance(command, Pause)
+            case SaySomething():
+                self._account.tell()
             case Grant() | Hurry() | BeginStream():
                 pass  # the loader takes no items from here
 

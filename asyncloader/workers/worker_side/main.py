@@ -42,6 +42,7 @@ from asyncloader.workers.conversation.messages import (
     Pause,
     Ready,
     Resume,
+    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -148,6 +149,8 @@ class Worker:
                 self._is_paused = True
             case Resume():
                 self._is_paused = False
+            case SaySomething():
+                self._account.tell()
             case _:
                 assert_never(command)
 
