@@ -80,7 +80,13 @@ def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) ->
     # whoever waits to be told of the death would wait for ever.
     with signals_let_through({signal.SIGCHLD}):
         forkserver.ensure_running()
-    return _start("forkserver", _served_main, plan, sock, parent=0)
+    try:
+        return _start("forkserver", _served_main, plan, sock, parent=0)
+    except EOFError as error:
+        raise WorkerStartupError(
+            f"{plan.name} was not started: the fork server ended, as it does where the system"
+            " allows no more processes; what it had to say is on stderr"
+        ) from error
 
 
 class Inherited:
@@ -168,7 +174,7 @@ def _live(
     settle(plan.name, parent=parent, loader_fd=loader.fd)
     allotment.take_on()
     os.set_inheritable(sock.fd, False)
-    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args)
+    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, loader_fd=loader.fd)
 
 
 def _fds_of_output() -> Iterator[int]:

@@ -54,7 +54,7 @@ from asyncloader.workers.worker_side.punctual import Punctual
 from asyncloader.workers.worker_side.resets import NO_RESETS, load_resets
 from asyncloader.workers.worker_side.stream import Stream
 from asyncloader.workers.worker_side.surroundings import seed_globals
-from asyncloader.workers.worker_side.talk import Talk
+from asyncloader.workers.worker_side.talk import Talk, refuse
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,13 @@ class DispatchPlan:
 
 def main(sock: socket.socket) -> None:
     """Deal until the loader closes the channel."""
+    try:
+        process = Dispatcher(Talk(Channel(sock)))
+    except ResourceExhausted as error:
+        refuse(sock, error)
+        return
     with contextlib.suppress(EOFError):
-        Dispatcher(Talk(Channel(sock))).serve()
+        process.serve()
 
 
 class Dispatcher:
