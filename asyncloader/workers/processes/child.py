@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from asyncloader.errors import ResourceExhausted
@@ -127,12 +127,22 @@ def _print_by_lines() -> None:
 
 
 def _open_fds() -> Iterator[int]:
-    for name in os.listdir("/dev/fd"):
-        fd = int(name)
+    for fd in _fds_to_look_at():
         # The descriptor that listed the folder is among the names and closed by now.
         with contextlib.suppress(OSError):
             os.fstat(fd)
             yield fd
+
+
+def _fds_to_look_at() -> Iterable[int]:
+    try:
+        return list(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        # Where /proc is not mounted. The limit may be a billion, and the lowest are taken first.
+        return range(min(os.sysconf("SC_OPEN_MAX"), _MOST_FDS))
+
+
+_MOST_FDS = 1 << 16
 
 
 def _code_of(leave: SystemExit) -> int:
