@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import logging
@@ -11,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+
+import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
@@ -107,6 +110,28 @@ def check_it_is_named(error: WorkerTimeout, pid: int) -> None:
 
 def test_n9_a_dispatching_process_that_is_stopped_is_named_killed_and_replaced(tmp_path):
     play_each(tmp_path, the_dispatching_process_is_stopped, [("raise",), ("restart",)])
+
+
+def slowly(number: int) -> int:
+    time.sleep(0.3)
+    return number
+
+
+async def a_busy_dispatching_process_is_stopped() -> None:
+    # Where it is stopped it has spoken since the worker has.
+    graph = dealt(IterableWrapper(range(16)).map(slowly)).batch(16)
+    async with loader_of(graph, 1, timeout=SILENCE_SECONDS * 2) as loader:
+        items = aiter(loader)
+        first = asyncio.ensure_future(anext(items))
+        await asyncio.sleep(SILENCE_SECONDS)
+        stopped = pid_of_dispatcher(loader)
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(WorkerTimeout, match=rf"the dispatching process \(pid {stopped}\)"):
+            await first
+
+
+def test_n9_a_busy_dispatching_process_that_is_stopped_is_named(tmp_path):
+    play(tmp_path, a_busy_dispatching_process_is_stopped)
 
 
 async def somebody_hangs_behind_a_dispatching_process(who: str, flag: str, death: str) -> None:

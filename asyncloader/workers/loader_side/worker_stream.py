@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,8 @@ class WorkerStream:
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
         self._is_late = False
+        #: When the dispatching process was last asked to say something.
+        self._asked = -math.inf
         self._overdue = Overdue(asyncio.get_running_loop(), HURRY_SECONDS)
 
     @property
@@ -195,6 +198,7 @@ class WorkerStream:
                 if late > STILL_SECONDS:
                     # The program was stopped, or the whole machine, and the worker with it.
                     begun = self._silent_since(begun) + late
+                    self._asked += late
                 await self._complain(begun)
                 self._ask_dealer()
 
@@ -225,11 +229,16 @@ class WorkerStream:
 
     def _ask_dealer(self) -> None:
         """Ask the dispatching process to say something, as a worker may be waiting for it."""
-        for link in self._dealers():
-            link.send(SaySomething())
+        if self._unanswering() is None:
+            self._asked = time.monotonic()
+            for link in self._dealers():
+                link.send(SaySomething())
+
+    def _unanswering(self) -> Link | None:
+        """Return the dispatching process if it was asked and has said nothing since."""
+        return next((link for link in self._dealers() if link.last_heard < self._asked), None)
 
     def _dealers(self) -> list[Link]:
-        """Return the dispatching process, if there is one."""
         return [link for link in self._pool.all_links() if link.worker is None]
 
     def _grant(self) -> None:
@@ -250,8 +259,11 @@ class WorkerStream:
         limit = self._settings.timeout
         if limit is None:
             return WARN_SECONDS
+        left = limit - self._silence(begun)
+        if left <= 0 and self._unanswering() is not None:
+            left = self._asked + limit - time.monotonic()
         # In parts, so that the worker has the others once the program goes on.
-        return max(0.0, min(limit / 5, limit - self._silence(begun)))
+        return max(0.0, min(limit / 5, left))
 
     def _silence(self, begun: float) -> float:
         """How long the worker that owes an item has said nothing, since it was waited for."""
@@ -264,22 +276,17 @@ class WorkerStream:
         owing = (self._pool.links[inbox.worker] for inbox in self._merge.awaited())
         return min(owing, key=lambda link: link.last_heard)
 
-    def _culprit(self, begun: float) -> Link:
-        """Return who keeps the loader waiting: a worker may be waiting for the dispatching process.
-
-        That one was asked meanwhile, and has answered if it only waits itself.
-        """
-        since = self._silent_since(begun)
-        silent = [link for link in self._dealers() if link.last_heard <= since]
-        return silent[0] if silent else self._most_silent()
-
     async def _complain(self, begun: float) -> None:
-        link, silence = self._culprit(begun), self._silence(begun)
-        limit = self._settings.timeout
+        # A worker may be waiting for the dispatching process, which answers unless it is stuck.
+        link = self._unanswering() or self._most_silent()
+        silence, limit = self._silence(begun), self._settings.timeout
         if limit is None:
             logger.warning("waiting for %s for %.0f s", link.name, silence)
             return
         if silence < limit:
+            return
+        if link.worker is None and time.monotonic() < self._asked + limit:
+            # It may be busy, and has as long to answer. Then it is known whose fault it is.
             return
         failure = WorkerTimeout(
             f"{link.name} (pid {link.process.pid}) owes an item and said nothing for"
