@@ -165,9 +165,8 @@ class Dump:
             return item.kind, (pickle.PickleBuffer(item.data),)
         if kind is memoryview:
             return _reduce_memoryview(item)
-        storage = reduce_storage(item)
-        if storage is not NotImplemented:
-            return storage
+        if torch is not None and kind is getattr(torch, "UntypedStorage", None):
+            return reduce_storage(item)
         numpy = sys.modules.get("numpy")
         if numpy is not None and kind is getattr(numpy, "ndarray", None):
             return _reduce_array(numpy, item)

@@ -134,6 +134,27 @@ def test_n9_a_busy_dispatching_process_that_is_stopped_is_named(tmp_path):
     play(tmp_path, a_busy_dispatching_process_is_stopped)
 
 
+async def a_program_stands_still_while_a_worker_hangs() -> None:
+    graph = dealt(IterableWrapper([7])).map(hang_for_ever)
+    async with loader_of(graph, 1, timeout=SILENCE_SECONDS) as loader:
+        item = asyncio.ensure_future(anext(aiter(loader)))
+        # Long enough for the dispatching process to be asked, and to answer.
+        await asyncio.sleep(SILENCE_SECONDS / 4)
+        # As Ctrl-Z does it, and then `fg`.
+        time.sleep(SILENCE_SECONDS * 1.5)  # noqa: ASYNC251
+        with pytest.raises(WorkerTimeout, match=r"^worker 0 \(pid"):
+            await item
+
+
+def hang_for_ever(number: int) -> int:
+    time.sleep(1000)
+    return number
+
+
+def test_n9_a_dispatching_process_that_answered_before_a_standstill_is_not_named(tmp_path):
+    play(tmp_path, a_program_stands_still_while_a_worker_hangs)
+
+
 async def somebody_hangs_behind_a_dispatching_process(who: str, flag: str, death: str) -> None:
     last_words.PATIENCE_SECONDS = 10.0
     hang = partial(once_at, flag, 150, "sleeping")

@@ -198,7 +198,8 @@ class WorkerStream:
                 if late > STILL_SECONDS:
                     # The program was stopped, or the whole machine, and the worker with it.
                     begun = self._silent_since(begun) + late
-                    self._asked += late
+                    if self._unanswering() is not None:
+                        self._asked += late
                 await self._complain(begun)
                 self._ask_dealer()
 
