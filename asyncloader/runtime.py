@@ -123,6 +123,51 @@ def _limit() -> str:
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
+# Processes and threads ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process_for(what: str) -> Iterator[None]:
+    """Raise ResourceExhausted where the system allows no process more for what is made here."""
+    try:
+        yield
+    except BlockingIOError as error:
+        raise _without_process(f"process for {what}", error.strerror or str(error)) from error
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread; ResourceExhausted where the system allows none more, and nothing is left."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        # The other reason is that the interpreter ends.
+        if _NO_THREAD not in str(error):
+            raise
+        raise _without_process(f"thread for {thread.name!r}", _NO_THREAD) from error
+
+
+_NO_THREAD = "can't start new thread"
+
+
+def _without_process(what: str, reason: str) -> ResourceExhausted:
+    """Return the error for a process or a thread that the system does not allow."""
+    return ResourceExhausted(
+        f"the system allows no {what} ({reason}{_limit_of_processes()}); end other processes or"
+        " threads, or raise the limit, by `ulimit -u` or resource.setrlimit, or the container's"
+    )
+
+
+def _limit_of_processes() -> str:
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"; this user may have {limit} processes and threads"
+
+
 def fill_standard_descriptors() -> None:
     """Open the null device where standard input, output or errors were closed.
 
@@ -150,9 +195,8 @@ class LoopThread:
             target=_run_loop, args=(self.loop, self._ended), name=name, daemon=True
         )
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:
-            # It may not, where a process has as many threads as it may.
             self.loop.close()
             raise
         _loop_threads.add(self)
@@ -245,7 +289,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     thread = threading.Thread(
         target=_call_into, args=(future, function, *args), name="asyncloader work", daemon=True
     )
-    thread.start()
+    start_thread(thread)
     return await asyncio.wrap_future(future)
 
 

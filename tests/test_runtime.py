@@ -69,9 +69,9 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):
     sampler = Sampler()
     with leaves_nothing():
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start"):
+        with pytest.raises(ResourceExhausted, match="can't start new thread"):
             LoopThread()
-        with pytest.raises(RuntimeError, match="can't start"):
+        with pytest.raises(ResourceExhausted, match="can't start new thread"):
             sampler.watch(looked)
         sampler.forget(looked)
         monkeypatch.undo()

@@ -72,11 +72,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     of our own, or "fork", "spawn" or "forkserver".
 
     A worker that owes an item and says nothing for ``timeout`` seconds is killed, and a
-    ``WorkerTimeout`` says where it stood. While the loader's program is stopped itself, little
-    of that time passes. Without a timeout there is a warning every 30 s.
+    ``WorkerTimeout`` says where it stood; or the dispatching process is, if the worker waits for
+    that. While the loader's program is stopped itself, little of that time passes. Without a
+    timeout there is a warning every 30 s.
 
-    With ``on_worker_death="restart"`` a worker that is killed is replaced by one that goes
-    on where it stood, so that every item still comes once and in its place;
+    With ``on_worker_death="restart"`` a worker that is killed, for its silence too, is replaced by
+    one that goes on where it stood, so that every item still comes once and in its place;
     ``max_restarts`` is how often in a row that is tried for workers that die before they
     have delivered anything.
 
@@ -136,6 +137,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._pool: WorkerPool | None = None
         #: Raises SnapshotError where what runs cannot go on from so many workers.
         self._check_refit: Callable[[int], None] = _nothing_to_check
+        #: How many processes were replaced before the pool was closed.
+        self._restarts = 0
         #: A graph and its length, while there are workers for it.
         self._measured: tuple[Any, int] = (None, 0)
 
@@ -163,6 +166,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             deal,
             division.fed,
         )
+        self._restarts = 0
         await self._pool.start()
         if self._pool.has_other_length():
             division.forget_lengths()
@@ -201,6 +205,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._measured = (None, 0)
         self._check_refit = _nothing_to_check
         if pool is not None:
+            self._restarts = pool.restarts
             await pool.aclose()
 
     def needs_finalize(self) -> bool:
@@ -211,7 +216,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return [] if self._pool is None else self._pool.stats()
 
     def restarts(self) -> int:
-        return 0 if self._pool is None else self._pool.restarts
+        return self._restarts if self._pool is None else self._pool.restarts
 
     def pause(self) -> None:
         if self._pool is not None:

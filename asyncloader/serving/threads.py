@@ -22,7 +22,7 @@ from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
 from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.datapipes.pipe.columns import ColumnFunction
 from asyncloader.datapipes.running.home import ended_threads
-from asyncloader.runtime import in_thread
+from asyncloader.runtime import in_thread, start_thread
 from asyncloader.serving.carrying import Wants, carried
 
 Jobs = SimpleQueue[tuple[Future[Any], Any] | None]
@@ -90,7 +90,7 @@ def _started(function: Callable[[Any], Any], jobs: Jobs, number: int) -> threadi
         name=f"asyncloader thread_map {number}",
         daemon=True,
     )
-    thread.start()
+    start_thread(thread)
     return thread
 
 

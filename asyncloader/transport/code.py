@@ -7,23 +7,26 @@ process cannot import. It is the only door to cloudpickle.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import sys
+from abc import ABCMeta
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from types import MemberDescriptorType
+from typing import Any, NamedTuple, Protocol
 
 from asyncloader.main_script import SPAWNED_MAIN
 from asyncloader.memory import SharedBytes
-from asyncloader.transport.pickling import LARGE, Dump, load
+from asyncloader.transport.pickling import LARGE, Dump, load, reduce_storage
 from asyncloader.transport.wire import close_all
 
 
 def dumps_code(code: Any) -> bytes:
     """Pickle a graph or a function, with the code that the other process may not have."""
     dump = Dump()
-    _cloudpickle().Pickler(dump, protocol=5).dump(code)
+    dump.fill(_code_pickler()(dump, protocol=5), code)
     return dump.data
 
 
@@ -49,7 +52,7 @@ def pack_code(code: Any) -> Parcel:
     """
     dump = Dump()
     pickler = _parcel_pickler()(dump)
-    pickler.dump(code)
+    dump.fill(pickler, code)
     if sum(map(len, dump.chunks)) < LARGE:
         return Parcel(dump.data, tuple(pickler.shared))
     return Parcel(b"", (SharedBytes.of(dump.chunks), *pickler.shared))
@@ -70,14 +73,57 @@ def _mapped(fd: int) -> memoryview:
 
 
 @functools.cache
+def _code_pickler() -> Any:
+    class CodePickler(_cloudpickle().Pickler):  # type: ignore[misc]
+        """Takes along the code that the other process may not have."""
+
+        def dump(self, code: Any) -> None:
+            # cloudpickle's own method hides a RecursionError behind another error.
+            pickle.Pickler.dump(self, code)
+
+        def reducer_override(self, item: Any) -> Any:
+            if isinstance(item, type):
+                return _with_slots(item, super().reducer_override(item))
+            storage = reduce_storage(item)
+            return super().reducer_override(item) if storage is NotImplemented else storage
+
+    return CodePickler
+
+
+def _with_slots(kind: type, reduced: Any) -> Any:
+    """Give a class that another process makes again its slots, which cloudpickle leaves out."""
+    if isinstance(reduced, tuple) and _says_its_slots(kind):
+        make, arguments, *rest = reduced
+        *before, body, tracker, extra = arguments
+        slots = [name for name, value in vars(kind).items() if _is_slot(name, value)]
+        return make, (*before, {**body, "__slots__": slots}, tracker, extra), *rest
+    return reduced
+
+
+def _says_its_slots(kind: type) -> bool:
+    # Named tuples and what other metaclasses make have theirs from whoever makes the class.
+    is_named_tuple = NamedTuple in vars(kind).get("__orig_bases__", ())
+    is_plain = type(kind) in (type, ABCMeta, type(Protocol))
+    return "__slots__" in vars(kind) and is_plain and not is_named_tuple
+
+
+def _is_slot(name: str, value: Any) -> bool:
+    return isinstance(value, MemberDescriptorType) or name in ("__dict__", "__weakref__")
+
+
+@functools.cache
 def _parcel_pickler() -> Any:
-    class ParcelPickler(_cloudpickle().Pickler):  # type: ignore[misc]
+    class ParcelPickler(_code_pickler()):  # type: ignore[misc]
         """Leaves shared memory out of the pickle: on arrival its descriptor takes its place."""
 
         def __init__(self, dump: Dump) -> None:
             super().__init__(dump, protocol=5, buffer_callback=self._stays_inside)
             self.shared: list[SharedBytes] = []
             self._descriptor: Any = None
+
+        def clear_memo(self) -> None:
+            super().clear_memo()
+            self.shared.clear()
 
         def reducer_override(self, item: Any) -> Any:
             if type(item) is not SharedBytes:
@@ -96,16 +142,32 @@ def _parcel_pickler() -> Any:
 def pickler_by_value() -> Any:
     """A pickler that takes code along; imported late, as few items ever need it."""
 
-    class PicklerByValue(_cloudpickle().Pickler):  # type: ignore[misc]
+    class PicklerByValue(_code_pickler()):  # type: ignore[misc]
         def __init__(self, dump: Dump) -> None:
             super().__init__(dump, protocol=5, buffer_callback=dump.on_buffer)
             self._reduce = dump.reduce
 
         def reducer_override(self, item: Any) -> Any:
             reduced = self._reduce(item)
+            if type(item) in _FILES:
+                _check_is_known(item)
             return super().reducer_override(item) if reduced is NotImplemented else reduced
 
     return PicklerByValue
+
+
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+
+
+def _check_is_known(file: Any) -> None:
+    """Refuse an open file, of which cloudpickle would send a copy of the text in its place."""
+    # These two go by their name.
+    if file is not sys.stdout and file is not sys.stderr:
+        name = getattr(file, "name", None)
+        raise TypeError(
+            f"the open file {name!r} cannot be sent to another process; send its path, or what"
+            " was read from it"
+        )
 
 
 def _cloudpickle() -> Any:

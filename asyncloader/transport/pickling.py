@@ -7,11 +7,14 @@ NumPy is imported here for an item that does not need it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
+import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.main_script import may_name_main
@@ -22,6 +25,7 @@ from asyncloader.transport.tensors import (
     inverse,
     is_plain_tensor,
     permuted,
+    storage_of,
     storage_order,
     tensor_over,
 )
@@ -97,7 +101,7 @@ class Pickler:
     def _dump(self, pickler: Any, item: Any) -> Pickled:
         dump = self._dumped
         try:
-            pickler.dump(item)
+            dump.fill(pickler, item)
             return Pickled(dump.data, dump.sources, dump.foreign)
         finally:
             # Nothing of the item is kept: its memory is wanted for the next one.
@@ -120,6 +124,16 @@ class Dump:
         self.sources: list[Source] = []
         self.foreign = False
         self.tensor: Any = None
+
+    def fill(self, pickler: Any, item: Any) -> None:
+        """Have a pickler write an item to this, also one that is deeply nested."""
+        try:
+            pickler.dump(item)
+        except RecursionError:
+            pickler.clear_memo()
+            self.reset()
+            with _deep_recursion():
+                pickler.dump(item)
 
     def write(self, chunk: Any) -> None:
         self.chunks.append(bytes(chunk))
@@ -151,6 +165,8 @@ class Dump:
             return item.kind, (pickle.PickleBuffer(item.data),)
         if kind is memoryview:
             return _reduce_memoryview(item)
+        if torch is not None and kind is getattr(torch, "UntypedStorage", None):
+            return reduce_storage(item)
         numpy = sys.modules.get("numpy")
         if numpy is not None and kind is getattr(numpy, "ndarray", None):
             return _reduce_array(numpy, item)
@@ -181,6 +197,35 @@ class Dump:
 
 
 _STAND_IN = bytearray()
+
+#: How deep pickling may recurse: into some 2,000 lists. That takes two of the eight megabytes that
+#: a thread's stack usually has.
+_DEPTH = 4000
+
+
+@contextlib.contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Raise the limit of recursion, which all threads share."""
+    with _deepening:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _DEPTH))
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(limit)
+
+
+_deepening = threading.RLock()
+
+
+def _forget_threads() -> None:
+    # One that has the lock does not survive a fork.
+    global _deepening
+    _deepening = threading.RLock()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 class _PlainPickler(pickle.Pickler):
@@ -257,6 +302,15 @@ def _reduce_array(numpy: Any, array: Any) -> Any:
     if array.dtype.hasobject or flags.c_contiguous or flags.f_contiguous:
         return NotImplemented
     return numpy.ascontiguousarray(array).__reduce_ex__(5)
+
+
+def reduce_storage(storage: Any) -> Any:
+    """Say how a storage of torch's is pickled: what torch makes of it cannot be read again."""
+    torch = sys.modules.get("torch")
+    is_storage = torch is not None and type(storage) is getattr(torch, "UntypedStorage", None)
+    if torch is None or not is_storage or storage.device.type != "cpu":
+        return NotImplemented
+    return storage_of, (torch.empty(0, dtype=torch.uint8).set_(storage),)
 
 
 def _is_foreign(item: Any, kind: type[Any]) -> bool:

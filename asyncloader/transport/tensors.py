@@ -70,3 +70,8 @@ def permuted(stored: Any, order: list[int], requires_grad: bool) -> Any:
     """Make a tensor whose dimensions lie in memory as ``stored`` has them."""
     tensor = stored.permute(order)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def storage_of(tensor: Any) -> Any:
+    """Return the memory of a tensor."""
+    return tensor.untyped_storage()

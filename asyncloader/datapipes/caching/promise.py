@@ -16,6 +16,7 @@ import threading
 from time import monotonic
 
 from asyncloader.datapipes.running.home import present_waiter
+from asyncloader.runtime import start_thread
 from asyncloader.waiting import ThreadWaiter
 
 SUFFIX = ".promise"
@@ -113,9 +114,8 @@ def _lock_later(path: str, fd: int, seconds: float) -> bool:
     wait = _Wait(path, fd, waiter)
     thread = threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True)
     try:
-        thread.start()
+        start_thread(thread)
     except BaseException:
-        # It may not, where a process has as many threads as it may.
         os.close(fd)
         raise
     is_locked = False

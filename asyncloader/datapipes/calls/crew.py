@@ -19,6 +19,7 @@ from typing import Any
 
 from asyncloader.datapipes.calls.arrivals import calls_in_order
 from asyncloader.datapipes.running.home import ended_threads, present_waiter
+from asyncloader.runtime import start_thread
 from asyncloader.waiting import Stopped, ThreadWaiter
 
 
@@ -193,7 +194,7 @@ class Crew:
         run = contextvars.copy_context().run
         name = f"{self._settings.thread_name_prefix} {number}"
         thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
-        thread.start()
+        start_thread(thread)
         return thread
 
     def _work(self) -> None:

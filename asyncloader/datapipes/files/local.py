@@ -86,7 +86,7 @@ class FileLister(Expander[str]):
     def _paths(self, root: Any) -> Iterator[str]:
         root = path_in(root, self)
         if self.abspath:
-            root = os.path.abspath(root)
+            root = _absolute(root)
         if os.path.isfile(root):
             yield root
             return
@@ -138,6 +138,15 @@ def said_length(pipe: object, length: int) -> int:
     if length < 0:
         raise TypeError(f"{type(pipe).__name__} knows no length; say it with length=…")
     return length
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        # The working directory was removed, and the system does not say of whose path it speaks.
+        error.filename = path
+        raise
 
 
 def _fail(error: OSError) -> NoReturn:

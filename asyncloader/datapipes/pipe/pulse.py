@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from time import perf_counter
 
+from asyncloader.runtime import start_thread
 from asyncloader.waiting import Bell
 
 _BEAT_SECONDS = 0.01
@@ -61,9 +62,10 @@ class Pulse:
     def _start(self) -> None:
         self._stop = Bell()
         self._latest = perf_counter()
-        threading.Thread(
+        thread = threading.Thread(
             target=self._beat, args=(self._stop,), name="asyncloader pulse", daemon=True
-        ).start()
+        )
+        start_thread(thread)
 
     def _beat(self, stop: Bell) -> None:
         while not stop.heard(_BEAT_SECONDS):

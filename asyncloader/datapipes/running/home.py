@@ -22,7 +22,13 @@ from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.datapipes.watch.threads import present_frames
 from asyncloader.datapipes.watch.watching import Watching
 from asyncloader.deadline import ends_within, time_left
-from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled, running_loop
+from asyncloader.runtime import (
+    begin_task,
+    is_being_cancelled,
+    not_cancelled,
+    running_loop,
+    start_thread,
+)
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
 
 T = TypeVar("T")
@@ -92,9 +98,8 @@ class ThreadGiver(Generic[T]):
         name = f"asyncloader {brief_name(items)}"
         self._thread = thread_at(name, home, self._waiter, self._run)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:
-            # It may not, where a process has as many threads as it may.
             home.watching.end(self._watched)
             raise
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.running.home import PLACE, Home, ended_threads, present_waiter, thread_at
-from asyncloader.runtime import LoopThread, running_loop
+from asyncloader.runtime import LoopThread, running_loop, start_thread
 from asyncloader.waiting import Stopped, ThreadWaiter
 
 T = TypeVar("T")
@@ -96,9 +96,8 @@ class Makers:
                 raise Stopped
             self._threads[thread] = waiter
             try:
-                thread.start()
+                start_thread(thread)
             except BaseException:
-                # It may not, where a process has as many threads as it may.
                 del self._threads[thread]
                 raise
         return making

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.watch.frames import Owners
 from asyncloader.datapipes.watch.threads import can_be_looked_at, present_frames
+from asyncloader.runtime import start_thread
 from asyncloader.waiting import Bell
 
 _REST_SECONDS = 0.1
@@ -75,8 +76,7 @@ class Sampler:
                 thread = threading.Thread(
                     target=self._run, args=(self._news,), name="asyncloader sampler", daemon=True
                 )
-                # It may not start, where a process has as many threads as it may.
-                thread.start()
+                start_thread(thread)
                 self._thread = thread
         self.wake()
 

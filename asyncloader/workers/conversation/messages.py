@@ -3,7 +3,7 @@
 This file is about what may be said, in either direction:
 
     loader ──▶ worker       Setup, then per epoch StartEpoch, BeginStream for each stream,
-                            Grant …, Hurry …, EndEpoch; Pause, Resume
+                            Grant …, Hurry …, EndEpoch; Pause, Resume; SaySomething
     worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed;
                             Tallied …
     dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
@@ -158,6 +158,11 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class SaySomething:
+    """Answer with a ``Tallied``: whoever waits for items has to know who keeps them waiting."""
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker has set itself up.
 
@@ -220,10 +225,12 @@ class Tallied:
 #: What the dispatching process may say to a worker, besides items.
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
-Command = Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Pause | Resume
+Command = (
+    Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Pause | Resume | SaySomething
+)
 Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark | Tallied
 
-_COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Pause, Resume)
+_COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Pause, Resume, SaySomething)
 _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
 NO_EPOCH = 0
 

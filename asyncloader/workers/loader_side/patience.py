@@ -8,9 +8,6 @@ grows, and only so often in a row.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-
-from asyncloader.workers.loader_side.link import Link
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
@@ -23,11 +20,10 @@ class Patience:
         self._most = most
         self._in_vain = 0
 
-    def allows(self, lost: Iterable[Link]) -> bool:
-        """Count the loss of these; whether they may be replaced once more."""
+    def allows(self, *, has_delivered: bool) -> bool:
+        """Count a death; whether who died may be replaced once more."""
         if self._most is None:
             return False
-        has_delivered = any(link.has_delivered for link in lost)
         self._in_vain = 0 if has_delivered else self._in_vain + 1
         return self._in_vain <= self._most
 

@@ -83,6 +83,8 @@ class WorkerPool:
         self._start: StartEpoch | None = None
         #: Whether the workers were told.
         self._is_told = False
+        #: How many items had been taken when somebody was replaced.
+        self._taken = 0
         self._recovering = asyncio.Lock()
         self._patience = Patience(settings.max_restarts)
         self._watch_over_processes()
@@ -114,6 +116,7 @@ class WorkerPool:
         settings = self.settings if in_order is None else replace(self.settings, in_order=in_order)
         self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
         self._is_told = False
+        self._taken = 0
         for link in self.all_links():
             link.begin_epoch(self._epoch)
             link.attach(loop, self._wake)
@@ -185,12 +188,15 @@ class WorkerPool:
             dead = [link for link in self.all_links() if isinstance(link.failure, GONE)]
             # What a dispatching process has dealt nobody else can deal again.
             lost = self.all_links() if self._dispatcher is not None else dead
-            if not dead or self._start is None or not self._patience.allows(lost):
+            if not dead or self._start is None:
+                return False
+            if not self._patience.allows(has_delivered=self._has_delivered(dead)):
                 return False
             if any(map(self._is_lost_for_good, lost)):
                 return False
             for link in dead:
-                logger.warning("%s; it is replaced", link.failure)
+                stack = getattr(link.failure, "stack", None)
+                logger.warning("%s; it is replaced%s", link.failure, f"\n{stack}" if stack else "")
             await self._patience.wait()
             await self._replace(lost)
             self.restarts += len(dead)
@@ -205,6 +211,19 @@ class WorkerPool:
         self.links, self._dispatcher = [], None
         self._finalizer.detach()
         await self._starter.end(self._starter.processes, grace=CLOSE_GRACE)
+
+    def _has_delivered(self, dead: list[Link]) -> bool:
+        """Whether anything came of these since they were started, or was taken since then."""
+        if self._dispatcher is None:
+            return any(link.has_delivered for link in dead)
+        if self._dispatcher in dead:
+            return any(link.has_delivered for link in self.links)
+        # All are replaced with each of them, so that another delivers whenever this one dies.
+        before, self._taken = self._taken, self._count_taken()
+        return any(link.has_delivered for link in dead) or self._taken > before
+
+    def _count_taken(self) -> int:
+        return sum(inbox.position for link in self.links for inbox in link.inboxes.values())
 
     async def _replace(self, lost: list[Link]) -> None:
         for link in lost:

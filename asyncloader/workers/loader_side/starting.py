@@ -104,7 +104,8 @@ class Starter:
             try:
                 return await self.start(workers)
             except WorkerStartupError as error:
-                if not isinstance(error.__cause__, WorkerDied) or not patience.allows(()):
+                is_death = isinstance(error.__cause__, WorkerDied)
+                if not is_death or not patience.allows(has_delivered=False):
                     raise
                 logger.warning("%s; it is started again", error)
             await patience.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import in_thread
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.conversation.item_frames import load_told
-from asyncloader.workers.conversation.messages import DealStart, Grant, Hurry
+from asyncloader.workers.conversation.messages import DealStart, Grant, Hurry, SaySomething
 from asyncloader.workers.loader_side.inbox import Inbox
 from asyncloader.workers.loader_side.link import Link
 from asyncloader.workers.loader_side.merging import AsTheyCome, InOrder, InRuns, Merge
@@ -88,6 +89,8 @@ class WorkerStream:
         self._inboxes: list[Inbox] = []
         self._merge: Merge = InOrder(())
         self._is_late = False
+        #: When the dispatching process was last asked to say something.
+        self._asked = -math.inf
         self._overdue = Overdue(asyncio.get_running_loop(), HURRY_SECONDS)
 
     @property
@@ -144,8 +147,8 @@ class WorkerStream:
                 await self._until_ready()
                 await self._open_heavy()
                 items = self._merge.take()
-            except WorkerDied:
-                # Whoever died may have been replaced meanwhile for another stream.
+            except (WorkerDied, WorkerTimeout):
+                # Whoever is gone may have been replaced meanwhile for another stream.
                 if not await self._pool.recover() and self._failure() is not None:
                     raise
             self._grant()
@@ -182,6 +185,7 @@ class WorkerStream:
         self._waiter.wake()
 
     async def _until_ready_at_last(self, begun: float) -> None:
+        self._ask_dealer()
         while not self._merge.is_ready():
             self._ask_unless_failed()
             self._hurry()
@@ -194,7 +198,10 @@ class WorkerStream:
                 if late > STILL_SECONDS:
                     # The program was stopped, or the whole machine, and the worker with it.
                     begun = self._silent_since(begun) + late
+                    if self._unanswering() is not None:
+                        self._asked += late
                 await self._complain(begun)
+                self._ask_dealer()
 
     def _ask_unless_failed(self) -> None:
         failure = self._failure()
@@ -221,6 +228,20 @@ class WorkerStream:
         for inbox in self._merge.awaited():
             self._pool.links[inbox.worker].send(Hurry(self._epoch, self._number))
 
+    def _ask_dealer(self) -> None:
+        """Ask the dispatching process to say something, as a worker may be waiting for it."""
+        if self._unanswering() is None:
+            self._asked = time.monotonic()
+            for link in self._dealers():
+                link.send(SaySomething())
+
+    def _unanswering(self) -> Link | None:
+        """Return the dispatching process if it was asked and has said nothing since."""
+        return next((link for link in self._dealers() if link.last_heard < self._asked), None)
+
+    def _dealers(self) -> list[Link]:
+        return [link for link in self._pool.all_links() if link.worker is None]
+
     def _grant(self) -> None:
         if not self._settings.credits:
             return
@@ -239,8 +260,11 @@ class WorkerStream:
         limit = self._settings.timeout
         if limit is None:
             return WARN_SECONDS
+        left = limit - self._silence(begun)
+        if left <= 0 and self._unanswering() is not None:
+            left = self._asked + limit - time.monotonic()
         # In parts, so that the worker has the others once the program goes on.
-        return max(0.0, min(limit / 5, limit - self._silence(begun)))
+        return max(0.0, min(limit / 5, left))
 
     def _silence(self, begun: float) -> float:
         """How long the worker that owes an item has said nothing, since it was waited for."""
@@ -254,23 +278,23 @@ class WorkerStream:
         return min(owing, key=lambda link: link.last_heard)
 
     async def _complain(self, begun: float) -> None:
-        link = self._most_silent()
-        owing, silence = link.worker, self._silence(begun)
-        limit = self._settings.timeout
+        # A worker may be waiting for the dispatching process, which answers unless it is stuck.
+        link = self._unanswering() or self._most_silent()
+        silence, limit = self._silence(begun), self._settings.timeout
         if limit is None:
-            logger.warning("waiting for worker %d for %.0f s", owing, silence)
+            logger.warning("waiting for %s for %.0f s", link.name, silence)
             return
         if silence < limit:
             return
+        if link.worker is None and time.monotonic() < self._asked + limit:
+            # It may be busy, and has as long to answer. Then it is known whose fault it is.
+            return
         failure = WorkerTimeout(
-            f"worker {owing} (pid {link.process.pid}) owes an item and said nothing for"
+            f"{link.name} (pid {link.process.pid}) owes an item and said nothing for"
             f" {silence:.1f} s (timeout={limit:g}); it was killed",
-            worker=owing,
+            worker=link.worker,
         )
         link.fail(failure)
-        # It may wait for the dispatching process, and that one hang. Both are of no use to an
-        # epoch that has failed.
-        dispatching = [each for each in self._pool.all_links() if each.worker is None]
-        await add_last_words(failure, [link, *dispatching])
+        await add_last_words(failure, [link])
         link.process.kill()
         raise failure

@@ -40,9 +40,16 @@ class Allotment:
             os.sched_setaffinity(0, self.cpus)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, self.nice)
-        for number, limit in self.limits.items():
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(number, limit)
+        for number in self.limits:
+            self._take_on(number)
+
+    def take_on_processes(self) -> None:
+        """Make the limit of processes and threads that of this process, as far as it may."""
+        self._take_on(resource.RLIMIT_NPROC)
+
+    def _take_on(self, number: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, self.limits[number])
 
 
 def _limits() -> set[int]:

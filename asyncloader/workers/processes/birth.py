@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from asyncloader.errors import WorkerStartupError
-from asyncloader.runtime import descriptors_for, fill_standard_descriptors
+from asyncloader.runtime import descriptors_for, fill_standard_descriptors, process_for
 from asyncloader.shield import shielded
 from asyncloader.workers.processes.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
 from asyncloader.workers.processes.pidfd import require_pidfds
@@ -87,7 +87,7 @@ def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
         raise WorkerStartupError(f"{plan.name} was not started: others before it took too long")
     with contextlib.ExitStack() as undo:
         try:
-            with descriptors_for("its process"):
+            with descriptors_for("its process"), process_for("it"):
                 fill_standard_descriptors()
                 ours, theirs = socket.socketpair()
                 undo.callback(ours.close)

@@ -17,9 +17,10 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from asyncloader.errors import ResourceExhausted
 from asyncloader.workers.processes.last_words import leave_last_words_when_asked
 from asyncloader.workers.processes.lifeline import die_with_loader, die_with_parent, show_name
 
@@ -27,23 +28,34 @@ STDIO = (0, 1, 2)
 
 
 def settle(name: str, *, parent: int, loader_fd: int) -> None:
-    """Become a child of ``parent`` that ends with the loader and ignores Ctrl-C."""
+    """Become a child of ``parent`` that ends with it and ignores Ctrl-C."""
     forget_signals()
     leave_last_words_when_asked()
     show_name(name)
     die_with_parent(parent)
     os.set_inheritable(loader_fd, False)
-    die_with_loader(loader_fd)
     _read_nothing()
     _print_by_lines()
     gc.enable()
 
 
-def run_main(main: str, sock: socket.socket, args: tuple[Any, ...]) -> None:
-    """Import ``"package.module:function"`` and call it with the socket, which is closed then."""
+def run_main(main: str, sock: socket.socket, args: tuple[Any, ...], *, loader_fd: int) -> None:
+    """Import ``"package.module:function"`` and call it with the socket, which is closed then.
+
+    Of a process that cannot be tied to the loader the module's ``refuse`` tells the loader why.
+    """
     module, _, function = main.partition(":")
+    refusal = None
+    try:
+        die_with_loader(loader_fd)
+    except ResourceExhausted as error:
+        refusal = error
     with sock:
-        getattr(importlib.import_module(module), function)(sock, *args)
+        found = importlib.import_module(module)
+        if refusal is None:
+            getattr(found, function)(sock, *args)
+        else:
+            found.refuse(sock, refusal)
 
 
 def exitcode_of(run: Callable[[], None]) -> int:
@@ -115,12 +127,22 @@ def _print_by_lines() -> None:
 
 
 def _open_fds() -> Iterator[int]:
-    for name in os.listdir("/dev/fd"):
-        fd = int(name)
+    for fd in _fds_to_look_at():
         # The descriptor that listed the folder is among the names and closed by now.
         with contextlib.suppress(OSError):
             os.fstat(fd)
             yield fd
+
+
+def _fds_to_look_at() -> Iterable[int]:
+    try:
+        return list(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        # Where /proc is not mounted. The limit may be a billion, and the lowest are taken first.
+        return range(min(os.sysconf("SC_OPEN_MAX"), _MOST_FDS))
+
+
+_MOST_FDS = 1 << 16
 
 
 def _code_of(leave: SystemExit) -> int:

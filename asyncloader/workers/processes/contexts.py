@@ -68,6 +68,7 @@ def fork(
 
 def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
     """Start a fresh interpreter."""
+    _require_folder("spawn")
     # The tracker is started along with the first process, and unblocks signals.
     resource_tracker.ensure_running()
     with sigint_held():
@@ -76,11 +77,31 @@ def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
 
 def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
     """Fork the standard library's server process, which is started where necessary."""
+    _require_folder("forkserver")
     # By this signal the server learns that a child is dead. It does not unblock it itself, and
     # whoever waits to be told of the death would wait for ever.
     with signals_let_through({signal.SIGCHLD}):
         forkserver.ensure_running()
-    return _start("forkserver", _served_main, plan, sock, parent=0)
+    try:
+        return _start("forkserver", _served_main, plan, sock, parent=0)
+    except EOFError as error:
+        raise WorkerStartupError(
+            f"{plan.name} was not started: the fork server ended, as it does where the system"
+            " allows no more processes; what it had to say is on stderr"
+        ) from error
+
+
+def _require_folder(method: str) -> None:
+    """Raise WorkerStartupError where the working directory, which is asked for, was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        with contextlib.suppress(OSError):
+            error.filename = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        raise WorkerStartupError(
+            f"{method!r} needs the working directory, which was removed: {error}; leave"
+            " multiprocessing_context out, or change to another directory by os.chdir"
+        ) from error
 
 
 class Inherited:
@@ -168,7 +189,7 @@ def _live(
     settle(plan.name, parent=parent, loader_fd=loader.fd)
     allotment.take_on()
     os.set_inheritable(sock.fd, False)
-    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args)
+    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, loader_fd=loader.fd)
 
 
 def _fds_of_output() -> Iterator[int]:

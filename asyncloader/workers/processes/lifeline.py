@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import NoReturn
 
+from asyncloader.runtime import start_thread
 from asyncloader.workers.processes.pidfd import is_readable
 
 _PR_SET_PDEATHSIG = 1
@@ -37,9 +38,10 @@ def die_with_parent(parent: int) -> None:
 
 def die_with_loader(loader_fd: int) -> None:
     """End this process, from a thread, when the process behind the pidfd is gone."""
-    threading.Thread(
+    thread = threading.Thread(
         target=_outlive_nobody, args=(loader_fd,), name="asyncloader lifeline", daemon=True
-    ).start()
+    )
+    start_thread(thread)
 
 
 def show_name(name: str) -> None:

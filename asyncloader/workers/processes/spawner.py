@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from asyncloader.runtime import start_thread
+
 R = TypeVar("R")
 
 
@@ -26,7 +28,7 @@ class Spawner:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._turn = threading.Lock()
         # A daemon: it waits for the next job when the interpreter exits.
-        threading.Thread(target=self._run, name="asyncloader spawner", daemon=True).start()
+        start_thread(threading.Thread(target=self._run, name="asyncloader spawner", daemon=True))
 
     def submit(self, call: Callable[[], R]) -> Future[R]:
         """Run ``call`` after all that was submitted before, unless the future is cancelled."""

@@ -150,6 +150,8 @@ class _Template:
 
     def _fork(self, request: ForkRequest, fds: ChildFds) -> tuple[int, int]:
         template = os.getpid()
+        # The loader's limit may have changed, and here is where it counts.
+        request.circumstances.allotment.take_on_processes()
         pid = os.fork()
         if pid == 0:
             self._become(request, fds, template)
@@ -208,7 +210,8 @@ def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) ->
         os.close(fd)
     settle(request.name, parent=template, loader_fd=loader_fd)
     request.circumstances.take_on()
-    run_main(request.main, socket.socket(fileno=fds.sock), pickle.loads(request.args))
+    sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
+    run_main(request.main, sock, args, loader_fd=loader_fd)
 
 
 def _receive(control: socket.socket) -> tuple[ForkRequest, ChildFds]:

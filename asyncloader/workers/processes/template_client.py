@@ -142,9 +142,7 @@ class Template:
         self._patience = _PATIENCE_SECONDS
         (answer,) = REPLY.unpack(reply)
         if answer < 0:
-            raise WorkerStartupError(
-                f"{request.name} was not started: {os.strerror(-answer)}"
-            ) from OSError(-answer, os.strerror(-answer))
+            raise OSError(-answer, os.strerror(-answer))
         return answer, fds[0]
 
 

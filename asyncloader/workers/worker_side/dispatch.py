@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.pipe.kinds import is_dispatch
 from asyncloader.datapipes.pipe.registering import expect_methods
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.seeding import SeedPlaces
+from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
@@ -36,6 +38,7 @@ from asyncloader.workers.conversation.messages import (
     Pause,
     Ready,
     Resume,
+    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -51,7 +54,7 @@ from asyncloader.workers.worker_side.punctual import Punctual
 from asyncloader.workers.worker_side.resets import NO_RESETS, load_resets
 from asyncloader.workers.worker_side.stream import Stream
 from asyncloader.workers.worker_side.surroundings import seed_globals
-from asyncloader.workers.worker_side.talk import Talk
+from asyncloader.workers.worker_side.talk import Talk, refuse
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,13 @@ class DispatchPlan:
 
 def main(sock: socket.socket) -> None:
     """Deal until the loader closes the channel."""
+    try:
+        process = Dispatcher(Talk(Channel(sock)))
+    except ResourceExhausted as error:
+        refuse(sock, error)
+        return
     with contextlib.suppress(EOFError):
-        Dispatcher(Talk(Channel(sock))).serve()
+        process.serve()
 
 
 class Dispatcher:
@@ -143,6 +151,8 @@ class Dispatcher:
                 self._end_epoch()
             case Pause() | Resume():
                 self._is_paused = isinstance(command, Pause)
+            case SaySomething():
+                self._account.tell()
             case Grant() | Hurry() | BeginStream():
                 pass  # the loader takes no items from here
 
@@ -163,10 +173,13 @@ class Dispatcher:
 
     def _start_epoch(self, command: StartEpoch) -> None:
         self._end_epoch()
+        assert self._part is not None
         self._epoch = command.epoch
         self._is_paused = False
+        maker = _maker_of(self._part.end)
         for outlet in self._outlets:
-            outlet.begin(command.epoch, Marker(NOTHING, self._states))
+            marker = Marker(NOTHING, self._states)
+            outlet.begin(command.epoch, marker, maker, lambda: self._dealt)
         try:
             part = self._reset(command)
             self._states = RandomStates()
@@ -274,6 +287,12 @@ class Dispatcher:
                 outlet.ending = StreamFailed(self._epoch, 0, _packed(error))
             else:
                 outlet.ending = StreamEnded(self._epoch, 0)
+
+
+def _maker_of(end: Any) -> Any:
+    """Return the pipe that makes the items: a pipe that dispatches hands on what another made."""
+    pipes = breadth_first(end)
+    return pipes[1] if is_dispatch(end) and len(pipes) > 1 else end
 
 
 def _packed(error: BaseException, when: str = "") -> bytes:

@@ -23,6 +23,7 @@ from asyncloader.datapipes.pipe.base import DataPipe
 from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
 from asyncloader.datapipes.pipe.registering import expect_methods
 from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.seeding import SeedPlaces
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
@@ -42,6 +43,7 @@ from asyncloader.workers.conversation.messages import (
     Pause,
     Ready,
     Resume,
+    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -57,7 +59,7 @@ from asyncloader.workers.worker_side.resets import NO_RESETS, load_resets, reset
 from asyncloader.workers.worker_side.stream import Stream
 from asyncloader.workers.worker_side.supply import FromDispatcher, Supply
 from asyncloader.workers.worker_side.surroundings import become_worker, seed_globals
-from asyncloader.workers.worker_side.talk import Talk
+from asyncloader.workers.worker_side.talk import Talk, refuse
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,13 @@ class WorkerPlan:
 
 def main(sock: socket.socket) -> None:
     """Work until the loader closes the channel."""
+    try:
+        process = Worker(Talk(Channel(sock)))
+    except ResourceExhausted as error:
+        refuse(sock, error)
+        return
     with contextlib.suppress(EOFError):
-        Worker(Talk(Channel(sock))).serve()
+        process.serve()
 
 
 class Worker:
@@ -148,6 +155,8 @@ class Worker:
                 self._is_paused = True
             case Resume():
                 self._is_paused = False
+            case SaySomething():
+                self._account.tell()
             case _:
                 assert_never(command)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from asyncloader.transport.channel import Channel
 from asyncloader.workers.conversation.messages import (
@@ -50,20 +51,24 @@ class Outlet:
         self.is_gone = False
         self.stream: Stream | None = None
 
-    def begin(self, epoch: int, marker: Marker) -> None:
-        """Begin an epoch with the credits that the worker gave for it already."""
+    def begin(self, epoch: int, marker: Marker, pipe: Any, dealt: Callable[[], int]) -> None:
+        """Begin an epoch with the credits that the worker gave for it already.
+
+        ``dealt`` says how many items of the pipe all workers were dealt.
+        """
         credits = self._early.pop(epoch, 0)
         self._early.clear()
         self.stream = Stream(
             self.talk,
             self._punctual,
             self._pack_error,
-            (),
+            pipe,
             epoch=epoch,
             number=0,
             credits=credits,
             one_by_one=False,
             marker=marker,
+            counted=dealt,
         )
 
     def end(self) -> None:

@@ -10,6 +10,8 @@ import contextlib
 import threading
 from typing import Protocol
 
+from asyncloader.runtime import start_thread
+
 FRAME_SECONDS = 0.002
 
 #: The thread may be in the middle of sending, to somebody who does not listen.
@@ -32,7 +34,7 @@ class Punctual:
         self._is_over = False
         self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="asyncloader punctual", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def watch(self, stream: Late) -> None:
         """Look after a stream that has just opened a frame."""

@@ -49,6 +49,7 @@ class Stream:
         one_by_one: bool,
         marker: Marker,
         sent: float = 0.0,
+        counted: Callable[[], int] | None = None,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -71,6 +72,8 @@ class Stream:
         self._due = 0.0
         #: When the latest frame was sent, of this stream or of the one before it.
         self.sent = sent
+        #: How many items of the pipe come before the one that is added, be they of this stream.
+        self._counted = counted or self._count_made
 
     @property
     def credits(self) -> int:
@@ -254,7 +257,7 @@ class Stream:
     def _refusal(self, item: Any, error: Exception) -> PipelineError:
         kind = type(item.item if isinstance(item, Envelope) else item)
         return PipelineError(
-            f"item {self._count_made()} of {stage_name(self._pipe)} is of type"
+            f"item {self._counted()} of {stage_name(self._pipe)} is of type"
             f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {repr_of(error)};"
-            " let the last pipe yield plain data or tensors"
+            " let this pipe yield plain data or tensors"
         )

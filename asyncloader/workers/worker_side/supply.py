@@ -20,6 +20,7 @@ from asyncloader.transport.decoder import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.transport.wire import close_all
 from asyncloader.waiting import Stopped
+from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.conversation.failure import unpack_error
 from asyncloader.workers.conversation.item_frames import split_items
 from asyncloader.workers.conversation.messages import (
@@ -66,9 +67,10 @@ class Supply:
                 used = 0
             frame = self._arrived.popleft()
             if frame.kind == Kind.ITEMS:
+                refused = self._decoder.refused
                 cost, items = self._dealt(frame, epoch)
                 used += cost
-                yield from items
+                yield from items if self._decoder.refused == refused else _up_to_refused(items)
             elif self._is_end(frame, epoch):
                 return
 
@@ -108,6 +110,17 @@ class Supply:
             case EndEpoch():
                 raise Stopped
         raise TransportError(f"the dispatching process sent {message!r}")
+
+
+def _up_to_refused(items: list[Any]) -> Iterator[Any]:
+    """Yield the items before one that could not be read, and raise the error in its place."""
+    for item in items:
+        if type(item) is TransportError:
+            info = get_worker_info()
+            item.worker = None if info is None else info.worker_id
+            item.add_note("on its way from the dispatching process to a worker")
+            raise item
+        yield item
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ shared memory that come and go beside them.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,8 +19,10 @@ from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.encoder import Encoded, Encoder, in_band
 from asyncloader.transport.frame import Frame
+from asyncloader.workers.conversation.failure import pack_error
 from asyncloader.workers.conversation.item_frames import NO_NOTE, Note, items_head
 from asyncloader.workers.conversation.messages import (
+    NO_EPOCH,
     Command,
     Dealt,
     EndEpoch,
@@ -26,6 +30,7 @@ from asyncloader.workers.conversation.messages import (
     Kind,
     Report,
     StartEpoch,
+    StartFailed,
     StreamEnded,
     StreamFailed,
     dump_message,
@@ -38,6 +43,13 @@ _LISTEN_SECONDS = 0.0002
 
 #: What is smaller is packed into a slot with others.
 _WORTH_A_SLOT = 64 << 10
+
+
+def refuse(sock: socket.socket, error: ResourceExhausted) -> None:
+    """Tell the loader that a new process cannot work for it."""
+    failure = StartFailed(NO_EPOCH, pack_error(error, "in a new process"))
+    with contextlib.suppress(EOFError):
+        Channel(sock).send(Kind.MESSAGE, dump_message(failure))
 
 
 class Talk:

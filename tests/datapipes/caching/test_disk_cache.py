@@ -20,6 +20,7 @@ from asyncloader.adapters import CacheTimeout, InvalidateCache
 from asyncloader.datapipes.caching.promise import Promise
 from asyncloader.datapipes.going_on import marks
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import new_event_loop
 from tests.leaks import leaves_nothing
 
@@ -847,14 +848,14 @@ def without_threads_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_thread_to_wait_for_a_promise_nothing_is_left_behind(recorder, monkeypatch):
     without_threads_called("asyncloader waits for", monkeypatch)
-    refused = pytest.raises(RuntimeError, match="can't start new thread")
+    refused = pytest.raises(ResourceExhausted, match="can't start new thread")
     with Promise.claim(recorder.path(1), 0), leaves_nothing(), refused:
         Promise.claim(recorder.path(1), 60)
 
 
 def test_without_a_thread_to_make_an_entry_the_loader_says_so(recorder, monkeypatch):
     without_threads_called("asyncloader maker", monkeypatch)
-    refused = pytest.raises(RuntimeError, match="can't start new thread")
+    refused = pytest.raises(ResourceExhausted, match="can't start new thread")
     with DataLoader2(cache_of(recorder, range(3), concurrency=2)) as loader, refused:
         list(loader)
 

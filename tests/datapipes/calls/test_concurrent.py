@@ -9,6 +9,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.errors import ResourceExhausted
 from tests.datapipes.watched import Failing
 
 
@@ -207,7 +208,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_and_no_wait(monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_unless_it_maps)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with pytest.raises(ResourceExhausted, match="can't start new thread"):
         list(numbers().thread_map(str))
 
 

@@ -14,6 +14,7 @@ from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.running import home
 from asyncloader.datapipes.watch.watched import Watched
 from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.errors import ResourceExhausted
 
 
 async def same(item: Any) -> Any:
@@ -87,7 +88,7 @@ async def test_a_thread_that_could_not_be_started_is_not_looked_at_for_ever(monk
     before = looked_at()
     monkeypatch.setattr(home, "thread_at", lambda *given: Refused())
     async with DataLoader2(IterableWrapper([1])) as loader:
-        with pytest.raises(RuntimeError, match="can't start") as failure:
+        with pytest.raises(ResourceExhausted, match="can't start new thread") as failure:
             await anext(aiter(loader))
         assert set(looked_at()) <= set(before)
     assert failure.value.__traceback__ is not None

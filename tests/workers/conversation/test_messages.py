@@ -30,6 +30,7 @@ from asyncloader.workers.conversation.messages import (
     Pause,
     Ready,
     Resume,
+    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -54,6 +55,7 @@ COMMANDS = [
     EndEpoch(1),
     Pause(),
     Resume(),
+    SaySomething(),
 ]
 REPORTS = [
     Ready(),

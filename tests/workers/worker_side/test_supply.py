@@ -105,7 +105,7 @@ def test_a_worker_that_asks_for_nothing_is_dealt_many_small_items_and_few_large_
         ours, theirs = socket.socketpair()
         punctual = Punctual()
         outlet = Outlet(Channel(ours), 64 << 20, punctual, pack_error)
-        outlet.begin(1, Marker(NOTHING, RandomStates()))
+        outlet.begin(1, Marker(NOTHING, RandomStates()), (), int)
         count = 0
         while outlet.has_room():
             assert outlet.stream is not None
