@@ -1,4 +1,7 @@
-"""Loops, and threads, of our own, and descriptors for them; the only file that knows uvloop."""
+"""Loops, and threads, of our own, descriptors for them, and their end with the interpreter.
+
+This is the only file that knows uvloop.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import contextvars
 import errno
 import inspect
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -137,6 +141,49 @@ def fill_standard_descriptors() -> None:
 _LAST_STANDARD = 2
 
 
+# The end of the interpreter -------------------------------------------------------------
+
+
+def at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called when the interpreter exits, the latest first, whatever others raise.
+
+    Ctrl-C disturbs none of them. From then on it ends the process without a word, as it does
+    a little later in any case, when the interpreter no longer handles signals.
+    """
+    _exit_functions.append(function)
+    # They come before those of the modules that were imported before this one.
+    atexit.unregister(_run_exit_functions)
+    atexit.register(_run_exit_functions)
+    return function
+
+
+def _run_exit_functions() -> None:
+    with _interrupts_ignored(), contextlib.ExitStack() as functions:
+        for function in _exit_functions:
+            functions.callback(function)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    # A program that handles Ctrl-C in its own way does so to the end.
+    is_raised = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_raised or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            # It may be no file, or a closed one, or None.
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_exit_functions: list[Callable[[], None]] = []
+
+
 # Loops in threads -----------------------------------------------------------------------
 
 
@@ -220,7 +267,7 @@ async def _wind_up() -> None:
 _loop_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 
-@atexit.register
+@at_exit
 def _close_loop_threads() -> None:
     # A daemon thread that still runs while the interpreter is torn down may crash it.
     for thread in list(_loop_threads):
