@@ -1,4 +1,7 @@
-"""Loops, and threads, of our own, and descriptors for them; the only file that knows uvloop."""
+"""Loops, and threads, of our own, descriptors for them, and their end with the interpreter.
+
+This is the only file that knows uvloop.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import contextvars
 import errno
 import inspect
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -44,6 +48,30 @@ def begin_task(
     task = loop.create_task(work, name=name, context=context)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task
+
+
+class Exit:
+    """What a coroutine comes to that raised SystemExit, with which a task would end its loop."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: SystemExit) -> None:
+        self.error = error
+
+
+async def contained(function: Callable[..., Awaitable[T]], *args: Any) -> T | Exit:
+    """Await ``function(*args)`` in a task of its own; ``released`` gives its result."""
+    try:
+        return await function(*args)
+    except SystemExit as error:
+        return Exit(error)
+
+
+def released(result: T | Exit) -> T:
+    """Return the result of a function that was contained, or raise the SystemExit it raised."""
+    if isinstance(result, Exit):
+        raise result.error
+    return result
 
 
 def is_being_cancelled() -> bool:
@@ -182,6 +210,49 @@ def fill_standard_descriptors() -> None:
 _LAST_STANDARD = 2
 
 
+# The end of the interpreter -------------------------------------------------------------
+
+
+def at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called when the interpreter exits, the latest first, whatever others raise.
+
+    Ctrl-C disturbs none of them. From then on it ends the process without a word, as it does
+    a little later in any case, when the interpreter no longer handles signals.
+    """
+    _exit_functions.append(function)
+    # They come before those of the modules that were imported before this one.
+    atexit.unregister(_run_exit_functions)
+    atexit.register(_run_exit_functions)
+    return function
+
+
+def _run_exit_functions() -> None:
+    with _interrupts_ignored(), contextlib.ExitStack() as functions:
+        for function in _exit_functions:
+            functions.callback(function)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    # A program that handles Ctrl-C in its own way does so to the end.
+    is_raised = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_raised or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            # It may be no file, or a closed one, or None.
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+_exit_functions: list[Callable[[], None]] = []
+
+
 # Loops in threads -----------------------------------------------------------------------
 
 
@@ -189,15 +260,14 @@ class LoopThread:
     """An event loop in a daemon thread of its own, for callers that have none."""
 
     def __init__(self, name: str = "asyncloader loop") -> None:
-        self.loop = new_event_loop()
-        self._ended: Future[None] = uncancellable()
-        self._thread = threading.Thread(
-            target=_run_loop, args=(self.loop, self._ended), name=name, daemon=True
-        )
+        self._running = running = _Running()
+        self._thread = threading.Thread(target=running.run, name=name, daemon=True)
         try:
             start_thread(self._thread)
+            # The thread makes the loop: an interrupt, which comes here, finds none half made.
+            self.loop = running.loop.result()
         except BaseException:
-            self.loop.close()
+            running.stop()
             raise
         _loop_threads.add(self)
 
@@ -220,37 +290,60 @@ class LoopThread:
     def close(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, at most so long."""
         _loop_threads.discard(self)
-        call_soon(self.loop, self.loop.stop)
+        self._running.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
     async def aclose(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, from another loop."""
         _loop_threads.discard(self)
-        call_soon(self.loop, self.loop.stop)
-        await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=seconds)
+        self._running.stop()
+        await asyncio.wait([asyncio.wrap_future(self._running.ended)], timeout=seconds)
 
     def __del__(self) -> None:
-        if hasattr(self, "loop"):
-            call_soon(self.loop, self.loop.stop)
+        self._running.stop()
 
 
-async def _result(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+class _Running:
+    """A loop in its thread, from where it is made to where it is closed."""
 
+    def __init__(self) -> None:
+        self.loop: Future[asyncio.AbstractEventLoop] = uncancellable()
+        self.ended: Future[None] = uncancellable()
+        self._is_stopped = False
 
-def _run_loop(loop: asyncio.AbstractEventLoop, ended: Future[None]) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
+    def stop(self) -> None:
+        """Let the loop end, from any thread and at any moment."""
+        self._is_stopped = True
+        if self.loop.done() and self.loop.exception() is None:
+            loop = self.loop.result()
+            call_soon(loop, loop.stop)
+
+    def run(self) -> None:
+        """Run the loop until it is stopped."""
+        try:
+            loop = new_event_loop()
+        except BaseException as error:  # noqa: BLE001 - whoever wants the loop raises it
+            self.loop.set_exception(error)
+            return
+        asyncio.set_event_loop(loop)
+        self.loop.set_result(loop)
+        while not self._is_stopped:
+            # Whoever waits for a task that raises one of these is told. Others need the loop.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
         winding_up = loop.create_task(_wind_up())
         winding_up.add_done_callback(lambda _: loop.stop())
         # It may be told once more to stop, which is no reason to leave this undone.
         while not winding_up.done():
-            loop.run_forever()
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
         loop.close()
-        ended.set_result(None)
+        self.ended.set_result(None)
+
+
+async def _result(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 async def _wind_up() -> None:
@@ -264,7 +357,7 @@ async def _wind_up() -> None:
 _loop_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 
-@atexit.register
+@at_exit
 def _close_loop_threads() -> None:
     # A daemon thread that still runs while the interpreter is torn down may crash it.
     for thread in list(_loop_threads):

@@ -8,7 +8,6 @@ closes everything in a bounded time.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import contextlib
 import os
@@ -30,7 +29,7 @@ from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, Running
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.loader.timing import Timing
-from asyncloader.runtime import LoopThread, running_loop, uncancellable
+from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
 
 #: What is said of a loader that was shut down.
 CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
@@ -340,7 +339,7 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_forget_parents)
 
 
-@atexit.register
+@at_exit
 def _end_engines() -> None:
     for engine in list(_engines):
         engine.end_at_exit()

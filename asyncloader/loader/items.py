@@ -208,7 +208,7 @@ class DirectItems(RunningItems):
             self._error = LastingError(StopIteration() if is_end else error)
             self._timing.end()
             # An interrupt shows nothing of the epoch.
-            if isinstance(error, Exception):
+            if isinstance(error, Exception | SystemExit):
                 gate.end(error)
             self._thread.call(self._lifecycle.end_epoch())
             raise
@@ -248,7 +248,7 @@ def _took(epoch: Epoch, gate: Gate) -> bool:
     try:
         if not gate.coming:
             epoch.take(gate.coming)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         gate.end(error)
         raise
     if gate.coming:

@@ -256,7 +256,7 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
                 _check_live(hand)
                 self._running = self._items = self._engine.begin_async(hand.gate)
             return await self._items.next()  # type: ignore[no-any-return]  # an item
-        except Exception:
+        except (Exception, SystemExit):
             if hand.refusal is not None:
                 raise hand.refusal.with_traceback(None) from None
             raise

@@ -134,7 +134,6 @@ class Ledger:
         for key, output in zip(keys, outputs, strict=True):
             request = self._settled(key)
             if request is not None and not request.answer.done():
-                self.counts.answered += 1
                 request.answer.set_result(output)
         self._on_news()
 
@@ -186,5 +185,4 @@ class Ledger:
 
     def _refuse(self, request: Request | None, error: BaseException) -> None:
         if request is not None and not request.answer.done():
-            self.counts.failed += 1
             request.answer.set_exception(error)

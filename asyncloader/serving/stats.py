@@ -26,7 +26,7 @@ class FeedStats:
     failed: int
     #: Requests whose time was up before there was an answer.
     expired: int
-    #: Requests whose client went away before there was an answer.
+    #: Requests whose client went away before it had its answer.
     cancelled: int
     #: Requests that were refused, because too many were pending.
     refused: int

@@ -179,7 +179,7 @@ class AgreedAhead(Pass[T]):
             if is_being_cancelled():
                 raise
             self.error = not_cancelled(error)
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         self.is_read = True
         self._agreer.wake()

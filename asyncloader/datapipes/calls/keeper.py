@@ -52,7 +52,7 @@ class Keeper:
                 key, manager = wanted
                 try:
                     self._opened[key].set_result(await stack.enter_async_context(manager))
-                except Exception as error:  # noqa: BLE001 - user code ran; those who wait raise it
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; those who wait raise it
                     # Who comes next tries again.
                     _fail(self._opened.pop(key), error)
         finally:
@@ -109,7 +109,7 @@ def kept(
     return keeper.kept(key, manager)
 
 
-def _fail(opened: asyncio.Future[Any], error: Exception) -> None:
+def _fail(opened: asyncio.Future[Any], error: BaseException) -> None:
     opened.set_exception(error)
     # All who wanted it may have stopped waiting, and asyncio would report it as forgotten.
     opened.exception()

@@ -113,8 +113,12 @@ class RunningAhead(ABC):
             if is_being_cancelled():
                 raise
             self.error = not_cancelled(error)
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
+        except KeyboardInterrupt as error:
+            # It is the user who interrupts whatever runs on this loop.
+            self.error = error
+            raise
         finally:
             await aclose_items(items)
 
@@ -133,7 +137,7 @@ class RunningAhead(ABC):
     async def _run(self) -> None:
         try:
             await self.work()
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             # What failed first is what is heard of.
             self.error = self.error or error
         finally:

@@ -18,7 +18,7 @@ from asyncloader.datapipes.calls.running_ahead import RunningAhead
 from asyncloader.datapipes.going_on.handing_out import BEFORE
 from asyncloader.datapipes.pipe.tolerance import SKIPPED, Failure
 from asyncloader.datapipes.running.home import cancelled
-from asyncloader.runtime import begin_task, running_loop
+from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
 
 T = TypeVar("T")
 
@@ -48,10 +48,10 @@ class Window(RunningAhead, Generic[T]):
         super().__init__(running.source)
         self.concurrency = concurrency
         #: The calls that are not done, and the positions of their items.
-        self.under_way: dict[asyncio.Task[T], int] = {}
+        self.under_way: dict[asyncio.Task[T | Exit], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns())
         #: Those of the results that may raise when they are taken.
-        self._failed: set[asyncio.Task[T]] = set()
+        self._failed: set[asyncio.Task[T | Exit]] = set()
         running.calls, running.room = self.under_way, concurrency
         running.ahead = self
         self._running = running
@@ -75,7 +75,7 @@ class Window(RunningAhead, Generic[T]):
         position = self._running.begin()
         if position == BEFORE:
             return
-        task = begin_task(self._loop, self._call(item), "asyncloader async_map")
+        task = begin_task(self._loop, contained(self._call, item), "asyncloader async_map")
         self.under_way[task] = position
         self.results.begun(position, task)
         task.add_done_callback(self._finish)
@@ -101,7 +101,7 @@ class Window(RunningAhead, Generic[T]):
             position, task = self.results.take()
             if self._failed:
                 self._failed.discard(task)
-            result = self._running.finish(position, task.result())
+            result = self._running.finish(position, released(task.result()))
             if result is not SKIPPED:
                 group.append(result)
         self._reader.wake()
@@ -113,11 +113,11 @@ class Window(RunningAhead, Generic[T]):
         # The pass is remembered, and what the calls shared is not to be kept alive by it.
         self._running.ahead = NOTHING_AHEAD
 
-    def _finish(self, task: asyncio.Task[T]) -> None:
+    def _finish(self, task: asyncio.Task[T | Exit]) -> None:
         position = self.under_way.pop(task)
         # One error ends the iteration. Nobody asks for those of later items, and asyncio
         # would report them as forgotten, had nobody looked.
-        if task.cancelled() or task.exception() or task.result().__class__ is Failure:
+        if task.cancelled() or task.exception() or may_raise(task.result()):
             self._failed.add(task)
         self.results.finished(position, task)
         self._reader.wake()
@@ -125,3 +125,8 @@ class Window(RunningAhead, Generic[T]):
 
     def _is_idle(self) -> bool:
         return not self.under_way
+
+
+def may_raise(result: Any) -> bool:
+    """Whether taking a result may raise."""
+    return result.__class__ is Failure or result.__class__ is Exit

@@ -61,8 +61,12 @@ class Waiting(Generic[T]):
             if is_being_cancelled():
                 raise
             self._error = not_cancelled(error)
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self._error = error
+        except KeyboardInterrupt as error:
+            # It is the user who interrupts whatever runs on this loop.
+            self._error = error
+            raise
         finally:
             self._ended = True
             self._consumer.wake()

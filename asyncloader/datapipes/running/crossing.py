@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.going_on.cursors import first_cursors, put_own_cursors
 from asyncloader.datapipes.running.exchange import Exchange, Nobody
 from asyncloader.datapipes.running.home import PLACE, Home, present_waiter
-from asyncloader.runtime import LoopThread, running_loop
+from asyncloader.runtime import LoopThread, contained, released, running_loop
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
 
 T = TypeVar("T")
@@ -152,11 +152,11 @@ def call_on(
     *args: Any,
 ) -> T:
     """Run an async function on a loop of another thread, and wait for its result."""
-    future = asyncio.run_coroutine_threadsafe(function(*args), loop)
+    future = asyncio.run_coroutine_threadsafe(contained(function, *args), loop)
     future.add_done_callback(lambda _: waiter.wake())
     try:
         waiter.until(future.done)
-        return future.result()
+        return released(future.result())
     finally:
         # Whoever stops waiting stops the work as well.
         future.cancel()

@@ -8,7 +8,6 @@ pipes. They pay nothing for it but the moment of the look.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.watch.frames import Owners
 from asyncloader.datapipes.watch.threads import can_be_looked_at, present_frames
-from asyncloader.runtime import start_thread
+from asyncloader.runtime import at_exit, start_thread
 from asyncloader.waiting import Bell
 
 _REST_SECONDS = 0.1
@@ -176,7 +175,7 @@ def _owners_of(looked: Looked) -> Owners | None:
 
 #: The one of this process.
 SAMPLER = Sampler()
-atexit.register(SAMPLER.close)
+at_exit(SAMPLER.close)
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=SAMPLER.start_anew)

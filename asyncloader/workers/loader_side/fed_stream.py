@@ -72,7 +72,7 @@ class FedStream:
                 del item
         except StopAsyncIteration:
             pass
-        except Exception as error:  # noqa: BLE001 - user code ran; the consumer raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self._error = error
         finally:
             await aclose_items(items)

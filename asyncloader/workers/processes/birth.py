@@ -10,7 +10,6 @@ This file is about ``start_process``, by which a child process comes to be in on
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import socket
 import time
@@ -19,7 +18,12 @@ from concurrent.futures import Future
 from functools import partial
 
 from asyncloader.errors import WorkerStartupError
-from asyncloader.runtime import descriptors_for, fill_standard_descriptors, process_for
+from asyncloader.runtime import (
+    at_exit,
+    descriptors_for,
+    fill_standard_descriptors,
+    process_for,
+)
 from asyncloader.shield import shielded
 from asyncloader.workers.processes.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
 from asyncloader.workers.processes.pidfd import require_pidfds
@@ -125,7 +129,7 @@ def _end_started(
         loop.call_soon_threadsafe(undone.set)
 
 
-@atexit.register
+@at_exit
 def _end_everything() -> None:
     """Leave nothing behind when the interpreter exits."""
     retire_spawner(_UNDO_SECONDS)

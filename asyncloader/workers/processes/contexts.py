@@ -1,8 +1,8 @@
 """Processes started through the standard library.
 
-This file is about the start methods "fork", "spawn" and "forkserver", and it is
-the only one that imports ``multiprocessing``. All of this runs in the spawner's
-thread, except ``refuse_unsafe_fork``.
+This file is about the start methods "fork", "spawn" and "forkserver", and about what every
+worker shares with the program's own use of ``multiprocessing``, which only this file imports.
+All of this runs in the spawner's thread, except ``refuse_unsafe_fork``.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def fork(
     loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
 ) -> Born:
     """Fork this process while the loop stands still; the child keeps nothing but its socket."""
+    tracker_fd()
     # No handler of the loader's may run in the child before it has let go of them.
     held = signals_held(signal.valid_signals())
     with standing_still(loop, deadline), held, _fork_warning_ignored():
@@ -69,8 +70,7 @@ def fork(
 def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
     """Start a fresh interpreter."""
     _require_folder("spawn")
-    # The tracker is started along with the first process, and unblocks signals.
-    resource_tracker.ensure_running()
+    tracker_fd()
     with sigint_held():
         return _start("spawn", _live, plan, sock, parent=os.getpid())
 
@@ -102,6 +102,24 @@ def _require_folder(method: str) -> None:
             f"{method!r} needs the working directory, which was removed: {error}; leave"
             " multiprocessing_context out, or change to another directory by os.chdir"
         ) from error
+
+
+def tracker_fd() -> int:
+    """Return the pipe to the program's resource tracker, which is started where necessary.
+
+    A worker with a tracker of its own would destroy, with its end, what the program owns and
+    the worker has only attached to.
+    """
+    # It unblocks signals in this thread when it starts.
+    with signals_held(()):
+        fd = resource_tracker.getfd()
+    assert fd is not None
+    return fd
+
+
+def authkey() -> bytes:
+    """Return the key by which a process of this program may talk to the program's managers."""
+    return bytes(multiprocessing.current_process().authkey)
 
 
 class Inherited:

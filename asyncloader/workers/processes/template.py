@@ -27,7 +27,8 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import ModuleType
 from typing import NoReturn
 
 from asyncloader.workers.processes.child import (
@@ -37,6 +38,7 @@ from asyncloader.workers.processes.child import (
     settle,
 )
 from asyncloader.workers.processes.circumstances import Circumstances
+from asyncloader.workers.processes.late_imports import when_imported
 from asyncloader.workers.processes.lifeline import die_with_parent, show_name
 from asyncloader.workers.processes.pidfd import kill_pidfd, open_pidfd
 
@@ -64,6 +66,8 @@ class ForkRequest:
     main: str
     args: bytes
     circumstances: Circumstances
+    #: Of the program's own ``multiprocessing``, by which its managers know their clients.
+    authkey: bytes
     #: Modules that the template may import for later children.
     wanted: list[str]
 
@@ -76,15 +80,17 @@ class ForkRequest:
 
 @dataclass(frozen=True)
 class ChildFds:
-    """The descriptors of a child: its socket, its output, and where its exit code is told."""
+    """The descriptors of a child: its socket, its output, the pipe to the program's resource
+    tracker, and where its exit code is told."""
 
     sock: int
     stdout: int
     stderr: int
+    tracker: int
     status: int
 
     def close_all(self) -> None:
-        for fd in (self.sock, self.stdout, self.stderr, self.status):
+        for fd in (self.sock, self.stdout, self.stderr, self.tracker, self.status):
             os.close(fd)
 
 
@@ -210,12 +216,26 @@ def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) ->
         os.close(fd)
     settle(request.name, parent=template, loader_fd=loader_fd)
     request.circumstances.take_on()
+    _join_program(request.authkey, fds.tracker)
     sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
     run_main(request.main, sock, args, loader_fd=loader_fd)
 
 
+def _join_program(authkey: bytes, tracker_fd: int) -> None:
+    """Let ``multiprocessing`` take this process for one of the program's, if it is used here."""
+
+    def share_tracker(module: ModuleType) -> None:
+        module._resource_tracker._fd = tracker_fd
+
+    def share_key(module: ModuleType) -> None:
+        module.current_process().authkey = authkey
+
+    when_imported("multiprocessing.resource_tracker", share_tracker)
+    when_imported("multiprocessing.process", share_key)
+
+
 def _receive(control: socket.socket) -> tuple[ForkRequest, ChildFds]:
-    head, fds = receive_with_fds(control, _LENGTH.size, 4)
+    head, fds = receive_with_fds(control, _LENGTH.size, len(fields(ChildFds)))
     (length,) = _LENGTH.unpack(head)
     payload = bytearray()
     while len(payload) < length:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from asyncloader.errors import WorkerStartupError
 from asyncloader.workers.processes.circumstances import Circumstances, import_path
+from asyncloader.workers.processes.contexts import authkey, tracker_fd
 from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
 from asyncloader.workers.processes.plan import Born, ProcessPlan
 from asyncloader.workers.processes.signals import sigint_held
@@ -126,7 +127,8 @@ class Template:
         self._control.settimeout(max(self._patience, deadline - time.monotonic()))
         try:
             with _output(1) as stdout, _output(2) as stderr:
-                request.send(self._control, (sock.fileno(), stdout, stderr, told_fd))
+                given = (sock.fileno(), stdout, stderr, tracker_fd(), told_fd)
+                request.send(self._control, given)
             reply, fds = receive_with_fds(self._control, REPLY.size, 1)
         except TimeoutError as error:
             self.end()
@@ -218,6 +220,7 @@ def _request(plan: ProcessPlan) -> ForkRequest:
         main=plan.main,
         args=pickle.dumps(plan.args),
         circumstances=Circumstances.present(),
+        authkey=authkey(),
         wanted=_wanted_modules(),
     )
 

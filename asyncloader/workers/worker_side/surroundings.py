@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from asyncloader.worker_info import WorkerInfo, is_hidden, set_worker_info
+from asyncloader.workers.processes.late_imports import when_imported
 from asyncloader.workers.worker_side.heap import keep_freed_memory
-from asyncloader.workers.worker_side.late_imports import when_imported
 
 
 def become_worker(info: WorkerInfo) -> None:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from asyncloader.workers.worker_side import late_imports
-from asyncloader.workers.worker_side.late_imports import when_imported
+from asyncloader.workers.processes import late_imports
+from asyncloader.workers.processes.late_imports import when_imported
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,318 @@
+"""Many Ctrl-Cs, each at a random moment of a program.
+
+This file is about programs that use a loader and are interrupted as a terminal does it:
+their whole process group gets SIGINT, once, twice or three times. Each has to end with one
+KeyboardInterrupt, or with nothing where it was at its end already; nothing else may be
+printed, and nobody may be left 2 s later.
+
+    python -m tests.faults.interrupts --count 300 [--seed 7] [--jobs 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+#: How the program runs, what its graph does, and in which part of it the interrupt comes.
+RUNS = ("asyncio", "uvloop", "for", "threads")
+GRAPHS = {
+    "in-process": "IterableWrapper(range(10**9)).map(work)",
+    "ahead": "IterableWrapper(range(10**9)).map(work).prefetch(4)",
+    "thread_map": "IterableWrapper(range(10**9)).thread_map(work, concurrency=3)",
+    "workers": "IterableWrapper(range(10**9)).sharding_filter().map(work)",
+    "dealt": (
+        "IterableWrapper(range(10**9)).map(work)"
+        ".sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)"
+    ),
+}
+PHASES = ("start", "load", "close", "exit")
+
+#: Up to how many seconds after the beginning of a phase the first interrupt comes.
+_SOON = {"start": 0.5, "load": 0.3, "close": 0.15, "exit": 0.15}
+#: A program that is interrupted closes in 3 s; a busy machine adds to that.
+END_SECONDS = 20.0
+LEFT_SECONDS = 2.0
+
+PROGRAM = """
+import asyncio, faulthandler, os, sys, threading, time
+faulthandler.dump_traceback_later(120, exit=True)
+from asyncloader import DataLoader2, LoaderClosed, MultiProcessingReadingService
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+
+RUN, LEAVES_OPEN = {run!r}, {leaves_open}
+
+def work(number):
+    time.sleep(0.002 if number < 40 else {slow})
+    return number
+
+def say(phase):
+    # By one call, that no interrupt can cut in two.
+    os.write(1, (phase + "\\n").encode())
+
+graph = {graph}
+service = MultiProcessingReadingService(2) if {workers} else None
+loader = DataLoader2(graph, None, service)
+
+async def main():
+    say("start")
+    async with loader:
+        items = aiter(loader)
+        await anext(items)
+        say("load")
+        while not {ends}:
+            await anext(items)
+        for _ in range(10):
+            await anext(items)
+        say("close")
+    say("exit")
+
+async def main_left_open():
+    say("start")
+    items = aiter(loader)
+    await anext(items)
+    say("load")
+    say("close")
+    say("exit")
+
+def main_sync():
+    say("start")
+    with loader:
+        items = iter(loader)
+        next(items)
+        say("load")
+        while not {ends}:
+            next(items)
+        for _ in range(10):
+            next(items)
+        say("close")
+    say("exit")
+
+def main_sync_left_open():
+    say("start")
+    items = iter(loader)
+    next(items)
+    say("load")
+    say("close")
+    say("exit")
+
+def read(items, seen):
+    try:
+        next(items)
+        say("load")
+        while not {ends}:
+            next(items)
+        for _ in range(10):
+            next(items)
+    except LoaderClosed:
+        pass
+    seen.set()
+
+def main_threads():
+    say("start")
+    seen = threading.Event()
+    with loader:
+        thread = threading.Thread(target=read, args=(iter(loader), seen), daemon=True)
+        thread.start()
+        seen.wait()
+        say("close")
+    say("exit")
+
+if RUN == "asyncio":
+    asyncio.run(main_left_open() if LEAVES_OPEN else main())
+elif RUN == "uvloop":
+    import uvloop
+    uvloop.run(main_left_open() if LEAVES_OPEN else main())
+elif RUN == "for":
+    main_sync_left_open() if LEAVES_OPEN else main_sync()
+else:
+    main_threads()
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and when it is interrupted: so long after a phase began, and then again."""
+
+    run: str
+    graph: str
+    phase: str
+    slow: float
+    leaves_open: bool
+    delays: tuple[float, ...]
+
+    @classmethod
+    def drawn(cls, luck: random.Random) -> Case:
+        """Draw any case."""
+        phase = luck.choice(PHASES)
+        gap = luck.choice((0.01, 0.1, 1.0))
+        again = [luck.uniform(0, gap) for _ in range(luck.randrange(3))]
+        run = luck.choice(RUNS)
+        return cls(
+            run=run,
+            graph=luck.choice(list(GRAPHS)),
+            phase=phase,
+            slow=luck.choice((0.002, 0.2, 30.0)),
+            leaves_open=phase == "exit" and run != "threads" and luck.random() < 0.5,
+            delays=(luck.uniform(0, _SOON[phase]), *again),
+        )
+
+    def source(self) -> str:
+        """Return the program."""
+        return PROGRAM.format(
+            run=self.run,
+            leaves_open=self.leaves_open,
+            slow=self.slow,
+            graph=GRAPHS[self.graph],
+            workers=self.graph in ("workers", "dealt"),
+            ends=self.phase in ("close", "exit"),
+        )
+
+    def faults(self) -> list[str]:
+        """Run the program and interrupt it; return what was wrong."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "program.py"
+            script.write_text(self.source())
+            process = subprocess.Popen(
+                [sys.executable, str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+            with process:
+                try:
+                    return self._interrupted(process)
+                finally:
+                    kill_group(process.pid)
+
+    def _interrupted(self, process: subprocess.Popen[str]) -> list[str]:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == self.phase:
+                break
+        for delay in self.delays:
+            pause(delay)
+            # As a terminal does it: to the whole group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
+        begun = time.monotonic()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGABRT)
+            return [f"still there after {END_SECONDS} s", process.communicate()[1]]
+        took = time.monotonic() - begun
+        left = left_in_group(process.pid, LEFT_SECONDS)
+        kill_group(process.pid)
+        stderr = process.communicate(timeout=END_SECONDS)[1]
+        return [
+            *([] if took < 3.0 + 4.0 else [f"ended after {took:.1f} s only"]),
+            *[f"left behind after {LEFT_SECONDS} s: {what}" for what in left],
+            *self._faults_of_end(process.returncode, stderr),
+        ]
+
+    def _faults_of_end(self, code: int, stderr: str) -> list[str]:
+        if stderr == "" and self.phase in ("close", "exit") and code in (0, -signal.SIGINT):
+            return []  # it had come to its end
+        if code == -signal.SIGINT and is_one_keyboard_interrupt(stderr):
+            return []
+        return [f"exit code {code}", stderr]
+
+
+#: What a traceback is made of, its links to those it was raised from included.
+_LINES = re.compile(
+    r"Traceback \(most recent call last\):|  .*|"
+    r"(During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):|"
+    r"(asyncio\.exceptions\.)?CancelledError|KeyboardInterrupt|"
+)
+
+
+def is_one_keyboard_interrupt(stderr: str) -> bool:
+    """Whether a program has printed the traceback of one KeyboardInterrupt and nothing else."""
+    lines = stderr.splitlines()
+    begins = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
+    links = [line for line in lines if line.startswith(("During handling", "The above"))]
+    return (
+        lines[-1:] == ["KeyboardInterrupt"]
+        and begins[:1] == [0]
+        # All but the first belong to what it was raised from.
+        and len(begins) == len(links) + 1
+        and all(_LINES.fullmatch(line) for line in lines)
+    )
+
+
+def pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def members(group: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes of a session, which nobody else has joined."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            head, _, tail = Path(f"/proc/{name}/stat").read_text().rpartition(")")
+            state, _, _, session = tail.split()[:4]
+            if int(session) == group and state != "Z":
+                yield int(name), head.partition("(")[2]
+
+
+def left_in_group(group: int, seconds: float) -> list[str]:
+    end = time.monotonic() + seconds
+    while (left := [what for _, what in members(group)]) and time.monotonic() < end:
+        pause(0.02)
+    return left
+
+
+def kill_group(group: int) -> None:
+    for pid, _ in members(group):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def run(count: int, seed: int, jobs: int) -> int:
+    """Interrupt so many programs; print what was wrong, and return how many had a fault."""
+    luck = random.Random(seed)
+    cases = [Case.drawn(luck) for _ in range(count)]
+    begun, failed, seen = time.monotonic(), 0, Counter[str]()
+    with ThreadPoolExecutor(jobs) as threads:
+        for case, faults in zip(cases, threads.map(Case.faults, cases), strict=True):
+            seen.update([case.run, case.phase, f"{len(case.delays)} times"])
+            if faults:
+                failed += 1
+                print(case, *faults, sep="\n", flush=True)
+    kinds = ", ".join(f"{kind}: {times}" for kind, times in sorted(seen.items()))
+    took = time.monotonic() - begun
+    print(f"seed {seed}: {failed} of {count} programs with a fault, in {took:.0f} s ({kinds})")
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    sys.exit(bool(run(arguments.count, arguments.seed, arguments.jobs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Rows N12 and N13: Ctrl-C again and again, also while the interpreter exits; SystemExit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.interrupts import is_one_keyboard_interrupt
+from tests.faults.interrupts import run as interrupt_programs
+from tests.processes.scripts import run_script
+
+#: Some that the command draws, with two programs at a time.
+COUNT, SEED = 14, 20
+TORN = "Exception ignored in atexit callback"
+
+PROGRAM = """
+import atexit, os, signal, sys
+
+def interrupt():
+    # As a terminal does it: to the whole group.
+    os.killpg(os.getpid(), signal.SIGINT)
+
+{before}
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+graph = IterableWrapper(range(1000)).sharding_filter()
+loader = DataLoader2(graph, None, MultiProcessingReadingService(2))
+items = iter(loader)
+print(next(items))
+{after}
+"""
+
+#: The template process is killed at exit, which an audit hook hears of.
+IN_THE_MIDST = """
+def hear(event, args):
+    if event == "os.kill":
+        interrupt()
+
+sys.addaudithook(hear)
+"""
+
+
+def run(folder: Path, before: str = "", after: str = "") -> tuple[int, str, str]:
+    source = PROGRAM.format(before=before, after=after)
+    done = run_script(folder, "import sys; sys.warnoptions.clear()\n" + source)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("leaves", ["loader.shutdown()", ""], ids=["closed", "left open"])
+def test_n12_ctrl_c_in_the_midst_of_our_end_disturbs_nothing(leaves, tmp_path):
+    code, stdout, stderr = run(tmp_path, after=IN_THE_MIDST + leaves)
+    assert (code, stdout) == (0, "0\n"), stderr
+    assert TORN not in stderr
+    assert "KeyboardInterrupt" not in stderr
+
+
+def test_n12_ctrl_c_after_our_end_ends_the_process_at_once_with_all_it_has_printed(tmp_path):
+    code, stdout, stderr = run(tmp_path, "atexit.register(interrupt)", "loader.shutdown()")
+    assert (code, stdout, stderr) == (-signal.SIGINT, "0\n", "")
+
+
+def test_n12_a_programs_own_handler_is_left_alone(tmp_path):
+    before = """
+def heard(number, frame):
+    print("heard", flush=True)
+
+signal.signal(signal.SIGINT, heard)
+atexit.register(interrupt)
+"""
+    code, stdout, stderr = run(tmp_path, before, IN_THE_MIDST + "loader.shutdown()")
+    assert (code, stdout, stderr) == (0, "0\nheard\nheard\n", "")
+
+
+def test_n12_programs_that_are_interrupted_at_random_end_with_one_keyboard_interrupt(capsys):
+    assert interrupt_programs(COUNT, SEED, jobs=2) == 0, capsys.readouterr().out
+
+
+def test_n12_what_counts_as_one_keyboard_interrupt():
+    one = 'Traceback (most recent call last):\n  File "a", line 1\nKeyboardInterrupt\n'
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert is_one_keyboard_interrupt(one)
+    assert is_one_keyboard_interrupt(one + link + one)
+    assert not is_one_keyboard_interrupt("")
+    assert not is_one_keyboard_interrupt(one + one)
+    assert not is_one_keyboard_interrupt(one + f"{TORN}: <function>\n" + one)
+    assert not is_one_keyboard_interrupt(one + "Task was destroyed but it is pending!\n")
+    assert not is_one_keyboard_interrupt(one.replace("KeyboardInterrupt", "ValueError: 1"))
