@@ -22,6 +22,18 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    MOST,
+    SEED,
+    Form,
+    at_most,
+    counts,
+    fields,
+    list_of,
+    row,
+    whole,
+)
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import index_within
@@ -41,6 +53,9 @@ T = TypeVar("T")
 
 #: The seeds of pipes, by their numbers.
 Seeds = dict[int | None, int]
+
+# What was taken is of the present source, or of the present round.
+_TAKEN_AT_MOST = at_most("taken", "yielded")
 
 
 @functional_datapipe("concat")
@@ -63,6 +78,10 @@ class Concater(IterDataPipe[T]):
 
     def new_pass(self) -> ConcatPass[T]:
         return ConcatPass(self.sources)
+
+    def cursor_form(self) -> Form:
+        current = whole(most=len(self.sources) - 1)
+        return fields({"current": current, **counts("taken", "yielded")}, _TAKEN_AT_MOST)
 
 
 @dataclass
@@ -156,6 +175,12 @@ class Cycler(IterDataPipe[T]):
 
     def new_pass(self) -> CyclePass[T]:
         return CyclePass(self.source, self.count)
+
+    def cursor_form(self) -> Form:
+        rounds = whole(most=MOST if self.count is None else self.count)
+        seeds = list_of(row(COUNT, SEED))
+        own = {"rounds": rounds, "seeds": seeds, "following": seeds}
+        return fields({**own, **counts("taken", "yielded")}, _TAKEN_AT_MOST)
 
 
 @dataclass

@@ -19,8 +19,9 @@ from asyncloader.datapipes.files.decoding import (
     without_mark,
 )
 from asyncloader.datapipes.files.streams import close_stream, pair_in, path_and_stream
+from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.expanding import TolerantExpander
-from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
+from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
@@ -174,6 +175,9 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 
     def new_pass(self) -> ParagraphPass:
         return ParagraphPass(self)
+
+    def cursor_form(self) -> Form:
+        return LAGGING
 
 
 @dataclass
