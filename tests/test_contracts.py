@@ -21,9 +21,14 @@ import torch.distributed as dist
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.going_on.forms import form_of_pipe, no_cursor, of_a_pass
+from asyncloader.datapipes.going_on.journal import settled
+from asyncloader.datapipes.pipe.arguments import iterable_source
 from asyncloader.datapipes.pipe.base import is_map_pipe
 from asyncloader.datapipes.pipe.kinds import is_sharding
+from asyncloader.errors import SnapshotError
 from asyncloader.graph import breadth_first, copy_graph
+from tests.datapipes.resuming import cursors_along
 from tests.leaks import leaves_nothing
 from tests.samples import (
     ADAPTERS,
@@ -188,6 +193,27 @@ def _begun(graph: Any) -> Iterator[Any]:
     next(items)
     next(items)
     return items
+
+
+@every_pipe
+def test_a_cursor_has_a_form(pipe_class):
+    # A state is held to the forms when it is loaded: nobody goes on from a cursor without one.
+    graph = graph_with(pipe_class)
+    pipes = breadth_first(iterable_source(graph))
+    for cursors in cursors_along(pipes[0])[1]:
+        for number, cursor in settled(cursors).items():
+            pipe, names = pipes[number], ", ".join(f'"{name}"' for name in cursor)
+            line = f"return fields(counts({names}))"
+            where = f"{inspect.getsourcefile(type(pipe))}, class {type(pipe).__name__}"
+            form = form_of_pipe(pipe)
+            assert form not in (of_a_pass, no_cursor), (
+                f"say what the cursors look like, beside new_pass; add to {where}:\n"
+                f"    def cursor_form(self) -> Form:\n        {line}"
+            )
+            try:
+                form(cursor, type(pipe).__name__, lambda number: form_of_pipe(pipes[number]))
+            except SnapshotError as error:
+                pytest.fail(f"{error}\nmend cursor_form to fit what cursor() returns, in {where}")
 
 
 @every_pipe

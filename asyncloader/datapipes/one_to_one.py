@@ -41,3 +41,13 @@ class OneToOne:
         """Iterate the items at these positions."""
         pick(self.source, positions)
         return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
+
+
+def is_one_to_one(pipe: Any) -> bool:
+    """Whether a pipe yields at most one item for each; a class of a user may do otherwise."""
+    return isinstance(pipe, OneToOne) and is_ours(pipe)
+
+
+def is_ours(pipe: Any) -> bool:
+    """Whether a pipe is of a class of this package, and so yields what that says."""
+    return type(pipe).__module__.startswith("asyncloader.")

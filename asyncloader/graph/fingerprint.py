@@ -33,6 +33,8 @@ _LONGEST = 256
 
 _UNKNOWN = object()
 
+_MANY = 1000
+
 
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Return the fingerprint of the graph that ends in ``datapipe``.
@@ -65,6 +67,9 @@ def differences(before: Any, after: Any) -> list[str]:
     """
     if not _is_fingerprint(before) or not _is_fingerprint(after):
         return ["one of them is no fingerprint of a graph"]
+    if len(before) > len(after) + _MANY:
+        # To say which are gone would take long.
+        return [f"it had {len(before)} pipes and has {len(after)}"]
     # Sources first, as one reads a graph; entries are numbered from the end.
     classes = [[entry["class"] for entry in reversed(graph)] for graph in (before, after)]
     sentences: list[str] = []
@@ -204,7 +209,14 @@ def _is_entry(value: Any, pipes: int) -> bool:
         and all(isinstance(number, int) and 0 <= number < pipes for number in reads)
         and isinstance(settings, dict)
         and all(isinstance(setting, str) for setting in settings)
+        and all(map(_is_setting, settings.values()))
     )
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, bool | int | float | str | bytes)
 
 
 def _edits(before: list[str], after: list[str]) -> Iterable[tuple[str, int, int, int, int]]:

@@ -191,11 +191,12 @@ class DataLoader2(Generic[T_co]):
         snapshots = self._snapshots if own is not None else Snapshots(graph)
         role = Role.of(self.reading_service)
         seeds, start, service_state = snapshots.read(state_dict, role)
+        loaded = copy.deepcopy(own_state(state_dict, role))
         self._engine.lifecycle.restore_from(service_state)
         if own is None or self._engine.lifecycle.is_outdated:
             self._use_graph(graph)
         self._engine.go_on(seeds, start)
-        self._loaded = copy.deepcopy(own_state(state_dict, role))
+        self._loaded = loaded
 
     def stats(self) -> LoaderStats:
         """Return how the loader is doing; to be called at any moment.

@@ -10,9 +10,18 @@ import functools
 import pickle
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
+from asyncloader.datapipes.going_on.forms import (
+    Form,
+    FormOf,
+    check_cursors,
+    form_of_pipe,
+    has_own_state,
+    no_cursor,
+)
 from asyncloader.datapipes.going_on.journal import settled
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import is_one_to_one
 from asyncloader.datapipes.pipe.kinds import goes_by_clock, lives_with_loader
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing
@@ -20,6 +29,7 @@ from asyncloader.graph.fingerprint import differences, fingerprint, read_without
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
+from asyncloader.services.from_workers import from_workers_form
 from asyncloader.services.regrouping import Role
 from asyncloader.snapshot.snapshot import Snapshot, SnapshotEncoder
 from asyncloader.transport.code import dumps_code
@@ -94,6 +104,50 @@ class Snapshots:
                     f"position.cursors has a pipe {number}, but the graph has only"
                     f" {len(self._fingerprint)} pipes"
                 )
+        form_of = self._forms(snapshot.workers, in_order=snapshot.in_order)
+        check_cursors(snapshot.cursors, "position.cursors", form_of)
+        self._check_reach(snapshot)
+
+    def _check_reach(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if a pipe had yielded more items than were handed out."""
+        pipes = breadth_first(self._datapipe)
+        numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+        pipe, most, cursors = self._datapipe, snapshot.items, snapshot.cursors
+        while is_one_to_one(pipe) and numbers.get(id(pipe)) not in cursors:
+            pipe = pipe.source
+        cursor = cursors.get(numbers.get(id(pipe), -1))
+        if cursor is None:
+            return
+        # Of a part that ran in workers it is what the loader has taken of it.
+        is_part = "workers" in cursor and "turns" in cursor
+        yielded = cursor["taken"] if is_part else _yielded_at(pipe, cursor)
+        if yielded > most:
+            raise SnapshotError(
+                f"position.items is {most}, but {stage_name(pipe)} had yielded {yielded} items by"
+                " then"
+            )
+
+    def _forms(self, workers: int, *, in_order: bool) -> FormOf:
+        """Return what says which form each cursor has that was taken with so many workers."""
+        pipes = breadth_first(self._datapipe)
+
+        def inside(number: int) -> Form:
+            return form_of_pipe(pipes[number]) if 0 <= number < len(pipes) else no_cursor
+
+        if not workers:
+            return inside
+        cut = cut_graph(self._datapipe)
+        numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+        outlets = {}
+        for part in cut.parts:
+            is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
+            outlets[numbers[id(part.end)]] = from_workers_form(
+                workers,
+                in_order=in_order,
+                dispatch=numbers[id(cut.dispatch)] if is_dealt else None,
+                inside=inside,
+            )
+        return lambda number: outlets[number] if number in outlets else inside(number)
 
     def _check_possible(self, role: Role) -> None:
         refusal = self._refusal
@@ -137,6 +191,12 @@ class Snapshots:
     @functools.cached_property
     def _encoder(self) -> SnapshotEncoder:
         return SnapshotEncoder(self._fingerprint)
+
+
+def _yielded_at(pipe: Any, cursor: Cursor) -> int:
+    # A source that goes on by its own state need be none of ours.
+    yielded: int = cursor["yielded"] if has_own_state(pipe) else pipe.yielded_at(cursor)
+    return yielded
 
 
 def _settled(start: EpochStart | None, has_order: bool) -> Cursors:

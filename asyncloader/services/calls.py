@@ -99,8 +99,16 @@ class ServiceCalls:
                 " no restore"
             )
         check = getattr(self.service, "check", None)
-        if check is not None:
+        if check is None:
+            return
+        try:
             check(serialized_state)
+        except SnapshotError:
+            raise
+        except Exception as error:
+            raise SnapshotError(
+                f"{self.service!r} cannot go on from reading_service_state: {error!r}"
+            ) from error
 
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn

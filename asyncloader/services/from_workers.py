@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import (
@@ -18,19 +19,87 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursor,
     take_number_of,
 )
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    Form,
+    FormOf,
+    cursors,
+    fields,
+    just,
+    list_of,
+    row,
+    whole,
+)
 from asyncloader.datapipes.going_on.journal import Journal
-from asyncloader.datapipes.going_on.tidings import unnumbered_in
+from asyncloader.datapipes.going_on.tidings import piece, unnumbered_in
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_without_order
-from asyncloader.errors import LoaderError
+from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place
-from asyncloader.workers.loader_side.place import cursor_of_place, later_place, place_of_cursor
+from asyncloader.workers.loader_side.place import (
+    cursor_of_place,
+    later_place,
+    place_form,
+    place_of_cursor,
+)
 from asyncloader.workers.loader_side.worker_stream import WorkerStream
 
 #: A worker, and how many items of it were taken one after the other.
 Run = list[int]
+
+
+def from_workers_form(
+    workers: int, *, in_order: bool, dispatch: int | None, inside: FormOf
+) -> Form:
+    """Return the form of the cursors of a part that ran in so many workers.
+
+    ``dispatch`` is the number of the pipe that dealt its items, if there was one, and ``inside``
+    says what form the cursors of the part's pipes have.
+    """
+    place, may_have = place_form(workers, dispatch)
+    worker = whole(most=workers - 1)
+    own = fields(
+        {
+            "taken": COUNT,
+            "in_order": just(in_order),
+            "runs": list_of(row(worker, whole(least=1))),
+            "told": list_of(row(worker, list_of(piece))),
+            **place,
+        },
+        ("each worker has one turn", lambda cursor: _differ(cursor["turns"])),
+        ("what was taken is what was taken of all workers", _adds_up),
+        ("the workers go on with what was dealt to them", partial(_is_dealt, dispatch)),
+        may_have=may_have,
+    )
+    spread = fields({SPREAD: cursors, "deals": just(dispatch)})
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        is_spread = type(value) is dict and SPREAD in value
+        (spread if is_spread else own)(value, where, inside)
+
+    return check
+
+
+def _differ(numbers: list[int]) -> bool:
+    return len(set(numbers)) == len(numbers)
+
+
+def _adds_up(cursor: Cursor) -> bool:
+    return bool(cursor["taken"] == sum(mark[0] + more for mark, more in cursor["workers"]))
+
+
+def _is_dealt(dispatch: int | None, cursor: Cursor) -> bool:
+    if dispatch is None:
+        return True
+    marks = [dict(mark[1]) for mark, _ in cursor["workers"]]
+    dealt = [mark[dispatch]["taken"] if dispatch in mark else 0 for mark in marks]
+    if "deal" not in cursor:
+        return not any(dealt)
+    first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
+    mark, had = cursor["deal"]
+    return bool(had == dealt and mark[0] <= first)
 
 
 class FromWorkers(IterDataPipe[Any]):
@@ -146,6 +215,11 @@ class FromWorkers(IterDataPipe[Any]):
         place = later_place(place_of_cursor(cursor), _counts(before), told)
         self._taken = cursor["taken"] + sum(count for _, count in before)
         self._unwanted = position - self._taken
+        if self._unwanted < 0:
+            raise SnapshotError(
+                f"the state contradicts itself: {self._taken} items were taken of {self!r}, but"
+                f" only {position} handed on"
+            )
         # A pipe of which nothing is known reads all of it again, and goes by its order.
         stream.go_on(place, following)
         # The cursor stays good for what follows, as long as that belongs to it.

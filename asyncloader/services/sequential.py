@@ -95,7 +95,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         try:
             texts = json.loads(serialized_state)
             states = [None if text is None else base64.b64decode(text) for text in texts]
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise SnapshotError(
                 f"reading_service_state is none of SequentialReadingService: {error}"
             ) from error

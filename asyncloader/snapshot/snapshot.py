@@ -31,6 +31,12 @@ _FIELDS = (
 _CHECKED = _FIELDS[1:-1]
 _POSITION = "items workers in_order rank ranks ahead cursors"
 
+# More items, and epochs, than any loader has counted: ten million a second for most of a year.
+_MOST = 2**48
+# More workers, and ranks, than any run has.
+_MOST_PROCESSES = 2**20
+_MOST_DIGITS = 9
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -114,11 +120,15 @@ class SnapshotEncoder:
 def checksum(value: Any) -> str:
     """Return a checksum of a leaf of a state, or of a dict of such."""
     parts = []
-    leaves = sorted(value.items()) if isinstance(value, dict) else [("", value)]
+    leaves = sorted(value.items(), key=_name) if isinstance(value, dict) else [("", value)]
     for name, leaf in leaves:
         data = leaf if isinstance(leaf, bytes) else ascii(leaf).encode()
         parts += [f"{name}:{type(leaf).__name__}:{len(data)}:".encode(), data]
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def _name(leaf: tuple[Any, Any]) -> str:
+    return str(leaf[0])
 
 
 def decode(state: Any) -> Snapshot:
@@ -128,24 +138,29 @@ def decode(state: Any) -> Snapshot:
     for name in _FIELDS:
         if name not in state:
             raise SnapshotError(f"the state has no {name!r}; was it made by DataLoader2?")
-    if state["version"] != VERSION:
+    version = state["version"]
+    if type(version) is not int or version != VERSION:
         raise SnapshotError(
-            f"the state's version is {state['version']!r}; this release reads version {VERSION}"
+            f"the state's version is {_shown(version)}; this release reads version {VERSION}"
         )
     graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
     randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
     position = _fields(state["position"], "position", _POSITION)
     _check_sums(state)
+    items = _count(position["items"], "position.items")
+    ranks = _count(position["ranks"], "position.ranks", _MOST_PROCESSES)
+    if not ranks:
+        raise SnapshotError("position.ranks must be at least 1, got 0")
     return Snapshot(
         seed=_seed(randomness["seed"], "randomness_state.seed"),
         epoch=_count(randomness["epoch"], "randomness_state.epoch"),
         epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
-        items=_count(position["items"], "position.items"),
-        workers=_count(position["workers"], "position.workers"),
+        items=items,
+        workers=_count(position["workers"], "position.workers", _MOST_PROCESSES),
         in_order=_truth(position["in_order"], "position.in_order"),
-        rank=_count(position["rank"], "position.rank"),
-        ranks=_count(position["ranks"], "position.ranks"),
-        ahead=_count(position["ahead"], "position.ahead"),
+        rank=_count(position["rank"], "position.rank", ranks - 1),
+        ranks=ranks,
+        ahead=_count(position["ahead"], "position.ahead", items),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
         fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
         service_state=_bytes(state["reading_service_state"], "reading_service_state"),
@@ -159,8 +174,15 @@ def _check_sums(state: dict[str, Any]) -> None:
         raise SnapshotError(f"checksums must be a dict, not {_kind(sums)}")
     for name in _CHECKED:
         left_out = name == "serialized_datapipe" and state[name] is None
-        if not left_out and sums.get(name) != checksum(state[name]):
+        if not left_out and sums.get(name) != _checksum(state[name], name):
             raise SnapshotError(f"{name} was damaged or changed: its checksum is another")
+
+
+def _checksum(value: Any, name: str) -> str:
+    try:
+        return checksum(value)
+    except Exception as error:
+        raise SnapshotError(f"{name} is no plain data: {error!r}") from error
 
 
 def _fields(value: Any, name: str, keys: str) -> dict[str, Any]:
@@ -177,22 +199,22 @@ def _cursors(value: Any) -> Cursors:
     if not isinstance(value, dict):
         raise SnapshotError(f"{name} must be a dict, not {_kind(value)}")
     for number, cursor in value.items():
-        if not isinstance(number, str) or not number.isdecimal():
+        if not isinstance(number, str) or not number.isdecimal() or len(number) > _MOST_DIGITS:
             raise SnapshotError(f"{name} has a key {number!r} that is no pipe's number")
         if not isinstance(cursor, dict):
             raise SnapshotError(f"{name}[{number!r}] must be a dict, not {_kind(cursor)}")
     return {int(number): cursor for number, cursor in value.items()}
 
 
-def _count(value: Any, name: str) -> int:
-    if type(value) is not int or value < 0:
-        raise SnapshotError(f"{name} must be a number of at least 0, got {value!r}")
+def _count(value: Any, name: str, most: int = _MOST) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise SnapshotError(f"{name} must be a number from 0 to {most}, got {_shown(value)}")
     return value
 
 
 def _truth(value: Any, name: str) -> bool:
     if type(value) is not bool:
-        raise SnapshotError(f"{name} must be True or False, got {value!r}")
+        raise SnapshotError(f"{name} must be True or False, got {_shown(value)}")
     return value
 
 
@@ -200,7 +222,7 @@ def _seed(value: Any, name: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < 2**64:
-        raise SnapshotError(f"{name} must be None or a number of 64 bits, got {value!r}")
+        raise SnapshotError(f"{name} must be None or a number of 64 bits, got {_shown(value)}")
     return value
 
 
@@ -214,6 +236,11 @@ def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise SnapshotError(f"{name} must be a list, not {_kind(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    is_short = value is None or (isinstance(value, bool | int | float) and abs(value) < 2**70)
+    return repr(value) if is_short else f"something {_kind(value)}"
 
 
 def _kind(value: object) -> str:

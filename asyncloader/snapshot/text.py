@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 from asyncloader.errors import SnapshotError
@@ -29,7 +30,7 @@ def from_text(text: Any, name: str) -> Any:
         raise SnapshotError(f"{name} must be a text, not of type {type(text).__qualname__}")
     try:
         value = _read(json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, RuntimeError) as error:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
     check_plain(value, name)
     return value
@@ -94,6 +95,10 @@ def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"{dtype!r} is no dtype")
+    if type(shape) is not list or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("a tensor's shape is a list of numbers of at least 0")
+    if math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"a tensor of {len(data)} bytes has the shape of another one")
     if not data:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)

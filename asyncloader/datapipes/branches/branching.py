@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.branches.split_pass import SplitPass
-from asyncloader.datapipes.going_on.cursors import Cursors, dropped, put_cursor
+from asyncloader.datapipes.branches.split_pass import SplitPass, split_form
+from asyncloader.datapipes.going_on.cursors import Cursors, dropped, number_of, put_cursor
+from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.rereading import add_cursors
@@ -60,6 +61,9 @@ class Branch(IterDataPipe[T]):
         split = self.source.join(self.index, goes_on=True)
         behind = split.expect(self.index, position, cursors)
         return dropped(BranchIterator(split, self.index, self.copied), behind)
+
+    def cursor_form(self) -> Form:
+        return split_form(self.source.num_instances, number_of(self.source), self.index)
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.index}]"

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.branches.uneven_pass import UnevenPass
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import Form, ascending, counts, fields, whole
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
@@ -225,6 +226,11 @@ class MultiplexerLongest(IterDataPipe[T]):
 
     def new_pass(self) -> MuxLongestPass[T]:
         return MuxLongestPass(self.sources)
+
+    def cursor_form(self) -> Form:
+        count = len(self.sources)
+        own = {"turn": whole(-1, count - 1), "ended": ascending(below=count)}
+        return fields({**own, **counts("yielded", "rounds")})
 
 
 @dataclass

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import MOST_HELD, Form, counts, fields
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns.reading import begin
@@ -21,6 +22,7 @@ from asyncloader.datapipes.patterns.rereading import (
     Rereader,
     add_cursors,
     numbers_in,
+    runs_form,
     runs_of,
 )
 from asyncloader.datapipes.pipe.answers import answer_of, key_of
@@ -117,6 +119,24 @@ class IterKeyZipper(Joiner):
     def new_pass(self) -> IterJoinPass:
         return IterJoinPass(self)
 
+    def cursor_form(self) -> Form:
+        most = MOST_HELD if self.buffer_size is None else self.buffer_size
+        return fields(
+            {"waiting": runs_form(most), **counts("yielded", "ref_taken")},
+            ("what waits was taken of ref_datapipe", _was_taken),
+            ("what was taken of ref_datapipe was yielded, was dropped, or waits", _is_somewhere),
+            may_have=counts("dropped"),
+        )
+
+
+def _was_taken(cursor: Cursor) -> bool:
+    return bool(sum(cursor["waiting"][-2:]) <= cursor["ref_taken"])
+
+
+def _is_somewhere(cursor: Cursor) -> bool:
+    waiting = sum(cursor["waiting"][1::2])
+    return bool(cursor["ref_taken"] == cursor["yielded"] + cursor.get("dropped", 0) + waiting)
+
 
 @dataclass
 class IterJoinPass(Pass[Any]):
@@ -127,7 +147,7 @@ class IterJoinPass(Pass[Any]):
     pipe: IterKeyZipper
     yielded: int = 0
     ref_taken: int = 0
-    has_dropped: bool = False
+    dropped: int = 0
     waiting: dict[Any, Held[Any]] = field(default_factory=dict, repr=False)
     #: How many of the other source were taken where this pass goes on from, the numbers of
     #: those that waited, and the cursors there.
@@ -176,8 +196,8 @@ class IterJoinPass(Pass[Any]):
 
     def _drop_oldest(self) -> None:
         del self.waiting[next(iter(self.waiting))]
-        if not self.has_dropped:
-            self.has_dropped = True
+        self.dropped += 1
+        if self.dropped == 1:
             warnings.warn(
                 f"{self.pipe!r} drops items that wait for their partners, the oldest first; if"
                 " their partners are still to come, make buffer_size larger",
@@ -186,7 +206,8 @@ class IterJoinPass(Pass[Any]):
 
     def cursor(self) -> Cursor:
         waiting = runs_of(held.number for held in self.waiting.values())
-        return {**super().cursor(), "waiting": waiting}
+        dropped = {"dropped": self.dropped} if self.dropped else {}
+        return {**super().cursor(), "waiting": waiting, **dropped}
 
     def put_above(self, into: Cursors) -> None:
         put_cursors(self.pipe.source, into)
@@ -202,6 +223,7 @@ class IterJoinPass(Pass[Any]):
         if cursor is None:
             return position
         self.yielded, self.ref_taken = cursor["yielded"], cursor["ref_taken"]
+        self.dropped = cursor.get("dropped", 0)
         self.ref_began_at = self.ref_taken
         self.waited = numbers_in(cursor["waiting"])
         self.cursors = part_of(self.pipe.ref_datapipe, cursors)

@@ -14,6 +14,17 @@ from typing import Any, TypeVar, overload
 from asyncloader.datapipes.branches.combining import readers
 from asyncloader.datapipes.branches.uneven_pass import UnevenPass
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
+from asyncloader.datapipes.going_on.forms import (
+    SEED,
+    Form,
+    Rule,
+    counts,
+    fields,
+    list_of,
+    row,
+    whole,
+)
+from asyncloader.datapipes.groups.batching import most_items
 from asyncloader.datapipes.pipe.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.randomness import Seeded
@@ -67,6 +78,23 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     def new_pass(self) -> MixPass[T]:
         sources, weights = zip(*self.pipes_to_weights_dict.items(), strict=True)
         return MixPass(sources, weights, self.next_seed() if self.seed is None else self.seed)
+
+    def cursor_form(self) -> Form:
+        count = len(self.pipes_to_weights_dict)
+        own = {"seed": SEED, **counts("drawn", "yielded")}
+        taken = row(*(whole(most=most_items(source)) for source in self.pipes_to_weights_dict))
+        own |= {"taken": taken, "ended": list_of(whole(most=count - 1), most=count)}
+        return fields(own, _WHAT_WAS_TAKEN_CAME, _EACH_DRAW_COUNTS)
+
+
+_WHAT_WAS_TAKEN_CAME: Rule = (
+    "as many items were yielded as were taken of all sources",
+    lambda cursor: cursor["yielded"] == sum(cursor["taken"]),
+)
+_EACH_DRAW_COUNTS: Rule = (
+    "each draw is for an item, or for a source that has ended",
+    lambda cursor: cursor["drawn"] == cursor["yielded"] + len(set(cursor["ended"])),
+)
 
 
 @dataclass

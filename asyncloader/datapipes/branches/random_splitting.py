@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Self, TypeVar, overload
 
+from asyncloader.datapipes.going_on.forms import COUNT, Form, at_most, fields, integer, whole
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.reading import begin
@@ -167,6 +168,12 @@ class Share(IterDataPipe[T]):
         running = SharePass(self.source, self.key, self.source.seed)
         self.source.begin(running)
         return running
+
+    def cursor_form(self) -> Form:
+        taken = whole(most=self.source.total_length)
+        return fields(
+            {"seed": integer, "taken": taken, "yielded": COUNT}, at_most("yielded", "taken")
+        )
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.key!r}]"

@@ -22,6 +22,18 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    MOST,
+    SEED,
+    Form,
+    at_most,
+    counts,
+    fields,
+    list_of,
+    row,
+    whole,
+)
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import index_within
@@ -42,6 +54,12 @@ T = TypeVar("T")
 
 #: The seeds of pipes, by their numbers.
 Seeds = dict[int | None, int]
+
+#: What a cursor says of them.
+ROUND_SEEDS: dict[str, Form] = dict.fromkeys(("seeds", "following"), list_of(row(COUNT, SEED)))
+
+# What was taken is of the present source, or of the present round.
+_TAKEN_AT_MOST = at_most("taken", "yielded")
 
 
 @functional_datapipe("concat")
@@ -64,6 +82,12 @@ class Concater(IterDataPipe[T]):
 
     def new_pass(self) -> ConcatPass[T]:
         return ConcatPass(self.sources)
+
+    def cursor_form(self) -> Form:
+        current = whole(most=len(self.sources) - 1)
+        return fields(
+            {"current": current, **ROUND_SEEDS, **counts("taken", "yielded")}, _TAKEN_AT_MOST
+        )
 
 
 @dataclass
@@ -171,6 +195,12 @@ class Cycler(IterDataPipe[T]):
 
     def new_pass(self) -> CyclePass[T]:
         return CyclePass(self.source, self.count)
+
+    def cursor_form(self) -> Form:
+        rounds = whole(most=MOST if self.count is None else self.count)
+        return fields(
+            {"rounds": rounds, **ROUND_SEEDS, **counts("taken", "yielded")}, _TAKEN_AT_MOST
+        )
 
 
 @dataclass

@@ -14,6 +14,16 @@ from time import thread_time
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of, put_cursors, resume
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    Form,
+    ascending,
+    counts,
+    cursors,
+    each_of,
+    fields,
+    just,
+)
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.lasting import LastingError
 from asyncloader.datapipes.going_on.marks import Pace, thinned
@@ -47,6 +57,27 @@ class Split(Protocol):
     def held(self, lengths: Iterable[int]) -> int:
         """Return what ``buffer_size`` bounds, given how many items wait for each other branch."""
         ...
+
+
+def split_form(branches: int, splitter: int | None, index: int) -> Form:
+    """Return the form of what ``SplitPass.cursor_of`` returns for a branch."""
+    indices = ascending(below=branches)
+    return fields(
+        {
+            "splitter": just(splitter),
+            "index": just(index),
+            "left": indices,
+            "gone": indices,
+            "given": each_of(branches, COUNT),
+            "above": cursors,
+            **counts("yielded", "taken"),
+        },
+        ("a branch was given items that were taken", _were_taken),
+    )
+
+
+def _were_taken(cursor: Cursor) -> bool:
+    return bool(max(cursor["given"]) <= cursor["taken"])
 
 
 @dataclass(frozen=True)

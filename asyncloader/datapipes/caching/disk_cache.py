@@ -16,7 +16,8 @@ from typing import Any
 from asyncloader.datapipes.caching.entry_maker import EntryMaker
 from asyncloader.datapipes.caching.recipe import Beginning, Ending, Recipe
 from asyncloader.datapipes.files.hashing import checked_hashes
-from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
+from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import (
@@ -139,6 +140,9 @@ class EndOnDiskCacheHolder(Ending):
 
     def new_pass(self) -> DiskCachePass:
         return DiskCachePass(self)
+
+    def cursor_form(self) -> Form:
+        return LAGGING
 
 
 class DiskCachePass(LaggingPass[str]):

@@ -18,7 +18,8 @@ from asyncloader.datapipes.calls.keeper import kept
 from asyncloader.datapipes.calls.shared_resource import Resource, SharedResource
 from asyncloader.datapipes.calls.window import Call, Window
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, adropped, cursor_of
-from asyncloader.datapipes.going_on.handing_out import first_cursor
+from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.going_on.handing_out import first_cursor, form_ahead
 from asyncloader.datapipes.going_on.iterating import aclose_items
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
@@ -130,6 +131,9 @@ class AsyncMapper(IterDataPipe[T]):
 
     def first_cursor(self) -> Cursor:
         return first_cursor(self)
+
+    def cursor_form(self) -> Form:
+        return form_ahead(self)
 
     def has_no_order(self) -> bool:
         return not self.ordered
@@ -265,6 +269,10 @@ class BatchAsyncMapper(AsyncMapper[T]):
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterator[Any]:
         count = position if self.flattens else position * self.batch_size
         return self._in_lists(super().aiter_from(count, cursors))
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        yielded = super().yielded_at(cursor)
+        return yielded if self.flattens else yielded // self.batch_size
 
     def _in_lists(self, results: AsyncIterator[T]) -> AsyncIterator[Any]:
         return results if self.flattens else in_lists(results, self.batch_size)

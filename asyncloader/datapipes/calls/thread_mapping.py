@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from asyncloader.datapipes.calls.ahead_pass import NOTHING_AHEAD, AheadPass
 from asyncloader.datapipes.calls.crew import Crew, ThreadSettings
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
-from asyncloader.datapipes.going_on.handing_out import BEFORE, first_cursor
+from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.going_on.handing_out import BEFORE, first_cursor, form_ahead
 from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import closing_items
@@ -87,6 +88,9 @@ class ThreadMapper(IterDataPipe[T]):
 
     def first_cursor(self) -> Cursor:
         return first_cursor(self)
+
+    def cursor_form(self) -> Form:
+        return form_ahead(self)
 
     def has_no_order(self) -> bool:
         return not self.ordered

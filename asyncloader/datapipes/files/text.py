@@ -33,8 +33,9 @@ from asyncloader.datapipes.files.streams import (
     pair_in,
     path_and_stream,
 )
+from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.expanding import TolerantExpander
-from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
+from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
@@ -234,6 +235,9 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 
     def new_pass(self) -> ParagraphPass:
         return ParagraphPass(self)
+
+    def cursor_form(self) -> Form:
+        return LAGGING
 
 
 @dataclass

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader.datapipes.files.streams import pair_in, path_in
-from asyncloader.datapipes.patterns.lagging_pass import LaggingPass
+from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
@@ -37,6 +38,9 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     def new_pass(self) -> SamplePass:
         return SamplePass(self)
+
+    def cursor_form(self) -> Form:
+        return LAGGING
 
 
 @dataclass

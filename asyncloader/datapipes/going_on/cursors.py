@@ -14,12 +14,14 @@ lies between is skipped, or made and dropped.
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
+from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
 
@@ -200,15 +202,25 @@ def forget_starts(pipes: Iterable[Any]) -> None:
 
 def dropped(items: Iterator[T], count: int) -> Iterator[T]:
     """Return an iterator without its first ``count`` items, which are made when it is read."""
+    _check_behind(count)
     return _dropped(items, count) if count > 0 else items
 
 
 def _dropped(items: Iterator[T], count: int) -> Iterator[T]:
     try:
-        deque(islice(items, count), maxlen=0)
+        deque(islice(items, min(count, sys.maxsize)), maxlen=0)
         yield from items
     finally:
         close_items(items)
+
+
+def _check_behind(count: int) -> None:
+    """Raise SnapshotError where a pipe was said to be further than its reader."""
+    if count < 0:
+        raise SnapshotError(
+            f"the state contradicts itself: a pipe had yielded {-count} items more than its reader"
+            " had taken"
+        )
 
 
 def picked(items: Iterator[T], positions: list[int]) -> Iterator[T]:
@@ -227,6 +239,7 @@ def picked(items: Iterator[T], positions: list[int]) -> Iterator[T]:
 
 def adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
     """Return an async iterator without its first ``count`` items, which are made and dropped."""
+    _check_behind(count)
     return _adropped(items, count) if count > 0 else items
 
 
@@ -266,11 +279,21 @@ def _yielded(cursor: Cursor | None) -> int:
     return 0 if cursor is None else cursor["yielded"]
 
 
+def _give_back(pipe: Any, state: Any) -> None:
+    """Give a user's source its own state back."""
+    try:
+        pipe.load_state_dict(state)
+    except Exception as error:
+        raise SnapshotError(
+            f"{type(pipe).__qualname__}.load_state_dict refused its state: {error!r}"
+        ) from error
+
+
 def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
     # A pass that ends without asking this source for an item leaves it as it is, so its own
     # state is given back here, and not before.
     if cursor is not None:
-        pipe.load_state_dict(cursor["state"])
+        _give_back(pipe, cursor["state"])
     fields, count, items = vars(pipe), _yielded(cursor), iter(pipe)
     try:
         if cursor is not None and "ended" in cursor:
@@ -289,7 +312,7 @@ def _counted(pipe: Any, cursor: Cursor | None) -> Iterator[Any]:
 
 async def _acounted(pipe: Any, cursor: Cursor | None) -> AsyncIterator[Any]:
     if cursor is not None:
-        pipe.load_state_dict(cursor["state"])
+        _give_back(pipe, cursor["state"])
     fields, count, items = vars(pipe), _yielded(cursor), aiter(pipe)
     try:
         if cursor is not None and "ended" in cursor:

@@ -13,6 +13,23 @@ from typing import Any
 
 from asyncloader.datapipes.going_on.course import Course, Entry, course_of
 from asyncloader.datapipes.going_on.cursors import Cursor
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    MOST,
+    SIEVE,
+    Form,
+    FormOf,
+    ascending,
+    at_most,
+    counts,
+    fields,
+    list_of,
+    no_cursor,
+    row,
+    truth,
+    whole,
+)
+from asyncloader.errors import SnapshotError
 
 #: The position of an item that was read again, and whose result was handed out before.
 BEFORE = -1
@@ -62,8 +79,10 @@ class AsTheyCome:
     handed out in that order.
     """
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, most: int) -> None:
         self.read = 0
+        # How many items a pass may have been ahead of what it had handed out.
+        self._most = most
         self.held: set[int] = set()
         # Which of the items before this position are wanted again.
         self._known = 0
@@ -132,8 +151,50 @@ class AsTheyCome:
         done = {position for position, *_ in seen}
         ends = (position + 1 for position, *_ in (*seen, *following))
         self._known = max([taken, *ends])
+        if self._known > taken + len(seen) + len(following) + self._most:
+            raise SnapshotError(
+                f"the state says that item {self._known - 1} was handed out when {taken} had been"
+                f" read; a pass is at most {self._most} items ahead"
+            )
         self._again = {*held, *range(taken, self._known)} - done
         self.read = self.oldest()
+
+
+#: How many items a pass may hold, on a machine with however many processors.
+_MOST_AHEAD = 100_000
+
+
+def form_ahead(pipe: Any) -> Form:
+    """Return the form of the cursors of a pipe whose passes run ahead."""
+    if not pipe.ordered:
+        return _as_they_came(_most_ahead(pipe))
+    return no_cursor if pipe.tolerance.is_strict else SIEVE
+
+
+#: How many entries there were before; fewer than none where more is to come than there was.
+FIRST_ENTRY = whole(least=-MOST)
+
+
+def _as_they_came(most: int) -> Form:
+    """Return the form of the cursors of a pass that holds at most so many items."""
+
+    own = {"begun": truth, "held": ascending(most=most), "later": entries_form, "at": FIRST_ENTRY}
+    return fields(
+        {**own, **counts("yielded", "errors", "taken")},
+        ("what is held was read", lambda cursor: cursor["held"][-1:] < [cursor["taken"]]),
+        at_most("yielded", "taken"),
+        at_most("errors", "taken"),
+    )
+
+
+def entries_form(value: Any, where: str, form_of: FormOf) -> None:
+    """What was handed out after one another, over the ends of passes."""
+    list_of(_entry)(value, where, form_of)
+
+
+def _entry(value: Any, where: str, form_of: FormOf) -> None:
+    if type(value) is not list or value:
+        row(COUNT, COUNT, COUNT)(value, where, form_of)
 
 
 def first_cursor(pipe: Any) -> Cursor:
@@ -150,4 +211,9 @@ def cursor_to_begin_with(later: Iterable[Entry], at: int) -> Cursor:
 
 def positions_for(pipe: Any) -> InOrder | AsTheyCome:
     """Return what keeps the positions of one pass of a pipe."""
-    return InOrder() if pipe.ordered else AsTheyCome(course_of(pipe))
+    return InOrder() if pipe.ordered else AsTheyCome(course_of(pipe), _most_ahead(pipe))
+
+
+def _most_ahead(pipe: Any) -> int:
+    # On another machine, by which a thread map goes, it may have been more than it would be here.
+    return max(_MOST_AHEAD, 4 * (pipe.concurrency or 0))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.errors import SnapshotError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,6 +59,10 @@ class Pass(Generic[T_co]):
         """
         if cursor is None:
             return position
+        missing = {"taken", "yielded", *(self.marks or ())} - cursor.keys()
+        if missing:
+            # Of a pipe that does not say its cursor_form.
+            raise SnapshotError(f"the state of a {type(self).__qualname__} has no {min(missing)!r}")
         for name in self.marks or ():
             setattr(self, name, cursor[name])
         resume(self.source, cursor["taken"], cursors)

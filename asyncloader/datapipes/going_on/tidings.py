@@ -13,12 +13,28 @@ from typing import Any
 
 from asyncloader.datapipes.going_on.course import course_of
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.going_on.handing_out import cursor_to_begin_with
+from asyncloader.datapipes.going_on.forms import COUNT, FormOf, anything, just, row
+from asyncloader.datapipes.going_on.handing_out import (
+    FIRST_ENTRY,
+    cursor_to_begin_with,
+    entries_form,
+)
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import SnapshotError
 
 #: A pipe's number, how many entries its course had before these, and these. Of a pipe that has
 #: no number there is its name instead.
 Piece = list[Any]
+
+
+def piece(value: Any, where: str, form_of: FormOf) -> None:
+    """The form of a piece."""
+    has_name = type(value) is list and len(value) > 0 and value[0] is None
+    of_name, of_pipe = (just(None), COUNT, row(anything)), (COUNT, FIRST_ENTRY, entries_form)
+    row(*(of_name if has_name else of_pipe))(value, where, form_of)
+    if not has_name:
+        # What is told of a pipe is added to its cursor.
+        form_of(value[0])(cursor_to_begin_with([], 0), where, form_of)
 
 
 class Teller:
@@ -54,6 +70,8 @@ def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
             continue
         # The beginning of a stream has no cursors.
         for cursor in list(_at(number, found)) or [_begun(number, found)]:
+            if "later" not in cursor:
+                raise SnapshotError(f"the state says what pipe {number} handed out without order")
             known = cursor["at"] + len(cursor["later"]) - start
             cursor["later"] += entries[max(known, 0) :]
     return found

@@ -19,8 +19,12 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.going_on.forms import MOST
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.groups.timed_batching import timed_batches
+from asyncloader.datapipes.items.converting import MapToIterConverter
+from asyncloader.datapipes.items.sources import IterableWrapper, SequenceWrapper
+from asyncloader.datapipes.one_to_one import OneToOne, is_ours
 from asyncloader.datapipes.patterns.reading import abegin, begin, begin_share
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
@@ -147,6 +151,32 @@ class Batcher(IterDataPipe[list[T]]):
 
     def _wrapped(self, batch: list[T]) -> Any:
         return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
+
+
+def most_items(source: Any) -> int:
+    """Return how many items a source has at most, where they are plain data; otherwise MOST."""
+    data: Any = None
+    if not is_ours(source):
+        return MOST
+    if isinstance(source, Batcher):
+        return -(-most_items(source.source) // source.batch_size)
+    if isinstance(source, OneToOne):
+        return most_items(source.source)
+    # A list that is read as it is may grow.
+    if isinstance(source, IterableWrapper) and source.deepcopy:
+        data = source.iterable
+    elif isinstance(source, MapToIterConverter) and isinstance(source.source, SequenceWrapper):
+        data = source.source.sequence if source.indices is None else source.indices
+    return len(data) if isinstance(data, list | tuple | range | dict | set | str | bytes) else MOST
+
+
+def largest_batch(source: Any) -> int:
+    """Return how many items a source's batches have at most, as far as that is known."""
+    if not is_ours(source):
+        return MOST
+    if isinstance(source, Batcher) and source.wrapper_class is list:
+        return source.batch_size
+    return MOST
 
 
 @functional_datapipe("batch")

@@ -20,6 +20,7 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.going_on.forms import Form, Rule, at_most, counts, fields
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import Batcher
 from asyncloader.datapipes.groups.flattening import FlatMapper, UnBatcher
@@ -147,6 +148,13 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
 
     def new_pass(self) -> BucketizePass[T]:
         return BucketizePass(self)
+
+    def cursor_form(self) -> Form:
+        whole_sections: Rule = (
+            f"what was taken are sections of {self.section} items each",
+            lambda cursor: cursor["taken"] % self.section == 0,
+        )
+        return fields(counts("taken", "yielded"), whole_sections, at_most("yielded", "taken"))
 
     def lets_pass(self, length: Any) -> bool:
         """Whether an item of some length is not left out; TypeError for what is no number."""

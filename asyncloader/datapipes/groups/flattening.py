@@ -10,8 +10,16 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.patterns.expansion import Expansion, TolerantExpansion
-from asyncloader.datapipes.patterns.parts import END, next_part, parts_of
+from asyncloader.datapipes.going_on.cursors import Cursor
+from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.patterns.expansion import (
+    EXPANSION,
+    TOLERANT_EXPANSION,
+    Expansion,
+    TolerantExpansion,
+    yielded_at,
+)
+from asyncloader.datapipes.patterns.parts import END, next_part, parts_of, pass_over
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import reading
@@ -39,6 +47,12 @@ class UnBatcher(IterDataPipe[T]):
 
     def new_pass(self) -> UnbatchPass[T]:
         return UnbatchPass(self)
+
+    def cursor_form(self) -> Form:
+        return EXPANSION
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return yielded_at(cursor)
 
     def leaves(self, item: Any) -> Iterator[T]:
         """Yield what an item holds, in order."""
@@ -114,6 +128,12 @@ class FlatMapper(IterDataPipe[T]):
     def new_pass(self) -> FlatMapPass[T]:
         return FlatMapPass(self, self._expand)
 
+    def cursor_form(self) -> Form:
+        return TOLERANT_EXPANSION
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return yielded_at(cursor)
+
 
 def expanding(fn: Callable[..., Any] | None, input_col: Any) -> Callable[..., Any]:
     """Return the function that says what is in an item; without ``fn``, what its columns hold."""
@@ -166,8 +186,7 @@ class FlatMapPass(TolerantExpansion[T]):
         with calling(self.expand, pipe) as expand:
             for item in self.begin():
                 parts = parts_of(self, expand, item)
-                for _ in range(self.known()):
-                    next_part(parts, pipe)
+                pass_over(parts, self.known(), pipe)
                 while (part := next_part(parts, pipe)) is not END:
                     self.offset += 1
                     yield part

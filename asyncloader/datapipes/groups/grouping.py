@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import Form, Rule, ascending, counts, fields
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.reading import begin_with
@@ -65,6 +66,19 @@ class Grouper(IterDataPipe[Any]):
 
     def new_pass(self) -> GroupPass:
         return GroupPass(self)
+
+    def cursor_form(self) -> Form:
+        held = ascending(most=self.buffer_size)
+        return fields({"held": held, **counts("taken", "yielded")}, _HELD_WERE_TAKEN)
+
+
+_HELD_WERE_TAKEN: Rule = (
+    "the items that are held were taken, and each was yielded or is held",
+    lambda cursor: (
+        (not cursor["held"] or cursor["held"][-1] < cursor["taken"])
+        and cursor["yielded"] + len(cursor["held"]) <= cursor["taken"]
+    ),
+)
 
 
 def _checked_size(name: str, size: int | None, limit_name: str, limit: int | None) -> int | None:

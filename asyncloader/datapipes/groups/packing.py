@@ -11,12 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    Form,
+    Rule,
+    counts,
+    fields,
+    is_ascending,
+    list_of,
+    row,
+)
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.rereading import Held, Rereader, add_cursors, closing_items
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
 
@@ -74,6 +85,40 @@ class SequencePacker(IterDataPipe[list[T]]):
 
     def new_pass(self) -> PackPass[T]:
         return PackPass(self)
+
+    def cursor_form(self) -> Form:
+        pack = list_of(row(COUNT, COUNT, COUNT, COUNT))
+        packs = list_of(pack, most=self.open_packs)
+        fits: Rule = (
+            f"the parts of an open pack have at most {self.budget} tokens, and were taken",
+            self._fits,
+        )
+        return fields({"packs": packs, **counts("taken", "offset", "yielded")}, fits)
+
+    def _fits(self, cursor: Cursor) -> bool:
+        packs = cursor["packs"]
+        parts = [part for pack in packs for part in pack]
+        return (
+            all(packs)
+            and all(_tokens_in(pack) <= self.budget for pack in packs)
+            and all(start <= stop == length for _, start, stop, length in parts)
+            and all(self._may_begin_at(start) for _, start, _, _ in parts)
+            and is_ascending(sorted(number for number, *_ in parts))
+            and all(number < cursor["taken"] for number, *_ in parts)
+        )
+
+    def _may_begin_at(self, start: int) -> bool:
+        """Whether the last piece of a sequence may begin there."""
+        match self.split:
+            case "never":
+                return start == 0
+            case "long":
+                return start % self.budget == 0
+        return True
+
+
+def _tokens_in(parts: list[list[int]]) -> int:
+    return sum(stop - start for _, start, stop, _ in parts)
 
 
 def slice_of(sequence: Any, start: int, stop: int) -> Any:
@@ -141,7 +186,7 @@ class PackPass(Pass[list[T]]):
             calling(pipe.cut) as cut_of,
             closing_items(sequences),
         ):
-            self._open_again(sequences.again, cut_of)
+            self._open_again(sequences.again, length_of, cut_of)
             for held in sequences:
                 length = self._checked_length(answer_of(pipe, length_of, held.item))
                 yield from self._pack(held, length, cut_of)
@@ -150,6 +195,11 @@ class PackPass(Pass[list[T]]):
 
     def _pack(self, held: Held[T], length: int, cut_of: Callable[..., Any]) -> Iterator[list[T]]:
         self.current = held
+        if self.offset > length:
+            raise SnapshotError(
+                f"the state does not fit the data: {self.pipe!r} had packed {self.offset} tokens of"
+                f" a sequence that has {length}"
+            )
         while self.taken == held.number:
             size = self._size_of_next(length - self.offset)
             pack = self._pack_for(size)
@@ -237,9 +287,18 @@ class PackPass(Pass[list[T]]):
     def _were_held(self) -> list[int]:
         return sorted(part[0] for parts in self.were_open for part in parts)
 
-    def _open_again(self, held: list[Held[T]], cut_of: Callable[..., Any]) -> None:
+    def _open_again(
+        self, held: list[Held[T]], length_of: Callable[..., Any], cut_of: Callable[..., Any]
+    ) -> None:
         sequences = {each.number: each for each in held}
         self.packs = [Pack(self.pipe.budget) for _ in self.were_open]
         for pack, parts in zip(self.packs, self.were_open, strict=True):
             for number, start, stop, length in parts:
-                pack.add(self._part(sequences[number], start, stop, length, cut_of))
+                again = sequences[number]
+                tokens = self._checked_length(answer_of(self.pipe, length_of, again.item))
+                if tokens != length:
+                    raise SnapshotError(
+                        f"the state does not fit the data: sequence {number} of {self.pipe!r} had"
+                        f" {length} tokens, and has {tokens}"
+                    )
+                pack.add(self._part(again, start, stop, length, cut_of))

@@ -14,8 +14,21 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    SEED,
+    Form,
+    Rule,
+    counts,
+    fields,
+    is_ascending,
+    list_of,
+    row,
+    whole,
+)
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.groups.batching import most_items
 from asyncloader.datapipes.groups.flattening import expanding
 from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.patterns.parts import END, next_part, parts_of
@@ -78,6 +91,35 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
     def new_pass(self) -> ShuffledFlatMapPass[T]:
         seed = self.next_seed() if self.shuffles else 0
         return ShuffledFlatMapPass(self, self.buffer_size if self.shuffles else 1, seed)
+
+    def cursor_form(self) -> Form:
+        opened = list_of(row(COUNT, COUNT), most=self.buffer_size if self.shuffles else 1)
+        return fields(
+            {
+                "seed": SEED,
+                "open": opened,
+                "taken": whole(most=most_items(self.source)),
+                **counts("drawn", "yielded", "errors"),
+            },
+            _OPEN_WERE_TAKEN,
+            _EACH_DRAW_COUNTS,
+        )
+
+
+_OPEN_WERE_TAKEN: Rule = (
+    "the expansions that are open are of different items that were taken",
+    lambda cursor: (
+        is_ascending(sorted(number for number, _ in cursor["open"]))
+        and all(number < cursor["taken"] for number, _ in cursor["open"])
+    ),
+)
+_EACH_DRAW_COUNTS: Rule = (
+    "each draw is for an item, or for an expansion that has ended",
+    lambda cursor: (
+        cursor["drawn"] == cursor["yielded"] + cursor["taken"] - len(cursor["open"])
+        and sum(offset for _, offset in cursor["open"]) <= cursor["yielded"]
+    ),
+)
 
 
 @dataclass
@@ -188,6 +230,5 @@ class ShuffledFlatMapPass(Pass[T]):
         items = {each.number: each for each in held}
         for number, offset in self.were_open:
             expansion = self._open(items[number], expand)
-            while expansion.offset < offset:
-                self._next(expansion)
+            while expansion.offset < offset and self._next(expansion) is not END:
                 expansion.offset += 1

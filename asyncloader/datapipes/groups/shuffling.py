@@ -23,9 +23,11 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.going_on.forms import COUNT, SEED, Form, Rule, fields, whole
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.groups.batching import largest_batch, most_items
 from asyncloader.datapipes.groups.flattening import UnBatcher
 from asyncloader.datapipes.groups.permutation import permutation
 from asyncloader.datapipes.patterns.reading import begin, begin_with
@@ -71,6 +73,18 @@ class Shuffler(Shuffling, IterDataPipe[T]):
         if not self.shuffles:
             return ShufflePass(self.source, buffer_size=0, seed=0)
         return ShufflePass(self.source, self.buffer_size, self.next_seed())
+
+    def cursor_form(self) -> Form:
+        size = self.buffer_size if self.shuffles else 0
+        held: Rule = (
+            f"from 0 to {size} items were taken that were not drawn yet",
+            lambda cursor: 0 <= cursor["taken"] - cursor["drawn"] <= size,
+        )
+        taken = whole(most=most_items(self.source))
+        return fields({"seed": SEED, "taken": taken, "drawn": COUNT}, held)
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return int(cursor["drawn"])
 
 
 @dataclass
@@ -232,6 +246,9 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
         seed = self.next_seed() if self.shuffles else 0
         return MapShufflePass(self.source, keys, self.shuffles, seed)
 
+    def cursor_form(self) -> Form:
+        return fields({"seed": SEED})
+
     def can_share(self) -> bool:
         return True
 
@@ -293,6 +310,15 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
 
     def new_pass(self) -> InBatchPass[T]:
         return InBatchPass(self, self.shuffles, self.next_seed() if self.shuffles else 0)
+
+    def cursor_form(self) -> Form:
+        largest = largest_batch(self.source)
+        drawn: Rule = (
+            "each item of a batch took one draw",
+            lambda cursor: cursor["drawn"] <= cursor["yielded"] * largest,
+        )
+        yielded = whole(most=most_items(self.source))
+        return fields({"seed": SEED, "yielded": yielded, "drawn": COUNT}, drawn)
 
 
 @dataclass

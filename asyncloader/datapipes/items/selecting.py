@@ -14,6 +14,7 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, resume
+from asyncloader.datapipes.going_on.forms import SIEVE, Form
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.reading import begin
@@ -67,6 +68,9 @@ class Filter(IterDataPipe[T]):
 
     def new_pass(self) -> FilterPass[T]:
         return FilterPass(self, self._keeps)
+
+    def cursor_form(self) -> Form:
+        return SIEVE
 
     def verdict(self, answer: Any) -> bool:
         """Return what an answer that is no plain bool says; raise where it says nothing."""

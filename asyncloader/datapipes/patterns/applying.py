@@ -12,6 +12,7 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursors
+from asyncloader.datapipes.going_on.forms import SIEVE, Form, no_cursor
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns.reading import begin
@@ -47,6 +48,9 @@ class Applier(OneToOne, IterDataPipe[T]):
 
     def new_pass(self) -> ApplyPass[T]:
         return ApplyPass(self)
+
+    def cursor_form(self) -> Form:
+        return no_cursor if self.tolerance.is_strict else SIEVE
 
     def put_cursors(self, into: Cursors) -> None:
         self._way.put_cursors(self, into)

@@ -11,8 +11,14 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.patterns.expansion import TolerantExpansion
-from asyncloader.datapipes.patterns.parts import next_part, parts_of
+from asyncloader.datapipes.going_on.cursors import Cursor
+from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.patterns.expansion import (
+    TOLERANT_EXPANSION,
+    TolerantExpansion,
+    yielded_at,
+)
+from asyncloader.datapipes.patterns.parts import parts_of, pass_over
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
@@ -38,6 +44,12 @@ class Expander(IterDataPipe[T]):
 
     def new_pass(self) -> ExpansionPass[T]:
         return ExpansionPass(self)
+
+    def cursor_form(self) -> Form:
+        return TOLERANT_EXPANSION
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return yielded_at(cursor)
 
 
 class TolerantExpander(Expander[T]):
@@ -76,6 +88,5 @@ class ExpansionPass(TolerantExpansion[T]):
             return self.pipe.parts(item, known)
         # What stands in for the rest of an item comes again only where the item fails again.
         parts = parts_of(self, self.pipe.parts, item)
-        for _ in range(known):
-            next_part(parts, self.pipe)
+        pass_over(parts, known, self.pipe)
         return parts

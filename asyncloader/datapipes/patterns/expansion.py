@@ -19,11 +19,27 @@ from asyncloader.datapipes.going_on.cursors import (
     put_cursors,
     resume,
 )
+from asyncloader.datapipes.going_on.forms import Rule, counts, fields, truth
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.reading import begin
 
 T = TypeVar("T")
+
+_INSIDE: Rule = (
+    "a pass is inside an item that it has taken, and has yielded parts of that one alone",
+    lambda cursor: (cursor["taken"] > 0) if cursor["inside"] else not cursor["offset"],
+)
+_FIELDS = {**counts("taken", "offset", "before"), "inside": truth}
+
+#: Of an Expansion, and of a TolerantExpansion.
+EXPANSION = fields(_FIELDS, _INSIDE)
+TOLERANT_EXPANSION = fields(_FIELDS | counts("errors_before"), _INSIDE)
+
+
+def yielded_at(cursor: Cursor) -> int:
+    """Return how many parts were yielded where a cursor of an Expansion was taken."""
+    return int(cursor["before"] + cursor["offset"])
 
 
 @dataclass

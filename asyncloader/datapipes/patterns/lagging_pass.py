@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import counts, fields
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.going_on.passes import Pass
 
 T = TypeVar("T")
+
+#: Of a LaggingPass.
+LAGGING = fields(counts("taken", "yielded"))
 
 
 @dataclass

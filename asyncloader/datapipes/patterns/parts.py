@@ -41,6 +41,13 @@ def next_part(parts: Iterator[Any], pipe: object) -> Any:
         raise
 
 
+def pass_over(parts: Iterator[Any], count: int, pipe: object) -> None:
+    """Make the next parts and drop them, as far as there are so many."""
+    for _ in range(count):
+        if next_part(parts, pipe) is END:
+            return
+
+
 def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
     with closing_items(parts):
         while True:

@@ -18,9 +18,11 @@ from asyncloader.datapipes.going_on.cursors import (
     set_crossing,
     started,
 )
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.base import is_async_pipe, waits
 from asyncloader.datapipes.pipe.share import Share
 from asyncloader.datapipes.running.crossing import crossing_of, from_loop, from_thread
+from asyncloader.errors import SnapshotError
 
 
 def begin(source: Any) -> Iterator[Any]:
@@ -65,10 +67,21 @@ def begin_with(
     if picks(source):
         pick(source, held)
         items = list(begin(source))
+        _check_whole(source, held, items)
         resume(source, taken, cursors)
         return items, begin(source)
     first = held[0]
     resume(source, first, cursors)
     following, wanted = begin(source), set(held)
     again = zip(range(first, taken), following, strict=False)
-    return [item for position, item in again if position in wanted], following
+    items = [item for position, item in again if position in wanted]
+    _check_whole(source, held, items)
+    return items, following
+
+
+def _check_whole(source: Any, held: list[int], items: list[Any]) -> None:
+    if len(items) < len(held):
+        raise SnapshotError(
+            f"the state does not fit the data: item {held[len(items)]} of {stage_name(source)} was"
+            " held, and there is none now"
+        )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursors, put_cursors
+from asyncloader.datapipes.going_on.forms import COUNT, Form, FormOf, list_of, refuse
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.patterns.reading import begin_with
@@ -95,6 +96,23 @@ def runs_of(numbers: Iterable[int]) -> list[int]:
         else:
             runs += [number, 1]
     return runs
+
+
+def runs_form(most: int) -> Form:
+    """Return the form of what ``runs_of`` returns, for at most so many numbers."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        list_of(COUNT)(value, where, form_of)
+        firsts, lengths = value[::2], value[1::2]
+        if len(firsts) != len(lengths) or sum(lengths) > most:
+            refuse(where, f"runs of at most {most} numbers", value)
+        end = 0
+        for first, length in zip(firsts, lengths, strict=True):
+            if first < end or not length:
+                refuse(where, "runs of ascending numbers", value)
+            end = first + length
+
+    return check
 
 
 def numbers_in(runs: list[int]) -> list[int]:

@@ -27,6 +27,7 @@ from asyncloader.datapipes.going_on.cursors import (
     picked,
     put_cursor,
 )
+from asyncloader.datapipes.going_on.forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
@@ -122,6 +123,17 @@ class DataPipe:
         """Whether the pipe hands its items out as they come, another time in another order."""
         return False
 
+    def cursor_form(self) -> Form:
+        """Return what a cursor of this pipe looks like; a state is held to it when it is loaded.
+
+        A pipe whose passes have ``marks``, or a ``cursor`` of their own, says so itself.
+        """
+        return no_cursor
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        """Return how many items were yielded where a cursor was taken, or fewer."""
+        return int(cursor.get("yielded", 0))
+
     def first_cursor(self) -> Cursor:
         """Return the cursor of a pass to come, to which all that is handed out in it belongs.
 
@@ -181,6 +193,10 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def new_pass(self) -> Pass[T_co]:
         """Return a pass that begins at the first item; a pipe with state implements this."""
         raise NotImplementedError
+
+    def cursor_form(self) -> Form:
+        has_passes = type(self).new_pass is not IterDataPipe.new_pass
+        return of_a_pass if has_passes else no_cursor
 
     def __iter__(self) -> Iterator[T_co]:
         cls = type(self)

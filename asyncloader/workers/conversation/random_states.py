@@ -13,6 +13,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from asyncloader.datapipes.going_on.forms import (
+    Form,
+    FormOf,
+    just,
+    just_bytes,
+    list_of,
+    or_none,
+    refuse,
+    row,
+    whole,
+)
 from asyncloader.errors import SnapshotError
 
 #: The states as plain data, by module.
@@ -58,20 +69,66 @@ class SharedGenerators:
         set_states(states)
 
 
-def check_states(states: States) -> None:
-    """Raise SnapshotError for states of generators that are not known here."""
-    unknown = states.keys() - _SETTERS.keys()
+def check_states(states: Any, where: str, form_of: FormOf) -> None:
+    """Raise SnapshotError for what are no states of generators, or of some not known here."""
+    if type(states) is not dict:
+        refuse(where, "a dict of random states", states)
+    unknown = {str(name) for name in states} - _SETTERS.keys()
     if unknown:
         raise SnapshotError(
             f"the state holds random numbers of {', '.join(sorted(unknown))}, and this release"
             f" sets those of {', '.join(_SETTERS)}; go on with the release that took the state"
         )
+    for name, state in states.items():
+        _FORMS[name](state, f"{where}[{name!r}]", form_of)
+
+
+def _of_random(state: Any, where: str, form_of: FormOf) -> None:
+    row(just(random.Random.VERSION), list_of(_WORD), or_none(_fraction))(state, where, form_of)
+    numbers = state[1]
+    if len(numbers) != _WORDS + 1 or numbers[-1] > _WORDS:
+        refuse(where, "a state of random.Random", state)
+
+
+def _of_numpy(state: Any, where: str, form_of: FormOf) -> None:
+    place, has_gauss = whole(most=_WORDS), whole(most=1)
+    words = just_bytes(4 * _WORDS)
+    row(just("MT19937"), words, place, has_gauss, _fraction)(state, where, form_of)
+
+
+def _of_torch(state: Any, where: str, form_of: FormOf) -> None:
+    just_bytes(_BYTES_OF_TORCH)(state, where, form_of)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return  # it is imported in the worker, which refuses it there
+    try:
+        torch.Generator().set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    except RuntimeError as error:
+        raise SnapshotError(f"{where} is no state of torch's generator: {error}") from error
+
+
+def _fraction(value: Any, where: str, form_of: FormOf) -> None:
+    if type(value) is not float:
+        refuse(where, "a float", value)
+
+
+_WORDS = 624
+_WORD = whole(most=2**32 - 1)
+_BYTES_OF_TORCH = 5056
+_FORMS: dict[str, Form] = {
+    "random": _of_random,
+    "numpy.random": _of_numpy,
+    "torch": _of_torch,
+}
 
 
 def set_states(states: States) -> None:
     """Set the generators, whose modules are imported if need be."""
     for name, state in states.items():
-        _SETTERS[name](state)
+        try:
+            _SETTERS[name](state)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise SnapshotError(f"{name} refuses its random state: {error}") from error
 
 
 def _written(states: dict[str, Any]) -> States:

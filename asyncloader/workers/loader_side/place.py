@@ -11,10 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.going_on.cursors import Cursor
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    Form,
+    cursors,
+    each_of,
+    instead,
+    list_of,
+    or_none,
+    row,
+    whole,
+)
 from asyncloader.datapipes.going_on.tidings import Piece, followed
 from asyncloader.workers.conversation.messages import FIRST, DealStart, Mark
 from asyncloader.workers.conversation.random_states import check_states
 from asyncloader.workers.loader_side.inbox import Inbox
+from asyncloader.workers.worker_side.supply import DEALT
 
 
 class WorkerStart(NamedTuple):
@@ -91,8 +103,25 @@ def cursor_of_place(place: StreamPlace) -> Cursor:
     return cursor
 
 
+#: Of a mark.
+_MARK = row(COUNT, cursors, or_none(check_states))
+
+
+def place_form(workers: int, dispatch: int | None) -> tuple[dict[str, Form], dict[str, Form]]:
+    """Return the form of a place of so many workers: the fields it has, and those it may have.
+
+    ``dispatch`` is the number of the pipe that dealt its items, if there was one.
+    """
+    mark = _MARK if dispatch is None else instead(_MARK, dispatch, DEALT)
+    own = {
+        "workers": each_of(workers, row(mark, COUNT)),
+        "turns": list_of(whole(most=workers - 1), most=workers),
+    }
+    return own, {} if dispatch is None else {"deal": row(_MARK, each_of(workers, COUNT))}
+
+
 def place_of_cursor(cursor: Cursor) -> StreamPlace:
-    """Return the place that a cursor says; SnapshotError for one of another release."""
+    """Return the place that a cursor says, which was held to ``place_form``."""
     starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
     deal = None
     if "deal" in cursor:
@@ -103,11 +132,10 @@ def place_of_cursor(cursor: Cursor) -> StreamPlace:
 
 def _plain_mark(mark: Mark) -> list[Any]:
     """Return a mark as plain data."""
-    cursors = [[place, cursor] for place, cursor in mark.cursors.items()]
-    return [mark.position, cursors, mark.states]
+    own = [[place, cursor] for place, cursor in mark.cursors.items()]
+    return [mark.position, own, mark.states]
 
 
 def _mark(plain: list[Any]) -> Mark:
-    position, cursors, states = plain
-    check_states(states or {})
-    return Mark(position, dict(cursors), states)
+    position, own, states = plain
+    return Mark(position, dict(own), states)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursors, cursor_of, dropped, put_cursor
+from asyncloader.datapipes.going_on.forms import counts, fields
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.transport.arena_view import ArenaView
@@ -130,6 +131,10 @@ def _stopping_when_gone() -> Iterator[None]:
     except EOFError:
         # The loader sees that the dispatching process is gone, and says so.
         raise Stopped from None
+
+
+#: Of a FromDispatcher, which has the number of the pipe that deals.
+DEALT = fields(counts("taken"))
 
 
 class FromDispatcher(IterDataPipe[Any]):
