@@ -99,7 +99,8 @@ def worker_processes() -> list[str]:
 
 
 def _parent_and_name(pid: int) -> tuple[int, str]:
-    with open(f"/proc/{pid}/stat") as file:
+    # Somebody else's process may be called anything.
+    with open(f"/proc/{pid}/stat", errors="replace") as file:
         head, _, tail = file.read().rpartition(")")
     state, parent = tail.split()[:2]
     return int(parent), f"{head.partition('(')[2]} ({state if state == 'Z' else 'alive'})"
