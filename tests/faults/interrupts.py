@@ -289,6 +289,9 @@ def kill_group(group: int) -> None:
 
 def run(count: int, seed: int, jobs: int) -> int:
     """Interrupt so many programs; print what was wrong, and return how many had a fault."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell lets what runs in the background ignore it, and the programs would, too.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     luck = random.Random(seed)
     cases = [Case.drawn(luck) for _ in range(count)]
     begun, failed, seen = time.monotonic(), 0, Counter[str]()
