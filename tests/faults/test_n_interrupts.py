@@ -1,4 +1,4 @@
-"""Rows N12 and N13: Ctrl-C again and again, also while the interpreter exits; SystemExit."""
+"""Row N12: Ctrl-C again and again, also while the interpreter exits."""
 
 from __future__ import annotations
 
