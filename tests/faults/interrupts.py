@@ -268,10 +268,15 @@ def members(group: int) -> Iterator[tuple[int, str]]:
     """Yield the processes of a session, which nobody else has joined."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            head, _, tail = Path(f"/proc/{name}/stat").read_text().rpartition(")")
+            head, _, tail = _stat(name).rpartition(")")
             state, _, _, session = tail.split()[:4]
             if int(session) == group and state != "Z":
                 yield int(name), head.partition("(")[2]
+
+
+def _stat(name: str) -> str:
+    # A process may have any bytes for its name.
+    return Path(f"/proc/{name}/stat").read_text(errors="replace")
 
 
 def left_in_group(group: int, seconds: float) -> list[str]:
