@@ -75,6 +75,14 @@ def _written(kind: str, name: str, shape: tuple[int, ...]) -> bytes:
     return BARE + pickle.dumps((kind, name, shape), protocol=5)
 
 
+def is_bare_tensor(form: memoryview) -> bool:
+    """Whether what stands in the place of a pickle is the form of a tensor."""
+    return form[: len(BARE)] == BARE and _FORMS_KIND in bytes(form)
+
+
+_FORMS_KIND = b"tensor"
+
+
 @functools.lru_cache(maxsize=1024)
 def maker_of(form: bytes) -> Callable[[Any], Any]:
     """Return what makes the item of a form over its memory, which it keeps alive."""

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from asyncloader.errors import TransportError
 from asyncloader.strange_errors import text_of, traceback_of
 from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.bare import is_bare_tensor
 from asyncloader.transport.payload import IN_BAND, Layout, read_layout
 from asyncloader.transport.pickling import LARGE, load
 from asyncloader.transport.slots import News
+from asyncloader.transport.tensors import has_torch, speaks_of_torch
 from asyncloader.transport.wire import close_all
 
 
@@ -30,6 +32,18 @@ class Admitted(NamedTuple):
         # A payload that is not large itself has no large pickle, and most are not.
         is_large = len(self.memory) >= LARGE
         return is_large and any(nbytes >= LARGE for nbytes, _ in self.layout.pickles)
+
+    def needs_torch(self) -> bool:
+        """Whether torch would be imported to decode this, which takes long."""
+        if has_torch():
+            return False
+        start = self.layout.data_start
+        for nbytes, _ in self.layout.pickles:
+            pickled = self.memory[start : start + nbytes]
+            if is_bare_tensor(pickled) or speaks_of_torch(pickled):
+                return True
+            start += nbytes
+        return False
 
 
 class Decoder:

@@ -1,14 +1,54 @@
 """Tensors as the memory they are made of.
 
 This file is about putting a tensor together over memory that arrived, in the order that
-its dimensions had where it came from. torch is imported with the first tensor.
+its dimensions had where it came from. torch is imported with the first tensor: by
+``import_torch`` in a thread, where a loop would stand still meanwhile.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
+import os
+import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def has_torch() -> bool:
+    """Whether torch is imported, all of it."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+def speaks_of_torch(pickled: memoryview) -> bool:
+    """Whether a pickle of ours holds a tensor, or something else of torch's."""
+    return _TORCHS.search(pickled) is not None
+
+
+#: The beginning of the name of one of torch's modules, or of this one, as pickle writes it.
+_TORCHS = re.compile(rb"\x8c.(?:torch|asyncloader\.transport\.tensors)", re.DOTALL)
+
+
+def import_torch() -> None:
+    """Import torch; in a thread, so that a loop can run meanwhile."""
+    found = importlib.util.find_spec("torch")
+    if not has_torch() and found is not None and found.origin is not None:
+        _open_libraries(Path(found.origin).parent / "lib")
+    importlib.import_module("torch")
+
+
+def _open_libraries(folder: Path) -> None:
+    """Open torch's largest libraries, which an import does with the GIL held all the time."""
+    # A function of C that is called by ctypes runs without the GIL.
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_int]
+    for name in ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so"):
+        if (folder / name).exists():
+            dlopen(bytes(folder / name), os.RTLD_NOW | os.RTLD_LOCAL)
 
 
 @functools.cache

@@ -268,10 +268,15 @@ def members(group: int) -> Iterator[tuple[int, str]]:
     """Yield the processes of a session, which nobody else has joined."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            head, _, tail = Path(f"/proc/{name}/stat").read_text().rpartition(")")
+            head, _, tail = _stat(name).rpartition(")")
             state, _, _, session = tail.split()[:4]
             if int(session) == group and state != "Z":
                 yield int(name), head.partition("(")[2]
+
+
+def _stat(name: str) -> str:
+    # A process may have any bytes for its name.
+    return Path(f"/proc/{name}/stat").read_text(errors="replace")
 
 
 def left_in_group(group: int, seconds: float) -> list[str]:
@@ -289,6 +294,9 @@ def kill_group(group: int) -> None:
 
 def run(count: int, seed: int, jobs: int) -> int:
     """Interrupt so many programs; print what was wrong, and return how many had a fault."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A shell lets what runs in the background ignore it, and the programs would, too.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     luck = random.Random(seed)
     cases = [Case.drawn(luck) for _ in range(count)]
     begun, failed, seen = time.monotonic(), 0, Counter[str]()

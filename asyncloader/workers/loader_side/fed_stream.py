@@ -88,6 +88,7 @@ class FedStream:
         while True:
             await self._waiter.until(self._has_news)
             for inbox in self._inboxes:
+                await inbox.get_torch()
                 if inbox.is_heavy():
                     await in_thread(inbox.open)
             items = self._arrived() + self._of_dead()

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.going_on.tidings import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
+from asyncloader.runtime import in_thread
 from asyncloader.transport.decoder import Admitted, Decoder
+from asyncloader.transport.tensors import import_torch
 from asyncloader.workers.conversation.item_frames import NO_NOTE, Note, load_mark, load_told
 from asyncloader.workers.conversation.messages import FIRST, Mark
 
@@ -66,6 +68,8 @@ class Inbox:
         self.told: deque[bytes] = deque(maxlen=0)
         #: Whether the worker was asked for a frame that has not come yet.
         self.is_asked = False
+        #: Whether torch would be imported to open what has arrived.
+        self.needs_torch = False
         self.error: BaseException | None = None
         self._decoder = decoder
         self._frames: deque[_Arrived] = deque()
@@ -89,6 +93,7 @@ class Inbox:
         if note.told:
             self.latest_mark.told.append(note.told)
         self.arrived += frame.layout.items
+        self.needs_torch = self.needs_torch or frame.needs_torch()
         self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
 
     def go_on_with(self, decoder: Decoder) -> None:
@@ -130,6 +135,12 @@ class Inbox:
         """Whether opening the next frame takes so long that a thread should do it."""
         is_used_up = self._taken == len(self._items)
         return is_used_up and bool(self._frames) and self._frames[0].frame.is_heavy()
+
+    async def get_torch(self) -> None:
+        """Import torch in a thread where opening what has arrived takes that."""
+        if self.needs_torch:
+            await in_thread(import_torch)
+            self.needs_torch = False
 
     def left(self) -> int:
         """Return how many items of the open frame can be taken."""

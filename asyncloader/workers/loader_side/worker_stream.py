@@ -253,6 +253,8 @@ class WorkerStream:
 
     async def _open_heavy(self) -> None:
         for inbox in self._inboxes:
+            await inbox.get_torch()
+        for inbox in self._inboxes:
             if inbox.is_heavy():
                 await in_thread(inbox.open)
 
