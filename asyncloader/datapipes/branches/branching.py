@@ -31,6 +31,7 @@ from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.function import blame, itself
+from asyncloader.datapipes.pipe.upstream import pipes_from
 
 T = TypeVar("T")
 
@@ -64,6 +65,11 @@ class Branch(IterDataPipe[T]):
 
     def cursor_form(self) -> Form:
         return split_form(self.source.num_instances, number_of(self.source), self.index)
+
+    def rest(self) -> None:
+        """Take nothing for now: whoever reads this may go on later."""
+        if self.source.current_pass is not None:
+            self.source.current_pass.rest(self.index)
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.index}]"
@@ -179,6 +185,11 @@ class Splitter(IterDataPipe[T]):
     def held(self, lengths: Iterable[int]) -> int:
         """Return what ``buffer_size`` bounds: the items that wait for the other branches."""
         return sum(lengths)
+
+    def branches_above(self) -> list[Branch[Any]]:
+        """Return the branches of other splitters that the source is made of."""
+        above = pipes_from(self.source, to_splitters=True)
+        return [pipe for pipe in above if isinstance(pipe, Branch)]
 
     def branch_length(self, index: int) -> int:
         """Return how many items a branch has, or raise TypeError."""

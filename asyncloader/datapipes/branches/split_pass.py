@@ -58,6 +58,10 @@ class Split(Protocol):
         """Return what ``buffer_size`` bounds, given how many items wait for each other branch."""
         ...
 
+    def branches_above(self) -> list[Any]:
+        """Return the branches of other splitters that the source is made of."""
+        ...
+
 
 def split_form(branches: int, splitter: int | None, index: int) -> Form:
     """Return the form of what ``SplitPass.cursor_of`` returns for a branch."""
@@ -104,6 +108,8 @@ class SplitPass(Pass[T]):
         self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
         self._starts = deque([SplitStart(0, tuple(self.given), beginning(split.source))])
         self._expected: dict[int, SplitStart] = {}
+        #: Where the branches of all splitters stand, which may be above this one.
+        self._others: Cursors = {}
         # Who has said itself where it goes on; another thread may come in between joining and that.
         self._settled: set[int] = set()
         #: Those who needed no more where this pass goes on.
@@ -117,6 +123,8 @@ class SplitPass(Pass[T]):
         self._is_drawing = False
         self.joined: set[int] = set()
         self.left: set[int] = set()
+        #: Those that are read by another splitter, in whose pass nobody is at present.
+        self._resting: set[int] = set()
         self.at_end = False
         self.is_invalid = False
         self._errors: dict[int, LastingError] = {}
@@ -180,6 +188,7 @@ class SplitPass(Pass[T]):
             if self._is_drawing:
                 return max(0, position - self._wanted_from[index])
             self._believe(self._cursors_in(cursors))
+            self._others |= {place: each for place, each in cursors.items() if "splitter" in each}
             self._wanted_from[index] = position
             self._settled.add(index)
             return 0
@@ -214,6 +223,14 @@ class SplitPass(Pass[T]):
         """Give a branch no more items; while nobody is in the pass, the source is closed."""
         self.left.add(index)
         self.queues[index].clear()
+        self._rest_if_deserted()
+
+    def rest(self, index: int) -> None:
+        """Keep what comes for a branch, which nobody reads at present."""
+        self._resting.add(index)
+        self._rest_if_deserted()
+
+    def _rest_if_deserted(self) -> None:
         # Whoever is drawing has not left and sees to the rest when it does. So nobody
         # waits here, which an iterator that is dropped within a draw never could.
         if self._is_deserted() and self._drawing.acquire(blocking=False):
@@ -231,16 +248,23 @@ class SplitPass(Pass[T]):
 
     def _is_deserted(self) -> bool:
         # If the source was read to its end, what the others get waits in their queues.
-        return not self.at_end and bool(self.joined) and self.joined <= self.left
+        return not self.at_end and bool(self.joined) and self.joined <= self.left | self._resting
 
     def _rest(self) -> None:
         """Close the source; a branch that has not been in the pass yet may go on with it."""
         if self._is_drawing and not self._errors and len(self.left) < self.split.num_instances:
+            above = self.split.branches_above()
+            if above:
+                # A branch that has left cannot come back to what its sisters read.
+                for branch in above:
+                    branch.rest()
+                return
             self._note_start()
         close_items(self._draws)
         self._draws = self._draw_all()
 
     def _draw_for(self, index: int) -> None:
+        self._resting.discard(index)
         if index in self._errors:
             raise self._errors[index].again()
         if self.at_end or index in self.left:
@@ -288,7 +312,9 @@ class SplitPass(Pass[T]):
         for pipe, seed in self._seeds.items():
             pipe.settle_seed(seed)
         if start.taken or start.cursors:
-            resume(self.split.source, start.taken, start.cursors)
+            # A splitter above goes on where the last of all its branches was, of which this
+            # one's start knows only its own.
+            resume(self.split.source, start.taken, self._others | start.cursors)
         return begin(self.split.source)
 
     def _first_start(self) -> SplitStart:

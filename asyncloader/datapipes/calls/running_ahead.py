@@ -18,7 +18,7 @@ from asyncloader.datapipes.patterns.reading import abegin
 from asyncloader.datapipes.running.home import GRACE_SECONDS
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
-from asyncloader.waiting import LoopWaiter
+from asyncloader.waiting import LoopWaiter, Stopped
 
 
 class RunningAhead(ABC):
@@ -113,6 +113,9 @@ class RunningAhead(ABC):
             if is_being_cancelled():
                 raise
             self.error = not_cancelled(error)
+        except Stopped:
+            # The source was closed elsewhere: the consumer must not take that for its end.
+            self.error = Stopped()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         except KeyboardInterrupt as error:

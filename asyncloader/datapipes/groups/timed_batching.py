@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from asyncloader.datapipes.going_on.iterating import aclose_items
 from asyncloader.datapipes.running.home import cancelled
 from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
-from asyncloader.waiting import LoopWaiter
+from asyncloader.waiting import LoopWaiter, Stopped
 
 T = TypeVar("T")
 
@@ -61,6 +61,9 @@ class Waiting(Generic[T]):
             if is_being_cancelled():
                 raise
             self._error = not_cancelled(error)
+        except Stopped:
+            # The source was closed elsewhere: the consumer must not take that for its end.
+            self._error = Stopped()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self._error = error
         except KeyboardInterrupt as error:
