@@ -45,6 +45,7 @@ LONG = (
     "benchmarks/",
     "faults/",
     "processes/",
+    "random_graphs/",
     "services/test_distributed.py",
     "serving/test_inference_server.py",
     "test_examples.py",

@@ -1,0 +1,122 @@
+"""A hundred random graphs, each run in some of the ways; and what draws, runs and shrinks them.
+
+More of them, in every way: ``python -m tests.random_graphs --count 2000``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from asyncloader import DataLoader2
+from tests.random_graphs.pieces import sources
+from tests.random_graphs.promise import promise_of
+from tests.random_graphs.recipe import (
+    DIVISIONS,
+    JOINS,
+    OVER_ONE,
+    SOURCES,
+    SPLITS,
+    Effect,
+    Recipe,
+    Step,
+    drawn,
+    smaller,
+)
+from tests.random_graphs.running import Child, Report, run, shrunk
+from tests.random_graphs.ways import AHEAD, KINDS, Way, some_ways
+
+SEEDS = range(100)
+LEDGER = Way("ledger", 0, 0)
+
+NUMBERS = Step("IterableWrapper(ids({source}, {count}))", Effect.SOURCE, (), (0,), count=20)
+HANGS = Step("{0}.map(lambda _: __import__('threading').Event().wait())", Effect.ONE, (0,), (1,))
+LOSES = Step("{0}.filter(lambda number: number != 3)", Effect.ONE, (0,), (1,))
+KEEPS = Step("{0}.shuffle()", Effect.MIXED, (1,), (2,))
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[int, Report]:
+    """What became of each graph; two are run at a time."""
+    return {report.seed: report for report in run(SEEDS, some_ways)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_graph_gives_the_same_in_every_way(seed, reports):
+    if reports[seed].failures:
+        pytest.fail(f"{reports[seed]}\n\nshrunk: {shrunk(reports[seed])}", pytrace=False)
+
+
+def test_a_hundred_graphs_are_run_in_every_way():
+    ways = [way for seed in SEEDS for way in some_ways(seed)]
+    here = {(kind, 0) for kind in KINDS} - {("kill", 0), ("elsewhere", 0)}
+    assert {(way.kind, way.workers) for way in ways} == here | {
+        (kind, workers) for kind in KINDS for workers in (1, 2, 3)
+    }
+    assert {(way.workers, way.ahead) for way in ways} == {
+        (workers, ahead) for workers in range(4) for ahead in AHEAD
+    }
+
+
+def test_every_line_is_drawn():
+    def undrawn(text: str) -> str:
+        return re.sub(r"\{[nm]\}|\{branches\}|\b\d+\b", "#", text)
+
+    found = {undrawn(step.text) for seed in range(500) for step in drawn(seed).steps}
+    lines = [text for text, *_ in (*OVER_ONE, *SPLITS, *DIVISIONS)] + SOURCES
+    assert [line for line in lines if undrawn(line) not in found] == []
+    names = {text.split("(")[0].split(".")[-1] for text, *_ in JOINS}
+    assert all(any(name in text for text in found) for name in names)
+
+
+def test_a_seed_draws_the_same_graph_each_time():
+    assert [str(drawn(seed)) for seed in SEEDS] == [str(drawn(seed)) for seed in SEEDS]
+    assert len({str(drawn(seed)) for seed in SEEDS}) == len(SEEDS)
+
+
+def test_of_most_graphs_it_is_known_which_ids_come():
+    promises = [promise_of(drawn(seed), 2) for seed in range(500)]
+    assert sum(promise.ids is not None for promise in promises) > 300
+    assert sum(promise.is_exact for promise in promises) > 100
+
+
+def test_a_promise_counts_ids_through_branches():
+    steps = (
+        NUMBERS,
+        Step("{0}.fork(2)", Effect.COPIES, (0,), (1, 2)),
+        Step("{0}.demux(2, kind)", Effect.KINDS, (1,), (3, 4)),
+        Step("{0}.concat({1}, {2})", Effect.CHAINED, (3, 2, 4), (5,)),
+    )
+    recipe = Recipe(steps)
+    with DataLoader2(recipe.graph()) as loader:
+        assert promise_of(recipe, 0).ids == Counter(sources(list(loader)))
+    assert promise_of(recipe, 0).is_exact
+    assert not promise_of(Recipe(steps[:3]), 0).is_exact
+
+
+def test_a_hang_is_a_failure_and_the_next_graph_is_run():
+    with Child(limit=2) as child:
+        report = child.run(0, Recipe((NUMBERS, HANGS)), [LEDGER, Way("resume", 0, 0)])
+        assert [(way, why.split()[0]) for way, why in report.failures] == [(LEDGER, "hangs")]
+        assert child.run(1, Recipe((NUMBERS,)), [LEDGER]).equal == 1
+
+
+def test_a_failure_is_shrunk_to_what_it_takes():
+    recipe = Recipe((NUMBERS, LOSES, KEEPS))
+    with Child() as child:
+        report = child.run(0, recipe, [LEDGER])
+    assert "lost [3]" in report.failures[0][1]
+    assert str(shrunk(report).recipe).splitlines() == [
+        "p0 = IterableWrapper(ids(0, 4))",
+        "p1 = p0.filter(lambda number: number != 3)",
+    ]
+
+
+def test_smaller_recipes_are_smaller():
+    def size(recipe: Recipe) -> tuple[int, int]:
+        return len(recipe.steps), sum(step.count for step in recipe.steps)
+
+    for seed in SEEDS:
+        assert all(size(less) < size(drawn(seed)) for less in smaller(drawn(seed)))

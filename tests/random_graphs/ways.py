@@ -1,0 +1,387 @@
+"""Ways to run one graph, and what has to be the same in all of them.
+
+This file is about ``Case``, one graph with the epochs that an undisturbed loader hands out, and
+about ``WAYS``, each of which runs the graph somehow and holds what comes out against those:
+
+    ledger    every id comes as often as the lines of the graph say
+    workers   as many workers, twice the same; against none, as the order allows
+    async     ``async for`` instead of ``for``
+    limits    pauses and limits in the middle of epochs
+    resume    states after some items, loaded by another loader with as many workers
+    elsewhere the same, with another number of workers, or none
+    kill      workers are killed and replaced
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+import random
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from asyncloader.errors import SnapshotError
+from tests.faults.deaths import signalled
+from tests.random_graphs.pieces import HELPERS, sources
+from tests.random_graphs.promise import NOTHING, SAME_ORDER, Promise, promise_of
+from tests.random_graphs.recipe import Recipe
+
+SEED = 4
+EPOCHS = 3
+#: An epoch that goes on for longer never ends.
+MOST_ITEMS = 20_000
+AHEAD = (0, 1, 10)
+#: What a graph is refused by: of these, before the first item, with the name of a pipe.
+REFUSALS = (SnapshotError, ValueError)
+_REFUSALS = tuple(error.__name__ for error in REFUSALS)
+
+
+class Differs(Exception):
+    """What came out is not what had to come out."""
+
+
+class Refused(Exception):
+    """The graph cannot be run this way, and the library says because of which pipe."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An error, in the place of the item at which an epoch ended with it."""
+
+    kind: str
+    message: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Raised) and other.kind == self.kind
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running a graph; 0 workers are this process."""
+
+    kind: str
+    workers: int
+    #: How much is prefetched: items here, frames in workers.
+    ahead: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.workers} workers, prefetch {self.ahead}"
+
+
+HERE = Way("", 0, 0)
+
+
+class Case:
+    """A graph to be run in many ways, each with luck of its own."""
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        self.recipe = recipe
+        self.seed = seed
+
+    def check(self, way: Way) -> None:
+        """Run the graph in a way; Differs or Refused if it is not as it has to be."""
+        try:
+            if any(map(_is_read_wrong, self.expected(HERE))):
+                raise Refused("it reads a branch of a pass that is over, so that nobody can run it")
+            KINDS[way.kind](self, way, random.Random(f"{self.seed}{way}"))
+        except REFUSALS as error:
+            raise self._refused(error) from error
+
+    def loader(self, way: Way, state: Any = None, **settings: Any) -> DataLoader2[Any]:
+        """Return a loader at the first of the seed's epochs, or at a state."""
+        service: Any = InProcessReadingService(way.ahead)
+        if way.workers:
+            service = MultiProcessingReadingService(
+                way.workers, worker_prefetch_cnt=way.ahead, **settings
+            )
+        loader = DataLoader2(self.recipe.graph(), reading_service=service)
+        if state is None:
+            loader.seed(SEED)
+        else:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        return loader
+
+    def expected(self, way: Way) -> list[list[Any]]:
+        """Return the epochs of an undisturbed loader with as many workers."""
+        return self._undisturbed(way.workers, way.ahead)[0]
+
+    def some_state(self, way: Way, luck: random.Random) -> tuple[int, int, Any]:
+        """Return a state of that loader, with its epoch's number and how many items were taken.
+
+        One step after an epoch's last item its end was seen.
+        """
+        _, states = self._undisturbed(way.workers, way.ahead)
+        (number, step), state = luck.choice(list(states.items()))
+        if isinstance(state, Exception):
+            raise state
+        return number, step, state
+
+    @functools.cache  # noqa: B019 - a case does not live for long
+    def _undisturbed(self, workers: int, ahead: int) -> tuple[list[list[Any]], dict[Any, Any]]:
+        states: dict[tuple[int, int], Any] = {}
+        epochs: list[list[Any]] = []
+        with self.loader(Way("", workers, ahead)) as loader:
+            for number in range(EPOCHS):
+                items: list[Any] = []
+                epochs.append(items)
+                if number == EPOCHS - 1:
+                    items += _read(iter(loader))
+                    break
+                # After an error, a state is one of the epoch that ended with it.
+                if number == 0 or not _has_failed(epochs[number - 1]):
+                    states[number, 0] = _state_of(loader)
+                iterator = iter(loader)
+                while len(items) < MOST_ITEMS and (item := _read(iterator, 1)):
+                    items += item
+                    if _has_failed(items):
+                        break
+                    states[number, len(items)] = _state_of(loader)
+                else:
+                    states[number, len(items) + 1] = _state_of(loader)
+        return epochs, states
+
+    def promise(self, workers: int) -> Promise:
+        return promise_of(self.recipe, workers)
+
+    def epoch(self, loader: DataLoader2[Any], luck: random.Random | None = None) -> list[Any]:
+        """Return an epoch's items by ``for``, or by either form."""
+        return _read(iter(loader)) if luck is None or luck.random() < 0.5 else _async(loader)
+
+    def _refused(self, error: Exception) -> Exception:
+        names = set(re.findall(r"(\w+)\(", str(self.recipe))) | set(HELPERS)
+        if any(name in str(error) for name in names):
+            return Refused(f"{type(error).__name__}: {error}")
+        return Differs(f"refused without the name of a pipe: {error!r}")
+
+    def compare(self, what: str, found: list[Any], expected: list[Any], way: Way) -> None:
+        """Hold items against those that had to come; Differs says where they part."""
+        if self.recipe.is_noisy and (not way.workers or self.recipe.stays_here):
+            # Numbers of this process's global generators are not the loader's.
+            found, expected = _without_noise(found), _without_noise(expected)
+        if found != expected:
+            if found and isinstance(found[0], Raised) and found[0].kind in _REFUSALS:
+                raise ValueError(found[0].message)
+            raise Differs(f"{what}: {_difference(found, expected)}")
+
+
+def _read(iterator: Iterator[Any], most: int | None = None) -> list[Any]:
+    items: list[Any] = []
+    try:
+        for item in itertools.islice(iterator, MOST_ITEMS if most is None else most):
+            items.append(item)  # noqa: PERF402 - those before an error count
+    except Exception as error:  # noqa: BLE001 - it is compared
+        items.append(_raised(error))
+    if len(items) == MOST_ITEMS:
+        items.append(Raised("an epoch without an end", ""))
+    return items
+
+
+def _state_of(loader: DataLoader2[Any]) -> Any:
+    """Return the state, or why there is none."""
+    try:
+        return loader.state_dict(include_datapipe=False)
+    except SnapshotError as error:
+        return error
+
+
+def _async(loader: DataLoader2[Any]) -> list[Any]:
+    async def epoch() -> list[Any]:
+        items: list[Any] = []
+        try:
+            async for item in loader:
+                items.append(item)  # noqa: PERF401 - those before an error count
+        except Exception as error:  # noqa: BLE001 - it is compared
+            items.append(_raised(error))
+        return items
+
+    return asyncio.run(epoch())
+
+
+def _has_failed(items: list[Any]) -> bool:
+    return bool(items) and isinstance(items[-1], Raised)
+
+
+def _is_read_wrong(items: list[Any]) -> bool:
+    """Whether a branch was read again while its sisters went on."""
+    return _has_failed(items) and items[-1].kind == "IteratorInvalidated"
+
+
+def _raised(error: Exception) -> Raised:
+    return Raised(type(error).__name__, str(error))
+
+
+def _without_noise(item: Any) -> Any:
+    if isinstance(item, (list, tuple)):
+        return type(item)(map(_without_noise, item))
+    return 0.0 if isinstance(item, float) else item
+
+
+def _difference(found: list[Any], expected: list[Any]) -> str:
+    pairs = enumerate(itertools.zip_longest(found, expected, fillvalue="nothing"))
+    at, (one, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    lost = Counter(sources(expected))
+    lost.subtract(Counter(sources(found)))
+    ledger = "".join(
+        f"; {word} {sorted(each for each in lost if sign * lost[each] > 0)}"
+        for word, sign in (("lost", 1), ("too many", -1))
+        if any(sign * count > 0 for count in lost.values())
+    )
+    return (
+        f"item {at} is {one!r} instead of {other!r}"
+        f" ({len(found)} items, {len(expected)} expected{ledger})"
+    )
+
+
+# The ways -----------------------------------------------------------------------------------------
+
+
+def _ledger(case: Case, way: Way, luck: random.Random) -> None:
+    promise = case.promise(way.workers)
+    promised = promise.ids
+    for number, epoch in enumerate(case.expected(way)):
+        if promised is not None:
+            found = Counter(sources(epoch))
+            lost = promised - found if promise.is_exact else Counter()
+            if lost or found - promised:
+                raise Differs(
+                    f"epoch {number}: lost {_listed(lost)}, too many"
+                    f" {_listed(found - promised)}; it ends with {epoch[-1:]}"
+                )
+
+
+def _listed(counts: Counter[int]) -> list[int]:
+    return sorted(counts.elements())
+
+
+def _workers(case: Case, way: Way, luck: random.Random) -> None:
+    """Another loader hands out the same, by either form, and what one process does."""
+    with case.loader(way) as loader:
+        found = [case.epoch(loader, luck) for _ in range(EPOCHS)]
+    for number, (epoch, expected) in enumerate(zip(found, case.expected(way), strict=True)):
+        case.compare(f"epoch {number}, once more", epoch, expected, way)
+    likeness = case.promise(way.workers).likeness
+    if likeness == NOTHING or case.recipe.is_noisy:
+        return
+    for number, (epoch, expected) in enumerate(zip(found, case.expected(HERE), strict=True)):
+        if likeness == SAME_ORDER:
+            case.compare(f"epoch {number}, against no workers", epoch, expected, way)
+        else:
+            one, other = (sorted(items, key=repr) for items in (epoch, expected))
+            case.compare(f"epoch {number} in any order, against no workers", one, other, way)
+
+
+def _limits(case: Case, way: Way, luck: random.Random) -> None:
+    with case.loader(way) as loader:
+        for number in range(2):
+            items, iterator = [], iter(loader)
+            expected = case.expected(way)[number]
+            for _ in range(3):
+                most = luck.randint(0, len(expected))
+                if luck.random() < 0.5:
+                    iterator.limit(most)
+                    items += _read(iterator)
+                    iterator.limit(None)
+                else:
+                    items += _read(iterator, most)
+                    iterator.pause()
+                    items += _read(iterator)
+                if _has_failed(items):
+                    break
+                iterator.resume()
+            else:
+                items += _read(iterator)
+            case.compare(f"epoch {number} with pauses and limits", items, expected, way)
+
+
+def _resume(case: Case, way: Way, luck: random.Random) -> None:
+    epochs = case.expected(way)
+    for _ in range(2):
+        number, step, state = case.some_state(way, luck)
+        where = f"resumed after {step} items of epoch {number}"
+        with case.loader(way, state) as loader:
+            if step <= len(epochs[number]):
+                case.compare(where, case.epoch(loader, luck), epochs[number][step:], way)
+            if number + 1 < EPOCHS:
+                following = case.epoch(loader, luck)
+                case.compare(f"{where}, the next epoch", following, epochs[number + 1], way)
+
+
+def _elsewhere(case: Case, way: Way, luck: random.Random) -> None:
+    number, step, state = case.some_state(way, luck)
+    others = luck.choice([each for each in range(4) if each != way.workers])
+    other = Way(way.kind, others, way.ahead)
+    where = f"after {step} items of epoch {number}, resumed with {others} workers"
+    before, after = case.expected(way), case.expected(other)
+    with case.loader(other, state) as loader:
+        if step <= len(before[number]):
+            rest = case.epoch(loader, luck)
+            # Between two epochs any number goes on with what it would have made itself.
+            expected = before[number][step:] if step else after[number]
+            if case.recipe.is_noisy:
+                rest, expected = _without_noise(rest), _without_noise(expected)
+            case.compare(where, rest, expected, other)
+        if number + 1 < EPOCHS:
+            following = case.epoch(loader, luck)
+            case.compare(f"{where}, the next epoch", following, after[number + 1], other)
+
+
+def _kill(case: Case, way: Way, luck: random.Random) -> None:
+    # A worker that dies at the beginning has delivered nothing.
+    with case.loader(way, on_worker_death="restart", max_restarts=20) as loader:
+        kills = 0
+        for number, expected in enumerate(case.expected(way)):
+            items: list[Any] = []
+            # Two in the first epoch, one in the second, none in the last.
+            steps = range(len(expected) + 1 - _has_failed(expected))
+            deaths = sorted(luck.sample(steps, min(len(steps), EPOCHS - 1 - number)))
+            iterator = iter(loader)
+            for step in deaths:
+                items += _read(iterator, step - len(items))
+                kills += _kill_one(loader, luck)
+            if not _has_failed(items):
+                items += _read(iterator)
+            case.compare(f"epoch {number}, {kills} kills before", items, expected, way)
+
+
+def _kill_one(loader: DataLoader2[Any], luck: random.Random) -> int:
+    pool = getattr(loader.reading_service, "_pool", None)
+    links = [] if pool is None else pool.all_links()
+    return signalled(luck.choice(links).process, signal.SIGKILL) if links else 0
+
+
+KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
+    "ledger": _ledger,
+    "workers": _workers,
+    "limits": _limits,
+    "resume": _resume,
+    "elsewhere": _elsewhere,
+    "kill": _kill,
+}
+
+
+def all_ways(seed: int) -> list[Way]:
+    """Every kind of way with 0 to 3 workers, each number with one of the prefetches, by turns."""
+    kinds = itertools.product(range(4), KINDS)
+    return [
+        Way(kind, workers, AHEAD[(seed + workers) % 3])
+        for workers, kind in kinds
+        if workers or kind != "kill"
+    ]
+
+
+def some_ways(seed: int) -> list[Way]:
+    """A few of all ways; a hundred seeds in a row have all of them."""
+    here = [Way(kind, 0, AHEAD[seed % 3]) for kind in ("ledger", "workers", "limits", "resume")]
+    workers, ahead = 1 + seed % 3, AHEAD[seed // 3 % 3]
+    more = ("limits", "kill", "elsewhere", "kill")[seed % 4]
+    return [*here, *(Way(kind, workers, ahead) for kind in ("ledger", "workers", "resume", more))]
