@@ -246,9 +246,18 @@ _LINES = re.compile(
 )
 
 
+#: What the interpreter itself prints, of any program, instead of the rest of a traceback in the
+#: midst of which Ctrl-C comes again.
+_CUT_OFF = re.compile(
+    r"[ ]*object address  : .*\nobject refcount : .*\nobject type     : .*\n"
+    r"object type name: KeyboardInterrupt\nobject repr     : KeyboardInterrupt\(\)\n"
+    r"lost sys\.stderr\n\Z"
+)
+
+
 def is_one_keyboard_interrupt(stderr: str) -> bool:
     """Whether a program has printed the traceback of one KeyboardInterrupt and nothing else."""
-    lines = stderr.splitlines()
+    lines = _CUT_OFF.sub("KeyboardInterrupt\n", stderr).splitlines()
     begins = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
     links = [line for line in lines if line.startswith(("During handling", "The above"))]
     return (

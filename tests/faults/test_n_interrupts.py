@@ -84,6 +84,11 @@ def test_n12_what_counts_as_one_keyboard_interrupt():
     link = "\nDuring handling of the above exception, another exception occurred:\n\n"
     assert is_one_keyboard_interrupt(one)
     assert is_one_keyboard_interrupt(one + link + one)
+    lost = "object type name: KeyboardInterrupt\nobject repr     : KeyboardInterrupt()\n"
+    head = "object address  : 0x1\nobject refcount : 2\nobject type     : 0x2\n"
+    cut = one.replace("KeyboardInterrupt\n", head + lost + "lost sys.stderr\n")
+    assert is_one_keyboard_interrupt(cut)
+    assert not is_one_keyboard_interrupt(cut + one)
     assert not is_one_keyboard_interrupt("")
     assert not is_one_keyboard_interrupt(one + one)
     assert not is_one_keyboard_interrupt(one + f"{TORN}: <function>\n" + one)
