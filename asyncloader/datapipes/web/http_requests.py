@@ -12,6 +12,7 @@ import email.utils
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -126,9 +127,11 @@ def seconds_of(retry_after: str) -> float | None:
         return float(retry_after)
     try:
         date = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, date.timestamp() - time.time())
+    # A date that names no time zone is in UTC, and not in the zone of this machine.
+    seconds = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - time.time()
+    return max(0.0, seconds)
 
 
 def shown(url: str) -> str:

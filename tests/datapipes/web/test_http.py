@@ -139,12 +139,23 @@ async def test_a_server_says_when_to_come_back():
         assert time.monotonic() - begun >= 1
 
 
+@pytest.fixture(params=["UTC", "Asia/Kathmandu", "America/Lima"])
+def time_zone(request, monkeypatch):
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("time_zone")
 def test_a_time_to_come_back_may_be_a_date():
     assert seconds_of("120") == 120
     assert 50 < seconds_of(email.utils.formatdate(time.time() + 60)) <= 60
     assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert seconds_of("") is None
     assert seconds_of("soon") is None
+    assert seconds_of("Mon, 23 Nov 2026 03:08:99999999999999999999 GMT") is None
 
 
 @pytest.mark.parametrize("path", ["/silent", "/stall"])
