@@ -287,6 +287,10 @@ class LoopThread:
             result = self.call(_result(result))
         return result
 
+    def stop(self) -> None:
+        """Let the loop and its thread end, without waiting for them; from any thread."""
+        self._running.stop()
+
     def close(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, at most so long."""
         _loop_threads.discard(self)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursors, picked
@@ -95,7 +96,9 @@ class IterableWrapper(IterDataPipe[T]):
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.iterable, Iterable):
             return from_loop(self)
-        return self._unaware_items() if self._must_not_ask() else self._items(self.iterable)
+        if self._must_not_ask():
+            return _unaware_items(partial(self._items, self.iterable), self._unaware())
+        return self._items(self.iterable)
 
     def _items(self, iterable: Iterable[T]) -> Iterator[T]:
         if not self._passes.are_free:
@@ -114,38 +117,6 @@ class IterableWrapper(IterDataPipe[T]):
 
     def _unaware(self) -> Unaware:
         return Unaware("" if self._hides_worker else twice(self, self.divided_by))
-
-    def _unaware_items(self) -> Iterator[T]:
-        unaware, iterable = self._unaware(), self.iterable
-        assert isinstance(iterable, Iterable)
-        with unaware:
-            items = self._items(iterable)
-        try:
-            while True:
-                with unaware:
-                    item = next(items, _END)
-                unaware.check()
-                if item is _END:
-                    return
-                yield item
-        finally:
-            close_items(items)
-
-    async def _unaware_aitems(self) -> AsyncIterator[T]:
-        unaware, iterable = self._unaware(), self.iterable
-        assert isinstance(iterable, AsyncIterable)
-        with unaware:
-            items = self._aitems(iterable)
-        try:
-            while True:
-                with unaware:
-                    item = await anext(items, _END)
-                unaware.check()
-                if item is _END:
-                    return
-                yield item
-        finally:
-            await aclose_items(items)
 
     def picks(self) -> bool:
         return self._passes.are_free and isinstance(self.iterable, Iterable)
@@ -173,8 +144,45 @@ class IterableWrapper(IterDataPipe[T]):
 
     def __aiter__(self) -> AsyncIterator[T]:
         if isinstance(self.iterable, AsyncIterable):
-            return self._unaware_aitems() if self._must_not_ask() else self._aitems(self.iterable)
+            if self._must_not_ask():
+                return _unaware_aitems(partial(self._aitems, self.iterable), self._unaware())
+            return self._aitems(self.iterable)
         return from_thread(self)
+
+
+# These stand outside of the pipe, whose time is that of the iterable: see ``watch.frames``.
+
+
+def _unaware_items(begin: Callable[[], Iterator[T]], unaware: Unaware) -> Iterator[T]:
+    with unaware:
+        items = begin()
+    try:
+        while True:
+            with unaware:
+                item = next(items, _END)
+            unaware.check()
+            if item is _END:
+                return
+            yield item
+    finally:
+        close_items(items)
+
+
+async def _unaware_aitems(
+    begin: Callable[[], AsyncIterator[T]], unaware: Unaware
+) -> AsyncIterator[T]:
+    with unaware:
+        items = begin()
+    try:
+        while True:
+            with unaware:
+                item = await anext(items, _END)
+            unaware.check()
+            if item is _END:
+                return
+            yield item
+    finally:
+        await aclose_items(items)
 
 
 def _is_of_hugging_face(iterable: object) -> bool:
@@ -217,47 +225,14 @@ class Passes:
         if self.is_only_one:
             self._begin(pipe)
             return iter(iterable)
-        return self._own_items(pipe, iterable)
+        return OwnItems(self, pipe, self._begin(pipe), iterable)
 
     def aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
         """Iterate once more; TypeError where the iterable does not begin again."""
         if self.is_only_one:
             self._begin(pipe)
             return aiter(iterable)
-        return self._own_aitems(pipe, iterable)
-
-    def _own_items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
-        number, had_items = self._begin(pipe), self.gave_items
-        items = iter(iterable)
-        try:
-            while True:
-                self._check_latest(number, pipe)
-                item = next(items, _END)
-                if item is _END:
-                    break
-                self.gave_items, had_items = True, False
-                yield item
-            self._end(pipe, had_items)
-        finally:
-            # The iterable itself belongs to whoever wrapped it, and may be read again.
-            if items is not iterable:
-                close_items(items)
-
-    async def _own_aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
-        number, had_items = self._begin(pipe), self.gave_items
-        items = aiter(iterable)
-        try:
-            while True:
-                self._check_latest(number, pipe)
-                item = await anext(items, _END)
-                if item is _END:
-                    break
-                self.gave_items, had_items = True, False
-                yield item
-            self._end(pipe, had_items)
-        finally:
-            if items is not iterable:
-                await aclose_items(items)
+        return AsyncOwnItems(self, pipe, self._begin(pipe), iterable)
 
     def _begin(self, pipe: object) -> int:
         if not self.has_ended and not self.may_begin_again:
@@ -266,17 +241,78 @@ class Passes:
         self.count += 1
         return self.count
 
-    def _check_latest(self, number: int, pipe: object) -> None:
+    def check_latest(self, number: int, pipe: object) -> None:
+        """Raise IteratorInvalidated in a pass that another has followed."""
         if number != self.count:
             raise IteratorInvalidated(
                 f"this iterator has been invalidated: {pipe!r} wraps an object that is its own"
                 " iterator, and it is being iterated again"
             )
 
-    def _end(self, pipe: object, had_items: bool) -> None:
-        self.has_ended = True
-        if had_items:
-            raise _read_only_once(pipe)
+
+class _OwnPass:
+    """One pass over what is its own iterator, whose attributes are this one's too."""
+
+    def __init__(self, passes: Passes, pipe: object, number: int, iterable: object) -> None:
+        self._iterable = iterable
+        self._passes = passes
+        self._pipe = pipe
+        self._number = number
+        # The pass before had items, and none has come of this one.
+        self._begins_empty = passes.gave_items
+        self._items: Any = iter(())
+        self._is_over = False
+
+    def _check(self) -> bool:
+        """Whether there may be more; IteratorInvalidated where another pass was begun."""
+        self._passes.check_latest(self._number, self._pipe)
+        return not self._is_over
+
+    def _got(self, item: Any) -> Any:
+        if item is not _END:
+            self._passes.gave_items, self._begins_empty = True, False
+            return item
+        self._passes.has_ended = self._is_over = True
+        if self._begins_empty:
+            raise _read_only_once(self._pipe)
+        return item
+
+    def __getattr__(self, name: str) -> Any:
+        # The iterable itself belongs to whoever wrapped it, and may be read again.
+        is_close = name in ("close", "aclose") and self._items is self._iterable
+        if name.startswith("_") or is_close:
+            raise AttributeError(name)
+        return getattr(self._items, name)
+
+
+class OwnItems(_OwnPass, Iterator[Any]):
+    """Yields the items of an iterable, for as long as no other pass over it was begun."""
+
+    def __init__(self, passes: Passes, pipe: object, number: int, iterable: Iterable[Any]) -> None:
+        super().__init__(passes, pipe, number, iterable)
+        self._items = iter(iterable)
+
+    def __next__(self) -> Any:
+        item = self._got(next(self._items, _END)) if self._check() else _END
+        if item is _END:
+            raise StopIteration
+        return item
+
+
+class AsyncOwnItems(_OwnPass, AsyncIterator[Any]):
+    """Yields the items of an async iterable, as ``OwnItems`` does."""
+
+    def __init__(
+        self, passes: Passes, pipe: object, number: int, iterable: AsyncIterable[Any]
+    ) -> None:
+        super().__init__(passes, pipe, number, iterable)
+        self._items = aiter(iterable)
+
+    async def __anext__(self) -> Any:
+        item = self._got(await anext(self._items, _END)) if self._check() else _END
+        if item is _END:
+            raise StopAsyncIteration
+        return item
 
 
 _END: Any = object()

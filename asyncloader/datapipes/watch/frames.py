@@ -23,7 +23,7 @@ _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
 #: Where readers and sources of either colour meet, and where items are skipped.
 _BETWEEN_PIPES = frozenset(
     os.path.join(_PIPES, *names)
-    for names in (("running", "crossing.py"), ("going_on", "cursors.py"))
+    for names in (("running", "crossing.py"), ("going_on", "cursors.py"), ("items", "sources.py"))
 )
 _GENERATOR = inspect.CO_GENERATOR
 #: What every pipe has says nothing of which pipe it is.

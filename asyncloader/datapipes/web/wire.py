@@ -94,7 +94,7 @@ class Wire:
 
     def _stop(self, task: asyncio.Task[None]) -> None:
         _running.discard(self)
-        self._thread.loop.stop()
+        self._thread.stop()
 
     async def _run(self) -> None:
         try:
