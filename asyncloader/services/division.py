@@ -113,6 +113,9 @@ def divide(datapipe: Any, num_workers: int) -> Division:
             outlet.length = _length(end, dispatch, num_workers)
         outlets.append(outlet)
         ends.append(end)
+    readers = [stage_name(pipe) for pipe in breadth_first(root) if is_replayed(pipe)]
+    for outlet in outlets:
+        outlet.readers = " or ".join(readers)
     return Division(
         root=root,
         parts=cut.parts,

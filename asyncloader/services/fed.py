@@ -30,6 +30,8 @@ class FedFromWorkers(IterDataPipe[Any]):
         self.part = stage_name(end)
         self.source = source
         self.stream: FedStream | None = None
+        #: The names of those who may read this twice.
+        self.readers = ""
         take_number_of(self, end)
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:

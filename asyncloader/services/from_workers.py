@@ -118,6 +118,8 @@ class FromWorkers(IterDataPipe[Any]):
         self.length: int | None = None
         #: Whether the workers run pipes that may yield another number of items.
         self.is_changed = False
+        #: The names of those who may read this twice, as nobody knows how they read.
+        self.readers = ""
         #: The name of a pipe in the workers of which no state can be taken, if there is one.
         self.unnumbered = ""
         self.stream: WorkerStream | None = None
@@ -198,7 +200,7 @@ class FromWorkers(IterDataPipe[Any]):
 
     def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
         if self.stream is None:
-            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
+            raise self._read_twice()
         cursor = cursor_of(self, cursors)
         if cursor is None:
             self._unwanted = position
@@ -238,10 +240,17 @@ class FromWorkers(IterDataPipe[Any]):
             self._told.add([worker, pieces])
         return items
 
+    def _read_twice(self) -> LoaderError:
+        return LoaderError(
+            f"{self.readers or 'a pipe'} reads twice in one epoch what comes from the workers, in"
+            " which it comes once. Read it once, or put the pipe that reads twice before those"
+            " that have to stay in the loader's process"
+        )
+
     def _taken_stream(self) -> WorkerStream:
         stream, self.stream = self.stream, None
         if stream is None:
-            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
+            raise self._read_twice()
         self._running = stream
         return stream
 

@@ -174,6 +174,16 @@ def test_n3_a_cycle_that_stays_with_the_loader_is_refused_by_name() -> None:
     loader.shutdown()
 
 
+def test_n3_a_users_pipe_in_the_loaders_process_that_reads_twice_is_told_so() -> None:
+    made = IterableWrapper(range(COUNT)).sharding_filter().batch(2, across_workers=True)
+    graph = TwoPasses(made)
+    with (
+        loader_from(graph, MultiProcessingReadingService(2)) as loader,
+        pytest.raises(LoaderError, match=r"^TwoPasses\(\) reads twice .* from the workers"),
+    ):
+        list(loader)
+
+
 def test_n3_who_goes_on_with_what_another_left_of_what_is_dealt_takes_the_next_item() -> None:
     dealt = IterableWrapper(range(COUNT)).sharding_round_robin_dispatch(DEALT)
     left, right = dealt.fork(2, buffer_size=COUNT)
@@ -215,15 +225,21 @@ def test_n4_a_state_of_what_is_read_again_behind_a_shard_goes_on_exactly(
             assert [list(resumed), list(resumed)] == [items[step + 1 :], following], step
 
 
+def one_branch_again() -> Any:
+    left, right = SequenceWrapper(range(7)).shuffle().fork(2)
+    return left.zip_longest(right.cycle(2))
+
+
 @pytest.mark.parametrize(
     "graph",
     [
         lambda: (lambda one: one.concat(one))(SequenceWrapper(range(12)).shuffle()).groupby(int),
         lambda: (lambda one: one.concat(one))(forked(IterableWrapper(range(12)).shuffle())),
+        one_branch_again,
         lambda: Counter(12).shuffle().cycle(2).shuffle(buffer_size=3),
         lambda: Counter(12).concat(Counter(7)).map(str).cycle(2),
     ],
-    ids=["by index", "behind a fork", "a source at its end", "sources at their ends"],
+    ids=["by index", "behind a fork", "one branch", "a source at its end", "sources at their ends"],
 )
 def test_n4_what_is_read_again_goes_on_with_the_order_of_that_time(
     graph: Callable[[], Any],
@@ -238,6 +254,15 @@ def test_n4_what_is_read_again_goes_on_with_the_order_of_that_time(
     for step, state in enumerate(states, 1):
         with loader_from(graph(), None, state) as resumed:
             assert [list(resumed), list(resumed)] == [items[step:], following], step
+
+
+def test_n4_a_branch_that_begins_after_another_has_left_gets_every_item() -> None:
+    batches = IterableWrapper(range(40)).batch(4)
+    left, right = batches.shuffle(buffer_size=3, unbatch_level=1).fork(2, buffer_size=COUNT)
+    with loader_from(IterableWrapper("xyz").mux(left).concat(right)) as loader:
+        items = list(loader)
+    assert sorted(items[6:]) == list(range(40))
+    assert items[1:6:2] == items[6:9]
 
 
 # N5 -------------------------------------------------------------------------------------

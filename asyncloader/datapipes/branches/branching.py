@@ -66,6 +66,11 @@ class Branch(IterDataPipe[T]):
     def cursor_form(self) -> Form:
         return split_form(self.source.num_instances, number_of(self.source), self.index)
 
+    def joins_others(self) -> bool:
+        """Whether the next pass is one in which other branches have drawn items already."""
+        running = self.source.current_pass
+        return running is not None and running.is_open_to(self.index)
+
     def rest(self) -> None:
         """Take nothing for now: whoever reads this may go on later."""
         if self.source.current_pass is not None:

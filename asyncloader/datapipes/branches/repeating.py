@@ -282,10 +282,21 @@ class RoundSeeds:
         self._settle()
 
     def _settle(self) -> None:
+        under_way = self._under_way()
         # Also for what is begun late in the round, or not at all.
         for pipe in self._seeded:
-            pipe.settle_seed()
-        self._seeds = self._seeds_to_come()
+            if pipe not in under_way:
+                pipe.settle_seed()
+        begun = {number_of(pipe): pipe.current_pass.seed for pipe in under_way}
+        self._seeds = {**self._seeds_to_come(), **begun}
+
+    def _under_way(self) -> list[Seeded]:
+        """Return those whose pass the first round joins, as another branch has begun it."""
+        joining = [pipe for pipe in self._pipes if isinstance(pipe, Branch) and pipe.joins_others()]
+        above = {id(each) for pipe in joining for each in pipes_from(pipe)}
+        return [
+            pipe for pipe in self._seeded if id(pipe) in above and pipe.current_pass is not None
+        ]
 
     def _seeds_to_come(self) -> Seeds:
         seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]

@@ -93,6 +93,10 @@ class SplitStart:
     cursors: Cursors
 
 
+def _taken(start: SplitStart) -> int:
+    return start.taken
+
+
 class SplitPass(Pass[T]):
     """One pass over a splitter: what was taken, what waits for whom, and who is in it.
 
@@ -120,7 +124,9 @@ class SplitPass(Pass[T]):
         self._seeds: dict[Seeded, int] = {}
         self._wanted_from = [0] * split.num_instances
         self._pace = Pace()
+        #: Whether items were drawn, and whether the source is open.
         self._is_drawing = False
+        self._is_reading = False
         self.joined: set[int] = set()
         self.left: set[int] = set()
         #: Those that are read by another splitter, in whose pass nobody is at present.
@@ -148,6 +154,11 @@ class SplitPass(Pass[T]):
             self._awaited.discard(index)
             self.joined.add(index)
             return True
+
+    def is_open_to(self, index: int) -> bool:
+        """Whether items are drawn already, and a branch would join."""
+        is_new = index not in self.joined | self.left
+        return self._is_drawing and is_new and not self.is_invalid
 
     def next_of(self, index: int) -> T:
         """Return a branch's next item; raise StopIteration at its end."""
@@ -212,7 +223,7 @@ class SplitPass(Pass[T]):
         self._gone |= gone
         self.left |= gone
         self._awaited |= left - gone - self.joined
-        for index in cursors.keys() - gone - self._expected.keys():
+        for index in cursors.keys() - self._expected.keys():
             cursor = cursors[index]
             above = dict(cursor["above"])
             self._expected[index] = SplitStart(cursor["taken"], tuple(cursor["given"]), above)
@@ -252,6 +263,9 @@ class SplitPass(Pass[T]):
 
     def _rest(self) -> None:
         """Close the source; a branch that has not been in the pass yet may go on with it."""
+        # A branch may leave twice, and what was closed no longer says where it stood.
+        if not self._is_reading:
+            return
         if self._is_drawing and not self._errors and len(self.left) < self.split.num_instances:
             above = self.split.branches_above()
             if above:
@@ -260,6 +274,7 @@ class SplitPass(Pass[T]):
                     branch.rest()
                 return
             self._note_start()
+        self._is_reading = False
         close_items(self._draws)
         self._draws = self._draw_all()
 
@@ -305,7 +320,7 @@ class SplitPass(Pass[T]):
             self._starts = deque([self._first_start()])
             above = pipes_from(self.split.source, to_splitters=True)
             self._seeds = {pipe: pipe.fixed_seed() for pipe in above if isinstance(pipe, Seeded)}
-        self._is_drawing = True
+        self._is_drawing = self._is_reading = True
         start = self._starts[-1]
         self.taken, self.given = start.taken, list(start.given)
         # What is made once more, as by those that ran ahead, is drawn as it was.
@@ -319,10 +334,13 @@ class SplitPass(Pass[T]):
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""
-        present = set(range(self.split.num_instances)) - self.left
-        if not present or not present <= self._expected.keys():
+        # One that needed no more, and is there again to be told so, is behind nothing.
+        present = set(range(self.split.num_instances)) - self.left - self._gone
+        if not present <= self._expected.keys():
             return self._starts[0]
-        return min((self._expected[index] for index in present), key=lambda start: start.taken)
+        if not present:
+            return max(self._expected.values(), key=_taken, default=self._starts[0])
+        return min((self._expected[index] for index in present), key=_taken)
 
     def _note_start(self) -> None:
         begun = thread_time()

@@ -6,11 +6,14 @@ and says between two frames where they stand now, so that another worker can go 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from time import thread_time
 from typing import Any
 
+from asyncloader.datapipes.branches.branching import Branch
 from asyncloader.datapipes.going_on.cursors import (
+    Cursor,
     Cursors,
     cursor_of,
     dropped,
@@ -24,7 +27,7 @@ from asyncloader.datapipes.going_on.tidings import Piece, Teller
 from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.replaying import needs_replay, with_orders
 from asyncloader.datapipes.pipe.base import is_iter_pipe
-from asyncloader.datapipes.pipe.kinds import is_splitter, is_without_order
+from asyncloader.datapipes.pipe.kinds import is_without_order
 from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.conversation.messages import FIRST, Mark
 from asyncloader.workers.conversation.random_states import RandomStates, set_states
@@ -110,8 +113,8 @@ class Marker:
         A pipe that knows no place reads them from the first one on, and a splitter those
         that it began at, which its branches say.
         """
-        for inlet, splitters, is_replayed in self._dealt:
-            taken = 0 if is_replayed else _least_taken(inlet, splitters, cursors)
+        for inlet, branches, is_replayed in self._dealt:
+            taken = 0 if is_replayed else _least_taken(inlet, branches, cursors)
             put_cursor(inlet, {"taken": taken}, cursors)
 
     def pieces(self) -> list[Piece]:
@@ -125,8 +128,12 @@ def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:
     return int(cursor["taken"])
 
 
-def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, set[int | None], bool]]:
-    """Yield whatever is dealt, the splitters that read it, and whether it is read again."""
+#: The branches of splitters, by the splitters' numbers.
+Branches = dict[int | None, set[int]]
+
+
+def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
+    """Yield whatever is dealt, the branches that read it, and whether it is read again."""
     for inlet in pipes:
         if type(inlet) is FromDispatcher:
             readers = [
@@ -134,15 +141,39 @@ def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, set[int | 
                 for pipe in pipes
                 if pipe is not inlet and any(each is inlet for each in breadth_first(pipe))
             ]
-            splitters = {number_of(pipe) for pipe in readers if is_splitter(pipe)}
-            yield inlet, splitters, any(map(needs_replay, readers))
+            branches: Branches = {}
+            for pipe in readers:
+                if isinstance(pipe, Branch):
+                    branches.setdefault(number_of(pipe.source), set()).add(pipe.index)
+            yield inlet, branches, any(map(needs_replay, readers))
 
 
-def _least_taken(inlet: FromDispatcher, splitters: set[int | None], cursors: Cursors) -> int:
+def _least_taken(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> int:
+    """Return how many of what was dealt nobody needs, which its own cursor or branches say."""
     if cursor_of(inlet, cursors):
         return dealt_before(inlet, cursors)
-    starts = (dict(each["above"]) for each in cursors.values() if each.get("splitter") in splitters)
-    return min((_least_taken(inlet, splitters, start) for start in starts), default=0)
+    said = [each for each in _cursors_in(cursors) if each.get("splitter") in branches]
+    for splitter, indices in branches.items():
+        own = [each for each in said if each["splitter"] == splitter]
+        gone = {index for each in own for index in each["gone"]}
+        if not indices <= gone | {each["index"] for each in own}:
+            # One that says nothing begins at the beginning, and so does the splitter then.
+            return 0
+    return int(
+        min((_taken_above(inlet, branches, dict(each["above"])) for each in said), default=0)
+    )
+
+
+def _cursors_in(cursors: Cursors) -> Iterator[Cursor]:
+    for cursor in cursors.values():
+        yield cursor
+        yield from _cursors_in(dict(cursor.get("above", ())))
+
+
+def _taken_above(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> float:
+    """Return where a splitter goes on; infinity where another above it says that."""
+    is_below = any(each.get("splitter") in branches for each in cursors.values())
+    return math.inf if is_below else dealt_before(inlet, cursors)
 
 
 def _makes_again(pipe: Any) -> bool:
