@@ -5,10 +5,12 @@ This file is about ``OneToOne``: pipes whose place is that of their source.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, pick, picks, put_cursors, resume
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
+from asyncloader.datapipes.pipe.run import Pass, Run, is_ours, picks
 
 
 class OneToOne:
@@ -19,35 +21,38 @@ class OneToOne:
 
     source: Any
 
-    def put_cursors(self, into: Cursors) -> None:
-        """Add where all above the pipe stand."""
-        put_cursors(self.source, into)
+    def results(self, source: Run[Any]) -> Iterator[Any]:
+        """Read the source, and yield one item for each."""
+        raise NotImplementedError
 
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
-        """Iterate what follows the first ``position`` items."""
-        resume(self.source, position, cursors)
-        return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
-
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
-        """Iterate what follows the first ``position`` items, on the running loop."""
-        resume(self.source, position, cursors)
-        return self  # type: ignore[return-value]  # a pipe
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        """Return a pass that begins at the first item."""
+        return OneToOnePass(run)
 
     def picks(self) -> bool:
         """Whether single items can be had by themselves."""
         return picks(self.source)
 
+
+@dataclass
+class OneToOnePass(Pass[Any]):
+    """One pass over a OneToOne, whose place is that of its source."""
+
+    marks = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        items: Iterator[Any] = self.pipe.results(self.source)
+        return items
+
     def iter_at(self, positions: list[int]) -> Iterator[Any]:
-        """Iterate the items at these positions."""
-        pick(self.source, positions)
-        return iter(self)  # type: ignore[call-overload,no-any-return]  # of a pipe
+        self.source.pick(positions)
+        return iter(self)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position, cursors)
+        return 0
 
 
 def is_one_to_one(pipe: Any) -> bool:
     """Whether a pipe yields at most one item for each; a class of a user may do otherwise."""
     return isinstance(pipe, OneToOne) and is_ours(pipe)
-
-
-def is_ours(pipe: Any) -> bool:
-    """Whether a pipe is of a class of this package, and so yields what that says."""
-    return type(pipe).__module__.startswith("asyncloader.")

@@ -254,10 +254,12 @@ class DataLoader2(Generic[T_co]):
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
 
     def _use_graph(self, datapipe: Any) -> None:
-        set_numbers(breadth_first(datapipe))
         self.datapipe = datapipe
-        self._snapshots = Snapshots(datapipe)
-        self._engine.lifecycle.use_graph(as_run(copy_graph(datapipe)))
+        # The user's own pipes stay as they are.
+        graph = copy_graph(datapipe)
+        set_numbers(breadth_first(graph))
+        self._snapshots = Snapshots(graph)
+        self._engine.lifecycle.use_graph(as_run(copy_graph(graph)))
 
     def _check_has_graph(self) -> None:
         if self.datapipe is None:

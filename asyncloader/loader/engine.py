@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursors
-from asyncloader.datapipes.pipe.base import waits
+from asyncloader.datapipes.pipe.run import waits
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first

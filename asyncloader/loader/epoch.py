@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, astarted, first_cursors, put_own_cursors
+from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.going_on.lasting import LastingError
-from asyncloader.datapipes.pipe.base import is_async_pipe
+from asyncloader.datapipes.pipe.run import Run, is_async_pipe
 from asyncloader.datapipes.running.exchange import Exchange, Waiter
 from asyncloader.datapipes.running.home import Home, give_groups, run_at
 from asyncloader.deadline import give_time_left, leaving_time, time_left
@@ -50,7 +50,7 @@ class Epoch:
         self._timing = timing
         self._home = Home(loop, timing.watching)
         self._context = run_at(self._home)
-        self._pipe: Any = None
+        self._top: Run[Any] | None = None
         self._exchange: Exchange[Any] = Exchange(consumer, self._put_cursors, start.cursors)
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -161,19 +161,21 @@ class Epoch:
         self._consumer.wake()
 
     def _put_cursors(self, into: Cursors) -> None:
-        put_own_cursors(self._pipe, into)
+        if self._top is not None:
+            self._top.put_own_cursors(into)
 
-    async def _run(self, pipe: Any) -> None:
-        self._pipe = pipe
-        self._exchange.begin(first_cursors(pipe))
-        self._timing.watching.begin(lambda: pipes_of(pipe))
+    async def _run(self, run: Run[Any]) -> None:
+        self._top = run
+        self._exchange.begin(run.first_cursors())
+        self._timing.watching.begin(lambda: pipes_of(run.pipe))
         try:
-            if is_async_pipe(pipe):
-                iterator = astarted(pipe)
+            if is_async_pipe(run.pipe):
+                iterator = run.astarted()
                 self._iterator_of = lambda: iterator
-                await give_groups(iterator, self._exchange, self.loop)
+                is_patient = run.is_made_elsewhere()
+                await give_groups(iterator, self._exchange, self.loop, is_patient=is_patient)
             else:
-                giver = self._home.start_thread(pipe, self._exchange)
+                giver = self._home.start_thread(run, self._exchange)
                 self._iterator_of = lambda: giver.iterator
                 await giver.finish()
         finally:

@@ -8,15 +8,15 @@ the consumer's thread where the whole graph is made of plain generators.
 from __future__ import annotations
 
 import asyncio
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, first_cursors, put_own_cursors, started
+from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.lasting import LastingError
 from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.watch.watched import WatchedCalls
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.epoch import Epoch
@@ -179,10 +179,9 @@ class DirectItems(RunningItems):
         self._is_closed = False
         self._made = 0
         self._watched = WatchedCalls(list, DirectItems.next.__code__)
-        pipe = thread.call(self._begin(start))
-        put = functools.partial(put_own_cursors, pipe)
-        self._marks = Marks(put, lambda: self._made - 1, first_cursors(pipe))
-        self.iterator: Iterator[Any] = started(pipe)
+        run = thread.call(self._begin(start))
+        self._marks = Marks(run.put_cursors, lambda: self._made - 1, run.first_cursors())
+        self.iterator: Iterator[Any] = run.started()
 
     def next(self) -> Any:
         """Make the next item; StopIteration at the end, and after an error it again."""
@@ -235,12 +234,12 @@ class DirectItems(RunningItems):
         if not getattr(self.iterator, "gi_running", False):
             close_items(self.iterator)
 
-    async def _begin(self, start: EpochStart) -> Any:
-        pipe = await self._lifecycle.begin_epoch(start)
-        self._watched.restart(lambda: pipes_of(pipe))
+    async def _begin(self, start: EpochStart) -> Run[Any]:
+        run = await self._lifecycle.begin_epoch(start)
+        self._watched.restart(lambda: pipes_of(run.pipe))
         self._timing.watching.begin(lambda: self._watched.pipes)
         self._timing.watch_consumer(self._watched, self._thread.loop)
-        return pipe
+        return run
 
 
 def _took(epoch: Epoch, gate: Gate) -> bool:

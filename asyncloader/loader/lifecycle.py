@@ -12,16 +12,15 @@ import time
 from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import forget_passes, resume
-from asyncloader.datapipes.going_on.passes import set_all_paused
 from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
 from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
 from asyncloader.datapipes.pipe.kinds import has_no_place, is_without_order
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
-from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.turns import Turns
 from asyncloader.runtime import begin_task
@@ -45,6 +44,7 @@ class Lifecycle:
         self.adopted_seed: int | None = None
         # What hands out in the present epoch in an order that does not come again.
         self._unordered: list[Any] = []
+        self._epoch = Epoch()
         self._datapipe: Any = None
         # The pipes that were there before any service changed the graph.
         self._given: list[Any] = []
@@ -128,8 +128,8 @@ class Lifecycle:
             if not self.is_started:
                 await self._initialize()
 
-    async def begin_epoch(self, start: EpochStart) -> Any:
-        """Open an epoch, after ending the one before; return the graph, to be begun."""
+    async def begin_epoch(self, start: EpochStart) -> Run[Any]:
+        """Open an epoch, after ending the one before; return the run of the graph, to be begun."""
         await self.start()
         await self.end_epoch()
         self._epoch_open = True
@@ -172,8 +172,7 @@ class Lifecycle:
                 await self._calls.finalize()
 
     def _set_paused(self, is_paused: bool) -> None:
-        if self.adapted is not None:
-            set_all_paused(breadth_first(self.adapted), is_paused)
+        self._epoch.set_paused(is_paused)
 
     def __repr__(self) -> str:
         return repr(self._service)
@@ -219,7 +218,7 @@ class Lifecycle:
                 f"{self._service!r} could not be restored from its state: {error!r}"
             ) from error
 
-    async def _begin(self, start: EpochStart) -> Any:
+    async def _begin(self, start: EpochStart) -> Run[Any]:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
@@ -234,14 +233,15 @@ class Lifecycle:
         if start.is_regrouped:
             check_added(self._given, prepared)
         pipes = pipes_of(prepared)
-        forget_passes(pipes)
+        self._epoch = epoch = Epoch(pipes)
         # Where no state can be taken nobody needs to know what was handed out, maybe for ever.
         takes_states = not any(map(has_no_place, pipes))
-        cursors = with_orders(pipes, start.cursors) if takes_states else start.cursors
+        cursors = with_orders(epoch, pipes, start.cursors) if takes_states else start.cursors
         self._unordered = list(filter(is_without_order, pipes))
+        run: Run[Any] = Run(prepared, epoch)
         if start.position:
-            resume(prepared, start.position, cursors)
-        return prepared
+            run.resume(start.position, cursors)
+        return run
 
     async def _prepared(self, reset: IterResetFn, seed_generator: SeedGenerator) -> Any:
         """Return the graph as a reset makes it, and give seeds to what came into it."""

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, take_number_of
+from asyncloader.datapipes.going_on.cursors import take_number_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.patterns.reading import abegin
 from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError
 from asyncloader.runtime import begin_task
@@ -34,21 +34,22 @@ class FedFromWorkers(IterDataPipe[Any]):
         self.readers = ""
         take_number_of(self, end)
 
-    async def groups(self) -> AsyncGenerator[list[Any], None]:
-        """Yield the items in the lists in which they come."""
-        stream, self.stream = self.stream, None
-        if stream is None:
-            raise LoaderError(f"{self!r} is read once an epoch, by the loader of its workers")
-        stream.begin()
-        loop = asyncio.get_running_loop()
-        dealer = begin_task(loop, stream.deal(abegin(self.source)), f"asyncloader {self!r}")
-        try:
-            while items := await stream.take():
-                yield items
-                del items
-        finally:
-            await cancelled([dealer])
-            await stream.aclose()
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> FedPass:
+        return FedPass(run)
+
+    def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
+        """Yield the items of this stream when iterated next."""
+        self.stream = stream
+
+    def __repr__(self) -> str:
+        return f"FedFromWorkers({self.part})"
+
+
+class FedPass(Pass[Any]):
+    """The one pass over a FedFromWorkers. It has no place: what was dealt never comes again."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async with aclosing(self.groups()) as groups:
@@ -58,12 +59,20 @@ class FedFromWorkers(IterDataPipe[Any]):
                 # Nothing handed out is kept alive here while nobody asks for more.
                 del items, item
 
-    def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
-        """Yield the items of this stream when iterated next."""
-        self.stream = stream
-
-    def put_cursors(self, into: Cursors) -> None:
-        """Add nothing: what was dealt never comes again."""
-
-    def __repr__(self) -> str:
-        return f"FedFromWorkers({self.part})"
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items in the lists in which they come."""
+        pipe: FedFromWorkers = self.pipe
+        stream, pipe.stream = pipe.stream, None
+        if stream is None:
+            raise LoaderError(f"{pipe!r} is read once an epoch, by the loader of its workers")
+        stream.begin()
+        loop = asyncio.get_running_loop()
+        dealing = stream.deal(self.source.abegin())
+        dealer = begin_task(loop, dealing, f"asyncloader {pipe!r}")
+        try:
+            while items := await stream.take():
+                yield items
+                del items
+        finally:
+            await cancelled([dealer])
+            await stream.aclose()

@@ -7,16 +7,14 @@ workers stand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import (
     Cursor,
     Cursors,
-    cursor_of,
     number_of,
-    put_cursor,
     take_number_of,
 )
 from asyncloader.datapipes.going_on.forms import (
@@ -35,6 +33,7 @@ from asyncloader.datapipes.going_on.tidings import piece, unnumbered_in
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place
@@ -47,7 +46,7 @@ from asyncloader.workers.loader_side.place import (
 from asyncloader.workers.loader_side.worker_stream import WorkerStream
 
 #: A worker, and how many items of it were taken one after the other.
-Run = list[int]
+Stretch = list[int]
 
 
 def from_workers_form(
@@ -123,9 +122,6 @@ class FromWorkers(IterDataPipe[Any]):
         #: The name of a pipe in the workers of which no state can be taken, if there is one.
         self.unnumbered = ""
         self.stream: WorkerStream | None = None
-        self._running: WorkerStream | None = None
-        self._taken = 0
-        self._unwanted = 0
         self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
         # What a reading service put into the graph has no number there.
         numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
@@ -144,115 +140,73 @@ class FromWorkers(IterDataPipe[Any]):
     def is_made_elsewhere(self) -> bool:
         return True
 
-    async def groups(self) -> AsyncGenerator[list[Any], None]:
-        """Yield the items in the lists in which they are taken from the workers."""
-        stream = self._taken_stream()
-        while items := await self._take(stream):
-            unwanted = min(self._unwanted, len(items))
-            self._unwanted -= unwanted
-            self._taken += len(items)
-            if unwanted < len(items):
-                yield items[unwanted:] if unwanted else items
-            # What was yielded is not kept alive here while more is waited for.
-            del items
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> FromWorkersPass:
+        return FromWorkersPass(run)
 
     def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
         """Yield the items of this stream when iterated next.
 
         ``may_be_changed`` says whether the workers may run other pipes than this stands for.
         """
-        self.stream, self._running = stream, None
-        self._taken = self._unwanted = 0
+        self.stream = stream
         self.unnumbered = ""
-        self._is_in_order = stream.is_in_order
-        self._tells = may_be_changed or not self._workers_have_order
-        if self._tells:
+        self.is_in_order = stream.is_in_order
+        self.tells = may_be_changed or not self._workers_have_order
+        if self.tells:
             stream.keep_told()
-        self._runs, self._told = Journal(), Journal()
+        self.stretches, self.told = Journal(), Journal()
 
     def has_no_order(self) -> bool:
         """Whether the workers' items are taken, or may be handed out there, as they come."""
-        return self.stream is not None and (self._tells or not self._is_in_order)
+        return self.stream is not None and (self.tells or not self.is_in_order)
 
-    def first_cursor(self) -> Cursor:
+    def first_cursor(self, epoch: Epoch) -> Cursor:
         """Return the cursor of the beginning, which is to know what is taken after it."""
         assert self.stream is not None
-        return self._cursor(self.stream, 0)
+        return self.cursor(self.stream, 0)
 
-    def put_cursors(self, into: Cursors) -> None:
-        if self._running is not None:
-            put_cursor(self, self._cursor(self._running, self._taken), into)
-
-    def _cursor(self, stream: WorkerStream, taken: int) -> Cursor:
+    def cursor(self, stream: WorkerStream, taken: int) -> Cursor:
+        """Return where a stream stands of which so many items were taken."""
         return {
             "taken": taken,
-            "in_order": self._is_in_order,
-            **self._later(),
+            "in_order": self.is_in_order,
+            **self.later(),
             **cursor_of_place(stream.place()),
         }
 
-    def _later(self, runs: Iterable[Run] = (), told: Iterable[Any] = ()) -> Cursor:
+    def later(self, stretches: Iterable[Stretch] = (), told: Iterable[Any] = ()) -> Cursor:
         """Return these and, where no order says it, all that will follow them."""
         return {
-            "runs": [*runs] if self._is_in_order else self._runs.since_now(runs),
-            "told": self._told.since_now(told) if self._tells else [*told],
+            "runs": [*stretches] if self.is_in_order else self.stretches.since_now(stretches),
+            "told": self.told.since_now(told) if self.tells else [*told],
         }
 
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
-        if self.stream is None:
-            raise self._read_twice()
-        cursor = cursor_of(self, cursors)
-        if cursor is None:
-            self._unwanted = position
-        elif SPREAD in cursor:
-            self._taken = position
-            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
-        else:
-            self._go_on(self.stream, position, cursor)
-        return self
-
-    def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        before, following = _parted(cursor["runs"], position - cursor["taken"])
-        told = list(cursor["told"])
-        place = later_place(place_of_cursor(cursor), _counts(before), told)
-        self._taken = cursor["taken"] + sum(count for _, count in before)
-        self._unwanted = position - self._taken
-        if self._unwanted < 0:
-            raise SnapshotError(
-                f"the state contradicts itself: {self._taken} items were taken of {self!r}, but"
-                f" only {position} handed on"
-            )
-        # A pipe of which nothing is known reads all of it again, and goes by its order.
-        stream.go_on(place, following)
-        # The cursor stays good for what follows, as long as that belongs to it.
-        cursor |= self._later(before, told)
-
-    async def _take(self, stream: WorkerStream) -> list[Any]:
-        if self._is_in_order and not self._tells:
-            return await stream.take()
-        seen = stream.positions()
-        items = await stream.take()
-        if not self._is_in_order:
-            for run in _runs(seen, stream.positions()):
-                self._runs.add(run)
-        for worker, pieces in stream.told():
-            self.unnumbered = self.unnumbered or unnumbered_in(pieces)
-            self._told.add([worker, pieces])
-        return items
-
-    def _read_twice(self) -> LoaderError:
+    def read_twice(self) -> LoaderError:
+        """Return the error of a second reading in one epoch."""
         return LoaderError(
             f"{self.readers or 'a pipe'} reads twice in one epoch what comes from the workers, in"
             " which it comes once. Read it once, or put the pipe that reads twice before those"
             " that have to stay in the loader's process"
         )
 
-    def _taken_stream(self) -> WorkerStream:
-        stream, self.stream = self.stream, None
-        if stream is None:
-            raise self._read_twice()
-        self._running = stream
-        return stream
+    def __repr__(self) -> str:
+        return f"FromWorkers({self.part})"
+
+
+class FromWorkersPass(Pass[Any]):
+    """The one pass over a FromWorkers: what was taken of its stream."""
+
+    marks = ()
+
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        #: The stream, once items are taken of it.
+        self._stream: WorkerStream | None = None
+        self.taken = 0
+        self._unwanted = 0
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for items in self.groups():
@@ -261,11 +215,74 @@ class FromWorkers(IterDataPipe[Any]):
             # Nothing handed out is kept alive here while the next is waited for.
             del items, item
 
-    def __repr__(self) -> str:
-        return f"FromWorkers({self.part})"
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items in the lists in which they are taken from the workers."""
+        pipe: FromWorkers = self.pipe
+        stream, pipe.stream = pipe.stream, None
+        if stream is None:
+            raise pipe.read_twice()
+        self._stream = stream
+        while items := await self._take(pipe, stream):
+            unwanted = min(self._unwanted, len(items))
+            self._unwanted -= unwanted
+            self.taken += len(items)
+            if unwanted < len(items):
+                yield items[unwanted:] if unwanted else items
+            # What was yielded is not kept alive here while more is waited for.
+            del items
+
+    async def _take(self, pipe: FromWorkers, stream: WorkerStream) -> list[Any]:
+        if pipe.is_in_order and not pipe.tells:
+            return await stream.take()
+        seen = stream.positions()
+        items = await stream.take()
+        if not pipe.is_in_order:
+            for stretch in _stretches(seen, stream.positions()):
+                pipe.stretches.add(stretch)
+        for worker, pieces in stream.told():
+            pipe.unnumbered = pipe.unnumbered or unnumbered_in(pieces)
+            pipe.told.add([worker, pieces])
+        return items
+
+    def cursor(self) -> Cursor:
+        stream = self._stream
+        cursor: Cursor = {} if stream is None else self.pipe.cursor(stream, self.taken)
+        return cursor
+
+    def put_above(self, into: Cursors) -> None:
+        """Add nothing: what is above runs in the workers."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        stream: WorkerStream | None = self.pipe.stream
+        if stream is None:
+            raise self.pipe.read_twice()
+        if cursor is None:
+            self._unwanted = position
+        elif SPREAD in cursor:
+            self.taken = position
+            stream.go_on(spread_place(cursor, position, stream.workers))
+        else:
+            self._go_on_from(stream, position, cursor)
+        return 0
+
+    def _go_on_from(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
+        before, following = _parted(cursor["runs"], position - cursor["taken"])
+        told = list(cursor["told"])
+        place = later_place(place_of_cursor(cursor), _counts(before), told)
+        self.taken = cursor["taken"] + sum(count for _, count in before)
+        self._unwanted = position - self.taken
+        if self._unwanted < 0:
+            raise SnapshotError(
+                f"the state contradicts itself: {self.taken} items were taken of {self.pipe!r},"
+                f" but only {position} handed on"
+            )
+        # A pipe of which nothing is known reads all of it again, and goes by its order.
+        stream.go_on(place, following)
+        # The cursor stays good for what follows, as long as that belongs to it.
+        cursor |= self.pipe.later(before, told)
 
 
-def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Run], list[Run]]:
+def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
     """Return the runs of the first ``count`` items, and those of the others."""
     before, following = [], []
     for worker, items in runs:
@@ -278,7 +295,7 @@ def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Run], list[
     return before, following
 
 
-def _counts(runs: Iterable[Run]) -> Counter[int]:
+def _counts(runs: Iterable[Stretch]) -> Counter[int]:
     """Return how many items of each worker these runs have."""
     counts: Counter[int] = Counter()
     for worker, count in runs:
@@ -286,7 +303,7 @@ def _counts(runs: Iterable[Run]) -> Counter[int]:
     return counts
 
 
-def _runs(before: Sequence[int], now: Sequence[int]) -> list[Run]:
+def _stretches(before: Sequence[int], now: Sequence[int]) -> list[Stretch]:
     """Return what was taken of each worker, where so many of each were taken before and now."""
     counts = (after - earlier for earlier, after in zip(before, now, strict=True))
     return [[worker, count] for worker, count in enumerate(counts) if count]

@@ -19,9 +19,10 @@ from asyncloader.datapipes.going_on.cursors import take_number_of
 from asyncloader.datapipes.groups.batching import Batcher
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.pipe.base import IterDataPipe, is_async_pipe
+from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.kinds import can, is_splitter
+from asyncloader.datapipes.pipe.run import Pass, Run, is_async_pipe
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replace_dp
 from asyncloader.graph.walk import breadth_first, traverse_dps
@@ -98,18 +99,29 @@ class Results(IterDataPipe[FedItem | FedBatch]):
 
     def __init__(self, source: Any, ledger: Ledger, being_read: BeingRead) -> None:
         self.source = source
-        self._ledger = ledger
-        self._being_read = being_read
+        self.ledger = ledger
+        self.being_read = being_read
 
     def is_replicable(self) -> bool:
         return False
 
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> ResultsPass:
+        return ResultsPass(run)
+
+
+class ResultsPass(Pass[FedItem | FedBatch]):
+    """One pass over the Results. It has no place: what was asked does not come again."""
+
     async def __aiter__(self) -> AsyncIterator[FedItem | FedBatch]:
+        pipe: Results = self.pipe
         loop = asyncio.get_running_loop()
-        with self._being_read():
-            async with contextlib.aclosing(sifted(self.source, self._ledger)) as envelopes:
+        with pipe.being_read():
+            async with contextlib.aclosing(sifted(self.source, pipe.ledger)) as envelopes:
                 async for envelope in envelopes:
-                    yield unanswered(envelope, self._ledger, loop)
+                    yield unanswered(envelope, pipe.ledger, loop)
                     del envelope
 
 

@@ -15,8 +15,8 @@ from asyncloader.datapipes.groups.timed_batching import timed_batches
 from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import abegin, begin
 from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.errors import LoaderError
 from asyncloader.serving.carrying import Wants, failure_in
 from asyncloader.serving.ledger import Ledger
@@ -37,24 +37,19 @@ class RequestBatcher(IterDataPipe[Envelope]):
         self.batch_size = batch_size
         self.max_wait = max_wait
         self.wrapper_class = wrapper_class
-        self._ledger = ledger
+        self.ledger = ledger
 
     def is_replicable(self) -> bool:
         return False
 
-    async def __aiter__(self) -> AsyncIterator[Envelope]:
-        batches = timed_batches(sifted(self.source, self._ledger), self.batch_size, self.max_wait)
-        async with contextlib.aclosing(batches):
-            async for batch in batches:
-                # Some may have been given up while they waited for company.
-                wanted = [envelope for envelope in batch if self._ledger.sift(envelope)]
-                if wanted:
-                    self._ledger.counts.filled(len(wanted) / self.batch_size)
-                    yield self._together(wanted)
-                # Nothing of them is kept here while others are waited for.
-                del batch, wanted
+    def is_async(self) -> bool:
+        return True
 
-    def _together(self, batch: list[Envelope]) -> Envelope:
+    def new_pass(self, run: Run[Any]) -> RequestBatchPass:
+        return RequestBatchPass(run)
+
+    def together(self, batch: list[Envelope]) -> Envelope:
+        """Return one envelope for all that is in several."""
         whole = Envelope(tuple(envelope.key for envelope in batch))  # type: ignore[misc]  # ints
         items = [envelope.item for envelope in batch]
         try:
@@ -63,9 +58,27 @@ class RequestBatcher(IterDataPipe[Envelope]):
             return whole.failed(failure_in(self, error))
 
 
-async def sifted(source: Any, ledger: Ledger) -> AsyncGenerator[Envelope, None]:
+class RequestBatchPass(Pass[Envelope]):
+    """One pass over a RequestBatcher. It has no place: what was asked does not come again."""
+
+    async def __aiter__(self) -> AsyncIterator[Envelope]:
+        pipe: RequestBatcher = self.pipe
+        envelopes = sifted(self.source, pipe.ledger)
+        batches = timed_batches(envelopes, pipe.batch_size, pipe.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                # Some may have been given up while they waited for company.
+                wanted = [envelope for envelope in batch if pipe.ledger.sift(envelope)]
+                if wanted:
+                    pipe.ledger.counts.filled(len(wanted) / pipe.batch_size)
+                    yield pipe.together(wanted)
+                # Nothing of them is kept here while others are waited for.
+                del batch, wanted
+
+
+async def sifted(source: Run[Any], ledger: Ledger) -> AsyncGenerator[Envelope, None]:
     """Yield the envelopes that are to go on; what failed or is not wanted is settled."""
-    envelopes = aiter(abegin(source))
+    envelopes = aiter(source.abegin())
     try:
         async for envelope in envelopes:
             if ledger.sift(envelope):
@@ -89,8 +102,8 @@ class Lockstep(OneToOne, IterDataPipe[Envelope]):
         self.hand = pipe.source = Hand(stage_name(pipe))
         self._wants = wants
 
-    def __iter__(self) -> Iterator[Envelope]:
-        envelopes = begin(self.source)
+    def results(self, source: Run[Any]) -> Iterator[Envelope]:
+        envelopes = source.begin()
         results = iter(self.pipe)
         try:
             for envelope in envelopes:

@@ -11,16 +11,18 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any
 
-from asyncloader.datapipes.calls.async_mapping import AsyncMapper
+from asyncloader.datapipes.calls.async_mapping import AsyncMapPass, AsyncMapper
 from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
+from asyncloader.datapipes.going_on.iterating import groups_of
 from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.datapipes.pipe.columns import ColumnFunction
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.running.home import ended_threads
 from asyncloader.runtime import in_thread, start_thread
 from asyncloader.serving.carrying import Wants, carried
@@ -39,15 +41,26 @@ class ThreadStage(AsyncMapper[Envelope]):
         # The pipe stands nowhere any more, but is named where its function fails.
         pipe.source = ()
 
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return ThreadStagePass(run)
+
+
+class ThreadStagePass(AsyncMapPass[Envelope]):
+    """One pass over a ThreadStage, which has threads while it is iterated."""
+
+    def groups(self) -> AsyncGenerator[list[Envelope], None]:
+        return groups_of(aiter(self))
+
     async def __aiter__(self) -> AsyncIterator[Envelope]:
-        self.threads.start(self.concurrency)
+        pipe: ThreadStage = self.pipe
+        pipe.threads.start(pipe.concurrency)
         try:
-            async with aclosing(AsyncMapper.__aiter__(self)) as results:  # type: ignore[type-var]
+            async with aclosing(super().__aiter__()) as results:  # type: ignore[type-var]
                 async for result in results:
                     yield result
                     del result
         finally:
-            await self.threads.aclose()
+            await pipe.threads.aclose()
 
 
 class InThreads:

@@ -18,15 +18,14 @@ from typing import Any
 
 from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import abegin, begin
+from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.pipe.base import (
     IterDataPipe,
     MapDataPipe,
-    is_async_pipe,
     is_iter_pipe,
 )
 from asyncloader.datapipes.pipe.kinds import is_splitter
+from asyncloader.datapipes.pipe.run import Run, is_async_pipe
 from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.edit import replace_edge
 from asyncloader.graph.walk import Wiring
@@ -125,7 +124,7 @@ def _answers(source: Any, stage: Stage) -> Any:
     return (AsyncAnswers if is_async_pipe(source) else Answers)(source, stage.asked, stage.answered)
 
 
-class _Edge(IterDataPipe[Any]):
+class _Edge(OneToOne, IterDataPipe[Any]):
     """Yields a source's items, and tells a stopwatch of it before and after each."""
 
     def __init__(
@@ -138,29 +137,39 @@ class _Edge(IterDataPipe[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
+    def new_pass(self, run: Run[Any]) -> EdgePass:
+        return EdgePass(run)
 
-class Answers(OneToOne, _Edge):
+
+class EdgePass(OneToOnePass):
+    """One pass over an edge, by ``for`` or ``async for``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _watched(self.source.begin(), self.pipe.before, self.pipe.after)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return _awatched(aiter(self.source.abegin()), self.pipe.before, self.pipe.after)
+
+
+class Answers(_Edge):
     """Yield a source's items while its stopwatch runs."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return _watched(begin(self.source), self.before, self.after)
 
-
-class AsyncAnswers(OneToOne, _Edge):
+class AsyncAnswers(_Edge):
     """Yield an async source's items while its stopwatch runs."""
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return _awatched(aiter(abegin(self.source)), self.before, self.after)
+    def is_async(self) -> bool:
+        return True
 
 
-class Asks(OneToOne, _Edge):
+class Asks(_Edge):
     """Yield items while the stopwatch of the pipe that reads them stands still."""
 
-    def __iter__(self) -> Iterator[Any]:
-        return _watched(begin(self.source), self.before, self.after)
+    def is_async(self) -> bool:
+        return True
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return _awatched(aiter(abegin(self.source)), self.before, self.after)
+    def waits(self) -> bool:
+        return False
 
 
 def _watched(

@@ -6,33 +6,40 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, put_cursors, resume, set_numbers
+from asyncloader.datapipes.going_on.cursors import Cursors, set_numbers
 from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.graph import breadth_first
 
 
-def placed(graph: Any) -> Any:
-    """Return a graph whose pipes know their places."""
-    set_numbers(breadth_first(graph))
-    return graph
+def placed(graph: Any) -> Run[Any]:
+    """Return the run of a graph whose pipes know their places, in an epoch of its own."""
+    pipes = breadth_first(graph)
+    set_numbers(pipes)
+    return Run(graph, Epoch(pipes))
+
+
+def new_pass(pipe: Any) -> Any:
+    """Return a pass over a pipe that begins at its first item."""
+    return Run(pipe, Epoch()).new_pass()
 
 
 def cursors_along(graph: Any) -> tuple[list[Any], list[Cursors]]:
     """Return a graph's items, and its cursors before each of them and after the last."""
-    items, along = [], [{}]
-    for item in begin(placed(graph)):
+    items, along, run = [], [{}], placed(graph)
+    for item in run.begin():
         items.append(item)
         cursors: Cursors = {}
-        put_cursors(graph, cursors)
+        run.put_cursors(cursors)
         along.append(cursors)
     return items, along
 
 
 def rest_of(graph: Any, position: int, cursors: Cursors) -> list[Any]:
     """Return what follows a position, in a graph that has never been iterated."""
-    resume(placed(graph), position, cursors)
-    items = begin(graph)
+    run = placed(graph)
+    run.resume(position, cursors)
+    items = run.begin()
     try:
         return list(items)
     finally:
@@ -53,12 +60,12 @@ def assert_goes_on_twice(make: Callable[[], Any]) -> None:
     """Hold a graph that goes on to going on again, from what its cursors say then."""
     items, along = cursors_along(make())
     for first in range(1, len(items)):
-        graph = placed(make())
-        resume(graph, first, plain(along[first]))
-        for position, item in enumerate(begin(graph), first + 1):
+        run = placed(make())
+        run.resume(first, plain(along[first]))
+        for position, item in enumerate(run.begin(), first + 1):
             assert item == items[position - 1]
             cursors: Cursors = {}
-            put_cursors(graph, cursors)
+            run.put_cursors(cursors)
             assert rest_of(make(), position, plain(cursors)) == items[position:], (first, position)
 
 

@@ -28,8 +28,9 @@ from asyncloader import (
 )
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.going_on import marks
-from asyncloader.datapipes.going_on.course import course_of
+from asyncloader.datapipes.pipe.run import epoch_of
 from asyncloader.errors import SnapshotError, WorkerDied
+from asyncloader.graph import find_dps, traverse_dps
 from tests.samples import is_odd
 from tests.standing import standing
 from tests.steps import loader_from
@@ -157,7 +158,8 @@ def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
         iterator = iter(loader)
         for _ in range(3000):
             next(iterator)
-        noted = sum(1 for _ in course_of(pipe)._journal.entries_from(0))
+        running = find_dps(traverse_dps(loader._engine.lifecycle.adapted), it.AsyncMapper)[0]
+        noted = sum(1 for _ in epoch_of(running).course_of(running)._journal.entries_from(0))
     assert noted < 2500, "of 3,000 items those are known that a state may have to go back to"
 
 

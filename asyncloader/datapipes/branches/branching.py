@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.branches.split_pass import SplitPass, split_form
-from asyncloader.datapipes.going_on.cursors import Cursors, dropped, number_of, put_cursor
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of, put_cursor
 from asyncloader.datapipes.going_on.forms import Form
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.rereading import add_cursors
 from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.function import blame, itself
+from asyncloader.datapipes.pipe.run import Epoch, Pass, Run, own_epoch_of
 from asyncloader.datapipes.pipe.upstream import pipes_from
 
 T = TypeVar("T")
@@ -51,33 +51,56 @@ class Branch(IterDataPipe[T]):
         """What the branch does to an item that it hands out."""
         return self.source.copied
 
-    def __iter__(self) -> Iterator[T]:
-        return BranchIterator(self.source.join(self.index), self.index, self.copied)
-
-    def put_cursors(self, into: Cursors) -> None:
-        if self.source.current_pass is not None:
-            put_cursor(self, self.source.current_pass.cursor_of(self.index), into)
-
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T]:
-        split = self.source.join(self.index, goes_on=True)
-        behind = split.expect(self.index, position, cursors)
-        return dropped(BranchIterator(split, self.index, self.copied), behind)
+    def new_pass(self, run: Run[Any]) -> BranchPass[T]:
+        return BranchPass(run)
 
     def cursor_form(self) -> Form:
         return split_form(self.source.num_instances, number_of(self.source), self.index)
 
-    def joins_others(self) -> bool:
-        """Whether the next pass is one in which other branches have drawn items already."""
-        running = self.source.current_pass
-        return running is not None and running.is_open_to(self.index)
+    def split_in(self, epoch: Epoch) -> SplitPass[T] | None:
+        """Return the latest pass that the branches share, if there was one."""
+        found: SplitPass[T] | None = epoch.latest_pass(self.source)
+        return found
 
-    def rest(self) -> None:
-        """Take nothing for now: whoever reads this may go on later."""
-        if self.source.current_pass is not None:
-            self.source.current_pass.rest(self.index)
+    def joins_others(self, epoch: Epoch) -> bool:
+        """Whether the next pass is one in which other branches have drawn items already."""
+        split = self.split_in(epoch)
+        return split is not None and split.is_open_to(self.index)
 
     def __repr__(self) -> str:
         return f"{stage_name(self.source)}[{self.index}]"
+
+
+@dataclass
+class BranchPass(Pass[T]):
+    """A branch's part in the pass that it shares with its sisters."""
+
+    marks = ()
+
+    _split: SplitPass[T] | None = field(default=None, init=False, repr=False)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._split = split = self._joined(goes_on=True)
+        return split.expect(self.pipe.index, position, cursors)
+
+    def __iter__(self) -> Iterator[T]:
+        split = self._joined() if self._split is None else self._split
+        return BranchIterator(split, self.pipe.index, self.pipe.copied)
+
+    def _joined(self, *, goes_on: bool = False) -> SplitPass[T]:
+        splitter = self.pipe.source
+        # The branches of a splitter that is used by itself are iterated one by one.
+        epoch = self.run.epoch if self.run.epoch.has(splitter) else own_epoch_of(splitter)
+        joined: SplitPass[T] = splitter.join(epoch, self.pipe.index, goes_on=goes_on)
+        return joined
+
+    def cursor(self) -> Cursor:
+        split = self.pipe.split_in(self.run.epoch)
+        cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
+        return cursor
+
+    def put_above(self, into: Cursors) -> None:
+        """Add nothing: what is above is part of the branch's own cursor."""
 
 
 @dataclass
@@ -86,7 +109,7 @@ class OutlastingPass(Pass[T]):
 
     _ended_branches: Cursors = field(default_factory=dict, init=False, repr=False)
 
-    def note_end(self, source: Any) -> None:
+    def note_end(self, source: Run[Any]) -> None:
         """Say that a source has ended, right after its last item."""
         self._ended_branches |= _branches_read_by(source)
 
@@ -98,14 +121,16 @@ class OutlastingPass(Pass[T]):
         add_cursors(self._ended_branches, into)
 
 
-def _branches_read_by(source: Any) -> Cursors:
+def _branches_read_by(source: Run[Any]) -> Cursors:
     """Return the cursors of the branches through which a source is read, as they stand."""
     into: Cursors = {}
-    waiting = [source]
+    waiting = [source.pipe]
     while waiting:
         pipe = waiting.pop()
         if isinstance(pipe, Branch):
-            pipe.put_cursors(into)
+            split = pipe.split_in(source.epoch)
+            if split is not None:
+                put_cursor(pipe, split.cursor_of(pipe.index), into)
         else:
             waiting += edges_of(pipe)
     return into
@@ -143,9 +168,6 @@ class Splitter(IterDataPipe[T]):
     #: What a branch does to an item that it hands out.
     copied: Callable[[Any], Any] = staticmethod(itself)
 
-    #: The pass that the branches share, if they were iterated.
-    current_pass: SplitPass[T] | None = None
-
     def is_splitter(self) -> bool:
         return True
 
@@ -164,17 +186,18 @@ class Splitter(IterDataPipe[T]):
         """Return a pipe for each branch."""
         return [Branch(self, index) for index in range(self.num_instances)]
 
-    def join(self, index: int, *, goes_on: bool = False) -> SplitPass[T]:
+    def join(self, epoch: Epoch, index: int, *, goes_on: bool = False) -> SplitPass[T]:
         """Return the pass under way, now with this branch in it, or a new pass.
 
         A branch that goes on where it was may be one that had left then.
         """
         with self._joining:
-            split = self.current_pass
+            split: SplitPass[T] | None = epoch.latest_pass(self)
             if split is None or not split.join(index, goes_on=goes_on):
                 if split is not None:
                     split.invalidate()
-                self.current_pass = split = SplitPass(self)
+                split = SplitPass(Run(self, epoch))
+                epoch.note_pass(self, split)
                 split.join(index, goes_on=goes_on)
             return split
 
@@ -204,7 +227,7 @@ class Splitter(IterDataPipe[T]):
         raise TypeError(f"{self!r} is read through its branches: iterate those")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_joining"}
+        return {name: value for name, value in vars(self).items() if name != "_joining"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -7,7 +7,6 @@ zip, zip_longest, mux and mux_longest, and the map form of zip.
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,14 +14,12 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.branches.uneven_pass import UnevenPass
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import Form, ascending, counts, fields, whole
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import index_within
 from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import iterable_sources, keyed_sources
 from asyncloader.datapipes.pipe.base import (
     IterDataPipe,
@@ -30,32 +27,21 @@ from asyncloader.datapipes.pipe.base import (
     functional_datapipe,
     is_pipe,
 )
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.upstream import resume_one
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def readers(sources: Iterable[Iterable[T]]) -> Iterator[list[Iterator[T]]]:
+def readers(sources: Iterable[Run[Any]]) -> Iterator[list[Iterator[Any]]]:
     """Give an iterator for each source and close them all, also those not read to the end."""
     with contextlib.ExitStack() as stack:
         iterators = []
         for source in sources:
-            iterators.append(begin(source))
+            iterators.append(source.begin())
             stack.callback(close_items, iterators[-1])
         yield iterators
-
-
-def put_all(sources: Iterable[Any], into: Cursors) -> None:
-    """Add the cursors of all sources."""
-    for source in sources:
-        put_cursors(source, into)
-
-
-def resume_all(sources: Iterable[Any], position: int, cursors: Cursors) -> None:
-    """Let every source go on after its first ``position`` items."""
-    for source in sources:
-        resume_one(source, position, cursors)
 
 
 @functional_datapipe("zip")
@@ -75,25 +61,40 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
     def __len__(self) -> int:
         return min(map(len, self.sources))
 
-    def new_pass(self) -> ZipPass:
-        return ZipPass(self.sources)
+    def new_pass(self, run: Run[Any]) -> ZipPass:
+        return ZipPass(run)
 
 
 @dataclass
-class InStep(Pass[tuple[Any, ...]]):
-    """A pass that has taken as many items of every source as it has yielded itself."""
+class SideBySide(Pass[T]):
+    """A pass that has taken as many items of every source."""
 
     marks = ()
 
-    sources: tuple[Iterable[Any], ...]
-    yielded: int = field(default=0, kw_only=True)
+    sources: list[Run[Any]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.sources = [self.run.of(source) for source in self.pipe.sources]
 
     def put_above(self, into: Cursors) -> None:
-        put_all(self.sources, into)
+        for source in self.sources:
+            source.put_cursors(into)
+
+    def resume_all(self, position: int, cursors: Cursors) -> None:
+        """Let every source go on after its first ``position`` items."""
+        for source in self.sources:
+            resume_one(source, position, cursors)
+
+
+@dataclass
+class InStep(SideBySide[tuple[Any, ...]]):
+    """A pass that has taken as many items of every source as it has yielded itself."""
+
+    yielded: int = 0
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
-        resume_all(self.sources, position, cursors)
+        self.resume_all(position, cursors)
         return 0
 
 
@@ -135,19 +136,17 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     def __len__(self) -> int:
         return max(map(len, self.sources))
 
-    def new_pass(self) -> ZipLongestPass:
-        return ZipLongestPass(self.sources, self.fill_value)
+    def new_pass(self, run: Run[Any]) -> ZipLongestPass:
+        return ZipLongestPass(run)
 
 
 @dataclass
 class ZipLongestPass(InStep):
     """One pass over a ZipperLongest, which knows how many tuples it has yielded."""
 
-    fill_value: Any
-
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         with readers(self.sources) as iterators:
-            for items in zip_longest(*iterators, fillvalue=self.fill_value):
+            for items in zip_longest(*iterators, fillvalue=self.pipe.fill_value):
                 self.yielded += 1
                 yield items
 
@@ -167,25 +166,24 @@ class Multiplexer(IterDataPipe[T]):
     def __len__(self) -> int:
         return min(map(len, self.sources)) * len(self.sources)
 
-    def new_pass(self) -> MuxPass[T]:
-        return MuxPass(self.sources)
+    def new_pass(self, run: Run[Any]) -> MuxPass[T]:
+        return MuxPass(run)
 
 
 @dataclass
-class MuxPass(Pass[T]):
+class MuxPass(SideBySide[T]):
     """One pass over a Multiplexer: the rounds taken, and the turns had in the last of them."""
 
-    marks = ()
-
-    sources: tuple[Iterable[T], ...]
     rounds: int = 0
     turn: int = 0
     above: Marks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        first = {key: value for each in self.sources for key, value in first_cursors(each).items()}
-        put = functools.partial(put_all, self.sources)
-        self.above = Marks(put, lambda: self.rounds - 1, first)
+        super().__post_init__()
+        first: Cursors = {}
+        for source in self.sources:
+            first |= source.first_cursors()
+        self.above = Marks(super().put_above, lambda: self.rounds - 1, first)
 
     def put_above(self, into: Cursors) -> None:
         # The items of a round under way were all taken already.
@@ -196,7 +194,7 @@ class MuxPass(Pass[T]):
         self.rounds, behind = divmod(position, len(self.sources))
         self.turn = len(self.sources)
         self.above.restart(self.rounds, cursors)
-        resume_all(self.sources, self.rounds, cursors)
+        self.resume_all(self.rounds, cursors)
         return behind
 
     def __iter__(self) -> Iterator[T]:
@@ -224,8 +222,8 @@ class MultiplexerLongest(IterDataPipe[T]):
     def __len__(self) -> int:
         return sum(map(len, self.sources))
 
-    def new_pass(self) -> MuxLongestPass[T]:
-        return MuxLongestPass(self.sources)
+    def new_pass(self, run: Run[Any]) -> MuxLongestPass[T]:
+        return MuxLongestPass(run)
 
     def cursor_form(self) -> Form:
         count = len(self.sources)

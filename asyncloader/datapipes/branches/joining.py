@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import MOST_HELD, Form, counts, fields
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import (
     Held,
     Rereader,
@@ -38,6 +36,7 @@ from asyncloader.datapipes.pipe.base import (
     functional_datapipe,
 )
 from asyncloader.datapipes.pipe.function import blame, calling, is_async
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.upstream import part_of, resume_one
 
 
@@ -116,8 +115,8 @@ class IterKeyZipper(Joiner):
     def waits(self) -> bool:
         return super().waits() or is_async(self.ref_key)
 
-    def new_pass(self) -> IterJoinPass:
-        return IterJoinPass(self)
+    def new_pass(self, run: Run[Any]) -> IterJoinPass:
+        return IterJoinPass(run)
 
     def cursor_form(self) -> Form:
         most = MOST_HELD if self.buffer_size is None else self.buffer_size
@@ -144,7 +143,6 @@ class IterJoinPass(Pass[Any]):
 
     marks = ("yielded", "ref_taken")
 
-    pipe: IterKeyZipper
     yielded: int = 0
     ref_taken: int = 0
     dropped: int = 0
@@ -154,6 +152,10 @@ class IterJoinPass(Pass[Any]):
     ref_began_at: int = 0
     waited: list[int] = field(default_factory=list, repr=False)
     cursors: Cursors = field(default_factory=dict, repr=False)
+    refs: Run[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.refs = self.run.of(self.pipe.ref_datapipe)
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -162,13 +164,11 @@ class IterJoinPass(Pass[Any]):
                 stack.enter_context(calling(function))
                 for function in (pipe.key_fn, pipe.ref_key, pipe.merge)
             )
-            refs: Rereader[Any] = Rereader(
-                pipe.ref_datapipe, self.waited, self.ref_taken, self.cursors
-            )
+            refs: Rereader[Any] = Rereader(self.refs, self.waited, self.ref_taken, self.cursors)
             stack.callback(refs.close)
             for held in refs.again:
                 self.waiting[key_of(pipe, ref_key_fn, held.item)] = held
-            for item in begin(pipe.source):
+            for item in self.source.begin():
                 key = key_of(pipe, key_fn, item)
                 while key not in self.waiting:
                     self._take_for(key, refs, ref_key_fn)
@@ -210,14 +210,14 @@ class IterJoinPass(Pass[Any]):
         return {**super().cursor(), "waiting": waiting, **dropped}
 
     def put_above(self, into: Cursors) -> None:
-        put_cursors(self.pipe.source, into)
+        self.source.put_cursors(into)
         oldest = next(iter(self.waiting.values()), None)
         if oldest is not None:
             add_cursors(oldest.before, into)
         elif self.ref_taken == self.ref_began_at:
             add_cursors(self.cursors, into)
         else:
-            put_cursors(self.pipe.ref_datapipe, into)
+            self.refs.put_cursors(into)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
@@ -226,8 +226,8 @@ class IterJoinPass(Pass[Any]):
         self.dropped = cursor.get("dropped", 0)
         self.ref_began_at = self.ref_taken
         self.waited = numbers_in(cursor["waiting"])
-        self.cursors = part_of(self.pipe.ref_datapipe, cursors)
-        resume_one(self.pipe.source, self.yielded, cursors)
+        self.cursors = part_of(self.refs, cursors)
+        resume_one(self.source, self.yielded, cursors)
         return position - self.yielded
 
 
@@ -261,9 +261,9 @@ class MapKeyZipper(OneToOne, Joiner):
         self.merge = checked_merge(merge_fn)
         self.keep_key = keep_key
 
-    def __iter__(self) -> Iterator[Any]:
+    def results(self, source: Run[Any]) -> Iterator[Any]:
         with calling(self.key_fn) as key_fn, calling(self.merge) as merge:
-            for item in begin(self.source):
+            for item in source.begin():
                 key = answer_of(self, key_fn, item)
                 yield self.result(key, merge, item, self._looked_up(key))
 

@@ -6,7 +6,7 @@ the sources' weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, overload
@@ -28,6 +28,7 @@ from asyncloader.datapipes.groups.batching import most_items
 from asyncloader.datapipes.pipe.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.randomness import Seeded
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.weights import checked_weight
 from asyncloader.seeds import checked_seed
 
@@ -75,9 +76,13 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     def __len__(self) -> int:
         return sum(map(len, self.pipes_to_weights_dict))
 
-    def new_pass(self) -> MixPass[T]:
-        sources, weights = zip(*self.pipes_to_weights_dict.items(), strict=True)
-        return MixPass(sources, weights, self.next_seed() if self.seed is None else self.seed)
+    @property
+    def sources(self) -> tuple[Iterable[T], ...]:
+        """What is mixed, in the order in which it was given."""
+        return tuple(self.pipes_to_weights_dict)
+
+    def new_pass(self, run: Run[Any]) -> MixPass[T]:
+        return MixPass(run, self.next_seed() if self.seed is None else self.seed)
 
     def cursor_form(self) -> Form:
         count = len(self.pipes_to_weights_dict)
@@ -103,11 +108,14 @@ class MixPass(UnevenPass[T]):
 
     marks = ("seed", "drawn", "yielded")
 
-    weights: Sequence[float]
     seed: int
     drawn: int = 0
     yielded: int = 0
     ended: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights = [*self.pipe.pipes_to_weights_dict.values()]
 
     def __iter__(self) -> Iterator[T]:
         draw = Random(self.seed).random
@@ -127,10 +135,11 @@ class MixPass(UnevenPass[T]):
                 yield item
 
     def _draw_turn(self, fraction: float) -> int | None:
+        weights = self._weights
         open_ones = [turn for turn in range(len(self.sources)) if turn not in self.ended]
-        rest = fraction * sum(self.weights[turn] for turn in open_ones)
+        rest = fraction * sum(weights[turn] for turn in open_ones)
         for turn in open_ones:
-            rest -= self.weights[turn]
+            rest -= weights[turn]
             if rest < 0:
                 return turn
         # Sums of fractions may fall short by a rounding.
@@ -144,6 +153,7 @@ class MixPass(UnevenPass[T]):
             return position
         for name in ("seed", "drawn", "yielded"):
             setattr(self, name, cursor[name])
+        self.pipe.follow_seed(self.seed)
         self.ended = [*cursor["ended"]]
         self.resume_each(cursor["taken"], cursors)
         return position - self.yielded

@@ -13,15 +13,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any, Self, TypeVar, overload
 
 from asyncloader.datapipes.going_on.forms import COUNT, Form, at_most, fields, integer, whole
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Pass, Run, own_epoch_of
 from asyncloader.datapipes.pipe.upstream import drawn_above
 from asyncloader.datapipes.pipe.weights import checked_weight
 from asyncloader.errors import IteratorInvalidated
@@ -98,9 +98,6 @@ class RandomSplit(IterDataPipe[T]):
 
     functional_name = "random_split"
 
-    #: The latest pass over any of the shares.
-    current_pass: SharePass[T] | None = None
-
     def __init__(
         self,
         source_datapipe: Iterable[T],
@@ -116,12 +113,6 @@ class RandomSplit(IterDataPipe[T]):
 
     def is_splitter(self) -> bool:
         return True
-
-    def begin(self, running: SharePass[T]) -> None:
-        """Note a new pass over a share; the pass before, over whichever, is over."""
-        if self.current_pass is not None:
-            self.current_pass.is_invalid = True
-        self.current_pass = running
 
     def refusal(self) -> str:
         drawn = drawn_above(self)
@@ -162,12 +153,18 @@ class Share(IterDataPipe[T]):
         self.source.seed = _checked_seed(seed)
         return self
 
-    def new_pass(self) -> SharePass[T]:
+    def new_pass(self, run: Run[Any]) -> SharePass[T]:
         if refusal := self.source.refusal():
             raise ValueError(refusal)
-        running = SharePass(self.source, self.key, self.source.seed)
-        self.source.begin(running)
-        return running
+        split = self.source
+        begun: SharePass[T] = SharePass(run, split.seed)
+        # The pass before, over whichever share, is over.
+        epoch = run.epoch if run.epoch.has(split) else own_epoch_of(split)
+        before: SharePass[T] | None = epoch.latest_pass(split)
+        if before is not None:
+            before.is_invalid = True
+        epoch.note_pass(split, begun)
+        return begun
 
     def cursor_form(self) -> Form:
         taken = whole(most=self.source.total_length)
@@ -185,25 +182,29 @@ class SharePass(Pass[T]):
 
     marks = ("seed", "taken", "yielded")
 
-    split: RandomSplit[T]
-    key: Any
     seed: int
     taken: int = 0
     yielded: int = 0
     is_invalid: bool = False
 
+    @cached_property
+    def source(self) -> Run[Any]:
+        return self.run.of(self.split.source)
+
     @property
-    def source(self) -> Any:
-        return self.split.source
+    def split(self) -> RandomSplit[T]:
+        """What says which items are of which share."""
+        split: RandomSplit[T] = self.pipe.source
+        return split
 
     def __iter__(self) -> Iterator[T]:
         self._check_valid()
         split = self.split
         draws = Draws(split.expected_lengths(), split.total_length, self.seed)
-        own = list(split.weights).index(self.key)
+        own = list(split.weights).index(self.pipe.key)
         for _ in range(self.taken):
             draws.next()
-        for item in begin(self.source):
+        for item in self.source.begin():
             if self.taken == split.total_length:
                 raise ValueError(
                     f"{split!r} has a source of more than {self.taken} items; give its"

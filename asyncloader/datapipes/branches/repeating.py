@@ -6,22 +6,13 @@ ended: concat (in its iter and map forms), cycle, and repeat.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.branches.branching import Branch, OutlastingPass
-from asyncloader.datapipes.going_on.cursors import (
-    Cursor,
-    Cursors,
-    first_cursors,
-    forget_starts,
-    number_of,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.going_on.forms import (
     COUNT,
     MOST,
@@ -35,9 +26,7 @@ from asyncloader.datapipes.going_on.forms import (
     whole,
 )
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import index_within
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.replaying import put_to_come, with_orders
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
@@ -48,6 +37,7 @@ from asyncloader.datapipes.pipe.arguments import (
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.randomness import Seeded
+from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
 from asyncloader.datapipes.pipe.upstream import pipes_from
 
 T = TypeVar("T")
@@ -80,8 +70,8 @@ class Concater(IterDataPipe[T]):
     def __len__(self) -> int:
         return sum(map(len, self.sources))
 
-    def new_pass(self) -> ConcatPass[T]:
-        return ConcatPass(self.sources)
+    def new_pass(self, run: Run[Any]) -> ConcatPass[T]:
+        return ConcatPass(run)
 
     def cursor_form(self) -> Form:
         current = whole(most=len(self.sources) - 1)
@@ -96,17 +86,17 @@ class ConcatPass(OutlastingPass[T]):
 
     marks = ("current", "taken", "yielded")
 
-    sources: tuple[Iterable[T], ...]
     current: int = 0
     taken: int = 0
     yielded: int = 0
 
     def __post_init__(self) -> None:
+        self.sources = [self.run.of(source) for source in self.pipe.sources]
         # As the shares of one random_split are, all of which read its source.
-        self._seeds = RoundSeeds(_read_again(self.sources))
+        self._seeds = RoundSeeds(self.run.epoch, _read_again(self.pipe.sources))
 
     @property
-    def source(self) -> Any:
+    def source(self) -> Run[Any]:
         return self.sources[self.current]
 
     def cursor(self) -> Cursor:
@@ -118,7 +108,7 @@ class ConcatPass(OutlastingPass[T]):
         return super().go_on(position, cursor, cursors)
 
     def put_above(self, into: Cursors) -> None:
-        put_cursors(self.source, into)
+        self.source.put_cursors(into)
         for turn, source in enumerate(self.sources):
             if turn != self.current:
                 put_to_come(source, into)
@@ -127,7 +117,7 @@ class ConcatPass(OutlastingPass[T]):
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
         while self.current < len(self.sources):
-            for item in begin(self.source):
+            for item in self.source.begin():
                 self.taken += 1
                 self.yielded += 1
                 yield item
@@ -193,8 +183,8 @@ class Cycler(IterDataPipe[T]):
             raise TypeError(f"{self!r} goes on for ever and has no length")
         return told(self, self.count * len(self.source))
 
-    def new_pass(self) -> CyclePass[T]:
-        return CyclePass(self.source, self.count)
+    def new_pass(self, run: Run[Any]) -> CyclePass[T]:
+        return CyclePass(run)
 
     def cursor_form(self) -> Form:
         rounds = whole(most=MOST if self.count is None else self.count)
@@ -209,14 +199,12 @@ class CyclePass(Pass[T]):
 
     marks = ("rounds", "taken", "yielded")
 
-    source: Iterable[T]
-    count: int | None
     rounds: int = 0
     taken: int = 0
     yielded: int = 0
 
     def __post_init__(self) -> None:
-        self._seeds = RoundSeeds(pipes_from(self.source))
+        self._seeds = RoundSeeds(self.run.epoch, pipes_from(self.pipe.source))
 
     def cursor(self) -> Cursor:
         return {**super().cursor(), **self._seeds.cursor()}
@@ -228,8 +216,8 @@ class CyclePass(Pass[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
-        while self.rounds != self.count:
-            for item in begin(self.source):
+        while self.rounds != self.pipe.count:
+            for item in self.source.begin():
                 self.taken += 1
                 self.yielded += 1
                 yield item
@@ -246,7 +234,8 @@ class RoundSeeds:
     other seeds, so that these are part of the cursor.
     """
 
-    def __init__(self, pipes: Iterable[Any]) -> None:
+    def __init__(self, epoch: Epoch, pipes: Iterable[Any]) -> None:
+        self._epoch = epoch
         self._pipes = list(pipes)
         self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
         # By number: the seeds of this round, and those that follow if nothing more is begun in it.
@@ -273,8 +262,8 @@ class RoundSeeds:
     def begin_next(self) -> None:
         """Begin the next round."""
         # What had ended when this pass went on was not begun: it begins anew now.
-        forget_starts(self._pipes)
-        with_orders(self._pipes, {})
+        self._epoch.forget_starts(self._pipes)
+        with_orders(self._epoch, self._pipes, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({number: following.get(number, seed) for number, seed in unused})
@@ -282,21 +271,17 @@ class RoundSeeds:
         self._settle()
 
     def _settle(self) -> None:
-        under_way = self._under_way()
-        # Also for what is begun late in the round, or not at all.
-        for pipe in self._seeded:
-            if pipe not in under_way:
-                pipe.settle_seed()
-        begun = {number_of(pipe): pipe.current_pass.seed for pipe in under_way}
-        self._seeds = {**self._seeds_to_come(), **begun}
+        # Also of what is begun late in the round, or not at all.
+        self._seeds = {**self._seeds_to_come(), **self._seeds_under_way()}
 
-    def _under_way(self) -> list[Seeded]:
-        """Return those whose pass the first round joins, as another branch has begun it."""
-        joining = [pipe for pipe in self._pipes if isinstance(pipe, Branch) and pipe.joins_others()]
+    def _seeds_under_way(self) -> Seeds:
+        """Return the seeds of passes that the first round joins, as another branch began them."""
+        epoch = self._epoch
+        branches = [pipe for pipe in self._pipes if isinstance(pipe, Branch)]
+        joining = [branch for branch in branches if branch.joins_others(epoch)]
         above = {id(each) for pipe in joining for each in pipes_from(pipe)}
-        return [
-            pipe for pipe in self._seeded if id(pipe) in above and pipe.current_pass is not None
-        ]
+        passes = [(pipe, epoch.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
+        return {number_of(pipe): begun.seed for pipe, begun in passes if begun is not None}
 
     def _seeds_to_come(self) -> Seeds:
         seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
@@ -349,8 +334,8 @@ class Repeater(IterDataPipe[T]):
     def __len__(self) -> int:
         return told(self, self.times * len(self.source))
 
-    def new_pass(self) -> RepeatPass[T]:
-        return RepeatPass(self.source, self.times)
+    def new_pass(self, run: Run[Any]) -> RepeatPass[T]:
+        return RepeatPass(run)
 
 
 @dataclass
@@ -359,33 +344,31 @@ class RepeatPass(Pass[T]):
 
     marks = ()
 
-    source: Iterable[T]
-    times: int
     taken: int = 0
     repeated: int = 0
     above: Marks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        put = functools.partial(put_cursors, self.source)
-        self.above = Marks(put, lambda: self.taken - 1, first_cursors(self.source))
+        source = self.source
+        self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
 
     def put_above(self, into: Cursors) -> None:
         # An item that is still to be repeated has to be taken again.
-        is_done = self.repeated == self.times
+        is_done = self.repeated == self.pipe.times
         into.update(self.above.at(self.taken if is_done else self.taken - 1))
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.taken, behind = divmod(position, self.times)
-        self.repeated = self.times
+        self.taken, behind = divmod(position, int(self.pipe.times))
+        self.repeated = self.pipe.times
         self.above.restart(self.taken, cursors)
-        resume(self.source, self.taken, cursors)
+        self.source.resume(self.taken, cursors)
         return behind
 
     def __iter__(self) -> Iterator[T]:
-        for item in begin(self.source):
+        for item in self.source.begin():
             self.taken += 1
             self.repeated = 0
-            while self.repeated < self.times:
+            while self.repeated < self.pipe.times:
                 self.repeated += 1
                 yield item
             self.above.passed(self.taken)

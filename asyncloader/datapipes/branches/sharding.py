@@ -15,13 +15,12 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, can_share, pick, picks, resume
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin, begin_share
 from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Pass, Run, can_share, picks
 from asyncloader.datapipes.pipe.share import Share
 
 T = TypeVar("T")
@@ -106,10 +105,6 @@ class ShardingFilter(IterDataPipe[T]):
     def picks(self) -> bool:
         return picks(self.source)
 
-    def iter_at(self, positions: list[int]) -> Iterator[T]:
-        pick(self.source, [self.instance_id + each * self.num_of_instances for each in positions])
-        return begin(self.source)
-
     def _share(self) -> tuple[int, int]:
         count, instance = 1, 0
         for group, (group_count, group_instance) in sorted(self.groups.items()):
@@ -120,8 +115,8 @@ class ShardingFilter(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(range(self.instance_id, len(self.source), self.num_of_instances))
 
-    def new_pass(self) -> ShardPass[T]:
-        return ShardPass(self.source, self.num_of_instances, self.instance_id)
+    def new_pass(self, run: Run[Any]) -> ShardPass[T]:
+        return ShardPass(run, self.num_of_instances, self.instance_id)
 
 
 @dataclass
@@ -130,7 +125,6 @@ class ShardPass(Pass[T]):
 
     marks = ()
 
-    source: Iterable[T]
     count: int
     #: Where in the source the share begins.
     start: int
@@ -153,22 +147,26 @@ class ShardPass(Pass[T]):
         return 0
 
     def __iter__(self) -> Iterator[T]:
-        if self.count == 1 or not can_share(self.source):
+        if self.count == 1 or not can_share(self.source.pipe):
             return self._sifted()
-        items = begin_share(self.source, Share(self.start, self.count), self._cursors)
+        items = self.source.begin_share(Share(self.start, self.count), self._cursors)
         if type(items) not in _KNOWING:
             return self._counting(items, items)
         self._uncounted = partial(_taken_of, items, length_hint(items))
         return items
 
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        self.source.pick([self.start + each * self.count for each in positions])
+        return self.source.begin()
+
     def _sifted(self) -> Iterator[T]:
         left_out = self.start
         if self._has_gone_on:
-            resume(self.source, self.start, self._cursors)
+            self.source.resume(self.start, self._cursors)
             # Whoever holds cursors may keep all that is handed out from then on.
             self._cursors = {}
             left_out = 0
-        items = begin(self.source)
+        items = self.source.begin()
         yield from self._counting(items, islice(items, left_out, None, self.count))
 
     def _counting(self, items: Iterator[T], share: Iterator[T]) -> Iterator[T]:
@@ -219,8 +217,8 @@ class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[T]:
-        return begin(self.source)
+    def results(self, source: Run[Any]) -> Iterator[T]:
+        return source.begin()
 
 
 def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITIES | None:

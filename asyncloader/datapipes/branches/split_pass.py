@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import thread_time
 from typing import Any, Protocol, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of, put_cursors, resume
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.going_on.forms import (
     COUNT,
     Form,
@@ -27,10 +27,9 @@ from asyncloader.datapipes.going_on.forms import (
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.lasting import LastingError
 from asyncloader.datapipes.going_on.marks import Pace, thinned
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.function import calling
 from asyncloader.datapipes.pipe.randomness import Seeded
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.upstream import beginning, pipes_from
 from asyncloader.datapipes.running.crossing import draw_for_all
 from asyncloader.errors import IteratorInvalidated
@@ -104,13 +103,15 @@ class SplitPass(Pass[T]):
     of its branches was behind.
     """
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        split: Split = run.pipe
         self.split = split
         self.taken = 0
         #: How many items each branch was given so far; the last of them wait in its queue.
         self.given = [0] * split.num_instances
         self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
-        self._starts = deque([SplitStart(0, tuple(self.given), beginning(split.source))])
+        self._starts = deque([SplitStart(0, tuple(self.given), beginning(self.source))])
         self._expected: dict[int, SplitStart] = {}
         #: Where the branches of all splitters stand, which may be above this one.
         self._others: Cursors = {}
@@ -271,7 +272,9 @@ class SplitPass(Pass[T]):
             if above:
                 # A branch that has left cannot come back to what its sisters read.
                 for branch in above:
-                    branch.rest()
+                    split: SplitPass[Any] | None = branch.split_in(self.run.epoch)
+                    if split is not None:
+                        split.rest(branch.index)
                 return
             self._note_start()
         self._is_reading = False
@@ -329,8 +332,8 @@ class SplitPass(Pass[T]):
         if start.taken or start.cursors:
             # A splitter above goes on where the last of all its branches was, of which this
             # one's start knows only its own.
-            resume(self.split.source, start.taken, self._others | start.cursors)
-        return begin(self.split.source)
+            self.source.resume(start.taken, self._others | start.cursors)
+        return self.source.begin()
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""
@@ -345,7 +348,7 @@ class SplitPass(Pass[T]):
     def _note_start(self) -> None:
         begun = thread_time()
         cursors: Cursors = {}
-        put_cursors(self.split.source, cursors)
+        self.source.put_cursors(cursors)
         # A branch may stay behind for as long as the others go on.
         starts = thinned([*self._starts])
         self._starts = deque([*starts, SplitStart(self.taken, tuple(self.given), cursors)])

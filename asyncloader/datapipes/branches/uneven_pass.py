@@ -6,13 +6,14 @@ it goes on, some may wait for their turn while the others have moved on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.branches.branching import OutlastingPass
-from asyncloader.datapipes.going_on.cursors import Cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.patterns.replaying import put_to_come
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.upstream import beginning, resume_one
 
 T = TypeVar("T")
@@ -22,10 +23,11 @@ T = TypeVar("T")
 class UnevenPass(OutlastingPass[T]):
     """A pass that counts what it has taken of each source."""
 
-    sources: Sequence[Iterable[T]]
+    sources: list[Run[Any]] = field(init=False, repr=False)
     taken: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.sources = [self.run.of(source) for source in self.pipe.sources]
         self.taken = [0] * len(self.sources)
         # Where the sources stood when this pass began, or went on: those that were not read
         # since say nothing that could be relied on.
@@ -44,7 +46,7 @@ class UnevenPass(OutlastingPass[T]):
     def put_above(self, into: Cursors) -> None:
         for turn, source in enumerate(self.sources):
             if self.taken[turn] > self._began_at[turn]:
-                put_cursors(source, into)
+                source.put_cursors(into)
             else:
                 into.update(self._began_with[turn])
                 if not self.taken[turn]:

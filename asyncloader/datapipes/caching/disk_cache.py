@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 from asyncloader.datapipes.caching.entry_maker import EntryMaker
@@ -18,7 +19,6 @@ from asyncloader.datapipes.caching.recipe import Beginning, Ending, Recipe
 from asyncloader.datapipes.files.hashing import checked_hashes
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
@@ -27,6 +27,7 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.base import functional_datapipe
 from asyncloader.datapipes.pipe.function import plain_function
+from asyncloader.datapipes.pipe.run import Run
 
 _HASHES = ("sha256", "md5")
 
@@ -138,8 +139,8 @@ class EndOnDiskCacheHolder(Ending):
         """Make all entries again that were made before now, each when it is asked for."""
         self.made_after = time.time_ns()
 
-    def new_pass(self) -> DiskCachePass:
-        return DiskCachePass(self)
+    def new_pass(self, run: Run[Any]) -> DiskCachePass:
+        return DiskCachePass(run)
 
     def cursor_form(self) -> Form:
         return LAGGING
@@ -152,13 +153,13 @@ class DiskCachePass(LaggingPass[str]):
     entry, that entry is looked up once more.
     """
 
-    def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
-        self.maker = EntryMaker(pipe)
-        super().__init__(pipe)
+    def __init__(self, run: Run[Any]) -> None:
+        self.maker = EntryMaker(run)
+        super().__init__(run)
 
-    @property
-    def source(self) -> Any:
-        return self.maker.beginning.source
+    @cached_property
+    def source(self) -> Run[Any]:
+        return self.run.of(self.maker.beginning.source)
 
     def __iter__(self) -> Iterator[str]:
         entries = self.maker.entries(self._items())
@@ -170,7 +171,7 @@ class DiskCachePass(LaggingPass[str]):
         self.maker.set_paused(is_paused)
 
     def _items(self) -> Iterator[Any]:
-        items = begin(self.source)
+        items = self.source.begin()
         with closing_items(items):
             for count, item in enumerate(items, self.taken + 1):
                 self.above.passed(count)

@@ -21,10 +21,10 @@ from asyncloader.datapipes.calls.keeper import keeper_at, keeping
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.naming import function_name
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.function import blame
 from asyncloader.datapipes.pipe.omissions import listening_for_omissions
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.running.makers import Makers, Making, some_home
 from asyncloader.strange_errors import note
 
@@ -38,8 +38,9 @@ AT_ONCE = 16
 class EntryMaker:
     """Looks entries up and makes what is not there, for one pass."""
 
-    def __init__(self, pipe: EndOnDiskCacheHolder) -> None:
-        self._pipe = pipe
+    def __init__(self, run: Run[Any]) -> None:
+        self._run = run
+        self._pipe = pipe = cast("EndOnDiskCacheHolder", run.pipe)
         self._recipe = recipe = Recipe(pipe)
         self.beginning = begun = cast("OnDiskCacheHolder", recipe.beginning)
         self._path_fn = begun.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
@@ -115,7 +116,7 @@ class EntryMaker:
                 self._recipe.run_for(item) as source,
                 listening_for_omissions() as omissions,
             ):
-                pairs = begin(source)
+                pairs = self._run.of(source).begin()
                 try:
                     return entry.make(map(self._pair, pairs), omissions)
                 except BaseException as error:

@@ -5,20 +5,18 @@ This file is about in_memory_cache, in its iter and map forms.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors, resume
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import add_cursors, closing_items
 from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source, keyed_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.upstream import drawn_above
 from asyncloader.datapipes.pipe.weighing import weight_of
 
@@ -61,17 +59,17 @@ class InMemoryCacheHolder(IterDataPipe[T]):
             f" come twice. Put {self!r} before {drawn!r}"
         )
 
-    def new_pass(self) -> MemoryCachePass[T]:
-        return MemoryCachePass(self)
+    def new_pass(self, run: Run[Any]) -> MemoryCachePass[T]:
+        return MemoryCachePass(run)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "kept": None}
+        return {**vars(self), "kept": None}
 
 
 class Kept(Generic[T]):
     """The last of a source's items, as many as there is room for."""
 
-    def __init__(self, source: Any, limit: int | None) -> None:
+    def __init__(self, source: Run[T], limit: int | None) -> None:
         self.limit = limit
         self.items: deque[T] = deque()
         #: How many items came, with those that are kept no longer.
@@ -79,7 +77,7 @@ class Kept(Generic[T]):
         self._weights: deque[int] = deque()
         self._weight = 0
         #: Where the source stood at the items.
-        self.marks = Marks(functools.partial(put_cursors, source), lambda: 0)
+        self.marks = Marks(source.put_cursors, lambda: 0)
 
     @property
     def left_out(self) -> int:
@@ -105,7 +103,6 @@ class MemoryCachePass(Pass[T]):
 
     marks = ()
 
-    pipe: InMemoryCacheHolder[T]
     yielded: int = 0
 
     def __post_init__(self) -> None:
@@ -121,9 +118,9 @@ class MemoryCachePass(Pass[T]):
     def _made(self) -> Iterator[T]:
         pipe = self.pipe
         limit = None if pipe.size is None else pipe.size * _MEGABYTE
-        kept: Kept[T] = Kept(pipe.source, limit)
+        kept: Kept[T] = Kept(self.source, limit)
         is_whole = self.yielded == 0
-        for item in begin(pipe.source):
+        for item in self.source.begin():
             if is_whole:
                 kept.add(item)
             yield item
@@ -133,7 +130,7 @@ class MemoryCachePass(Pass[T]):
     def _remembered(self, kept: Kept[T]) -> Iterator[T]:
         first = self.yielded
         if first < kept.left_out:
-            items = begin(self.pipe.source)
+            items = self.source.begin()
             with closing_items(items):
                 yield from islice(items, kept.left_out - first)
         yield from islice(kept.items, max(0, first - kept.left_out), None)
@@ -142,12 +139,12 @@ class MemoryCachePass(Pass[T]):
         if self.kept is not None and self.yielded > self.kept.left_out:
             add_cursors(self.kept.marks.at(self.yielded), into)
         else:
-            put_cursors(self.pipe.source, into)
+            self.source.put_cursors(into)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         if self.kept is None or position < self.kept.left_out:
-            resume(self.pipe.source, position, cursors)
+            self.source.resume(position, cursors)
         return 0
 
 
@@ -177,4 +174,4 @@ class MapInMemoryCacheHolder(MapDataPipe[T]):
         return self._kept[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": {}}
+        return {**vars(self), "_kept": {}}

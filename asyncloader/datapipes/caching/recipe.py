@@ -16,8 +16,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import DataPipe, IterDataPipe, waits
+from asyncloader.datapipes.pipe.base import DataPipe, IterDataPipe
 from asyncloader.datapipes.pipe.edges import edges_of
+from asyncloader.datapipes.pipe.run import waits
 
 #: The items for which recipes are run here, by the ids of the pipes that begin those.
 _ITEMS: ContextVar[dict[int, Any]] = ContextVar("asyncloader_recipe_items")

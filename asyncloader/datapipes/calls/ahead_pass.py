@@ -6,20 +6,13 @@ how many the function failed on, and how a later pass goes on from there.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sized
 from typing import Any, Protocol, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import (
-    Cursor,
-    Cursors,
-    first_cursors,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.handing_out import positions_for
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.tolerance import SKIPPED, Failure, answered
 
 T = TypeVar("T")
@@ -47,9 +40,9 @@ class AheadPass(Pass[T]):
     marks = ()
     holds_calls = True
 
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
-        self.source = pipe.source
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        pipe = run.pipe
         self.yielded = 0
         self.errors = 0
         #: The calls that were begun, as long as there are any.
@@ -58,11 +51,11 @@ class AheadPass(Pass[T]):
         self.room = 0
         #: What begins them, while something does.
         self.ahead: Ahead = NOTHING_AHEAD
-        self.positions = positions_for(pipe)
+        self.positions = positions_for(pipe, run.epoch.course_of(pipe))
         # The position alone says where such a pass stands.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
-        put = functools.partial(put_cursors, self.source)
-        self.above = Marks(put, self.positions.oldest, first_cursors(self.source))
+        source = self.source
+        self.above = Marks(source.put_cursors, self.positions.oldest, source.first_cursors())
 
     def begin(self) -> int:
         """Note that an item was read; return its position, or BEFORE if it is done already."""
@@ -104,5 +97,5 @@ class AheadPass(Pass[T]):
         # Whoever holds the own cursor keeps all that is handed out from now on.
         above = {place: each for place, each in cursors.items() if each is not cursor}
         self.above.restart(oldest, above)
-        resume(self.source, oldest, above)
+        self.source.resume(oldest, above)
         return position - self.yielded

@@ -13,20 +13,20 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.calls.ahead_pass import AheadPass
 from asyncloader.datapipes.calls.attempts import Attempts, ErrorTypes
-from asyncloader.datapipes.calls.in_groups import InGroups
 from asyncloader.datapipes.calls.keeper import kept
 from asyncloader.datapipes.calls.shared_resource import Resource, SharedResource
 from asyncloader.datapipes.calls.window import Call, Window
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, adropped, cursor_of
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, adropped
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.going_on.handing_out import first_cursor, form_ahead
-from asyncloader.datapipes.going_on.iterating import aclose_items
+from asyncloader.datapipes.going_on.iterating import aclose_items, groups_of
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import AsyncColumnFunction, checked_columns
 from asyncloader.datapipes.pipe.debugging import watched_async
 from asyncloader.datapipes.pipe.function import blame, is_async, itself
+from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
 from asyncloader.datapipes.pipe.tolerance import OnError, Tolerance, failure_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.runtime import running_loop
@@ -121,16 +121,14 @@ class AsyncMapper(IterDataPipe[T]):
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._results(self._begun_pass())
+    def is_async(self) -> bool:
+        return True
 
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterator[T]:
-        running = self._begun_pass()
-        behind = running.go_on(position, cursor_of(self, cursors), cursors)
-        return adropped(self._results(running), behind)
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return AsyncMapPass(run)
 
-    def first_cursor(self) -> Cursor:
-        return first_cursor(self)
+    def first_cursor(self, epoch: Epoch) -> Cursor:
+        return first_cursor(epoch.course_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)
@@ -138,36 +136,8 @@ class AsyncMapper(IterDataPipe[T]):
     def has_no_order(self) -> bool:
         return not self.ordered
 
-    def _begun_pass(self) -> AheadPass[T]:
-        running: AheadPass[T] = AheadPass(self)
-        self.current_pass = running
-        return running
-
-    def _results(self, running: AheadPass[T]) -> AsyncIterator[T]:
-        return InGroups(
-            functools.partial(self._one_by_one, running),
-            functools.partial(self._groups, running, GROUP_ITEMS),
-        )
-
-    async def _one_by_one(self, running: AheadPass[T]) -> AsyncGenerator[T, None]:
-        async with aclosing(self._groups(running, 1)) as groups:
-            async for group in groups:
-                # What was just handed out is not kept alive here while the next is awaited.
-                yield group.pop()
-
-    async def _groups(self, running: AheadPass[T], most: int) -> AsyncGenerator[list[T], None]:
-        window = self._window(running)
-        window.start(repr(self))
-        try:
-            while window.has_something() or await window.has_next():
-                group = window.group(most)
-                if group:
-                    yield group
-                del group
-        finally:
-            await window.aclose()
-
-    def _window(self, running: AheadPass[T]) -> Window[T]:
+    def window(self, running: AheadPass[T]) -> Window[T]:
+        """Return the calls of one pass, which are not begun yet."""
         shared = nullcontext() if self.resource is None else SharedResource(self.resource, self)
         return Window(
             running,
@@ -205,6 +175,32 @@ class AsyncMapper(IterDataPipe[T]):
             if running_loop() is None:
                 raise
             return failure_of(error, item, self)
+
+
+class AsyncMapPass(AheadPass[T]):
+    """One pass over an AsyncMapper, to be read one by one or in lists of what is ready."""
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async with aclosing(self._groups(most=1)) as groups:
+            async for group in groups:
+                # What was just handed out is not kept alive here while the next is awaited.
+                yield group.pop()
+
+    def groups(self) -> AsyncGenerator[list[T], None]:
+        """Yield the items in lists; where the pass stands is known after each of them."""
+        return self._groups(most=GROUP_ITEMS)
+
+    async def _groups(self, most: int) -> AsyncGenerator[list[T], None]:
+        window: Window[T] = self.pipe.window(self)
+        window.start(repr(self.pipe))
+        try:
+            while window.has_something() or await window.has_next():
+                group = window.group(most)
+                if group:
+                    yield group
+                del group
+        finally:
+            await window.aclose()
 
 
 def _with_last(function: Callable[..., Awaitable[T]], shared: Any, *args: Any) -> Awaitable[T]:
@@ -263,31 +259,39 @@ class BatchAsyncMapper(AsyncMapper[T]):
         count = super().__len__()
         return count if self.flattens else -(-count // self.batch_size)
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._in_lists(super().__aiter__())
-
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterator[Any]:
-        count = position if self.flattens else position * self.batch_size
-        return self._in_lists(super().aiter_from(count, cursors))
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return AsyncMapPass(run) if self.flattens else ListPass(run)
 
     def yielded_at(self, cursor: Cursor) -> int:
         yielded = super().yielded_at(cursor)
         return yielded if self.flattens else yielded // self.batch_size
 
-    def _in_lists(self, results: AsyncIterator[T]) -> AsyncIterator[Any]:
-        return results if self.flattens else in_lists(results, self.batch_size)
 
+class ListPass(AsyncMapPass[Any]):
+    """One pass over a BatchAsyncMapper that yields results in lists, of which one may be short."""
 
-async def in_lists(results: AsyncIterator[T], size: int) -> AsyncIterator[list[T]]:
-    """Yield results in lists of ``size``; the last may be shorter."""
-    batch = []
-    try:
-        async for result in results:
-            batch.append(result)
-            if len(batch) == size:
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        #: How many results are left out, which were yielded in lists before.
+        self._unwanted = 0
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._unwanted = super().go_on(position * self.pipe.batch_size, cursor, cursors)
+        return 0
+
+    def groups(self) -> AsyncGenerator[list[Any], None]:
+        return groups_of(aiter(self))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        batch: list[Any] = []
+        results = adropped(super().__aiter__(), self._unwanted)
+        try:
+            async for result in results:
+                batch.append(result)
+                if len(batch) == self.pipe.batch_size:
+                    yield batch
+                    batch = []
+            if batch:
                 yield batch
-                batch = []
-        if batch:
-            yield batch
-    finally:
-        await aclose_items(results)
+        finally:
+            await aclose_items(results)

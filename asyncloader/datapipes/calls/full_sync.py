@@ -11,26 +11,19 @@ it is time to agree, so that a collective is shared by all items of a window.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.calls.meeting import Meeting
-from asyncloader.datapipes.going_on.cursors import Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.iterating import aclose_items, groups_of
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import abegin, begin
 from asyncloader.datapipes.pipe.arguments import checked_seconds, iterable_source
-from asyncloader.datapipes.pipe.base import (
-    IterDataPipe,
-    functional_datapipe,
-    is_async_pipe,
-)
-from asyncloader.datapipes.running.crossing import from_loop
+from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Pass, Run, is_async_pipe
 from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
@@ -68,8 +61,6 @@ class FullSync(OneToOne, IterDataPipe[T]):
     [0, 1, 2]
     """
 
-    current_pass: AgreedAhead[T] | None = None
-
     #: Where the ranks of a loader agree; a pipe that is used alone opens a group for each pass.
     meeting: Meeting | None = None
 
@@ -90,24 +81,44 @@ class FullSync(OneToOne, IterDataPipe[T]):
         """The number of this rank's own items, of which the last may have to go."""
         return len(self.source)
 
+    def picks(self) -> bool:
+        return False
+
+    def new_pass(self, run: Run[Any]) -> FullSyncPass[T]:
+        return FullSyncPass(run)
+
+
+class FullSyncPass(Pass[T]):
+    """One pass over a FullSync: what was read ahead and agreed on, where there are ranks."""
+
+    marks = ()
+
+    _ahead: AgreedAhead[T] | None = None
+
     def __iter__(self) -> Iterator[T]:
-        self.current_pass = None
-        return from_loop(self) if self.waits() else begin(self.source)
+        return self.source.begin()
 
     def __aiter__(self) -> AsyncIterator[T]:
-        self.current_pass = None
-        return self._agreed() if world_size() > 1 else aiter(abegin(self.source))
+        return self._agreed() if world_size() > 1 else aiter(self.source.abegin())
 
     def groups(self) -> AsyncGenerator[list[T], None]:
         """Yield the items in the lists in which the ranks agreed on them."""
-        self.current_pass = None
-        return self._agreed_groups() if world_size() > 1 else groups_of(abegin(self.source))
+        return self._agreed_groups() if world_size() > 1 else groups_of(self.source.abegin())
 
-    def put_cursors(self, into: Cursors) -> None:
-        if self.current_pass is None:
-            put_cursors(self.source, into)
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position, cursors)
+        return 0
+
+    def put_above(self, into: Cursors) -> None:
+        if self._ahead is None:
+            self.source.put_cursors(into)
         else:
-            self.current_pass.put_above(into)
+            self._ahead.put_above(into)
+
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return -1 if self._ahead is None else self._ahead.yielded
 
     async def _agreed(self) -> AsyncIterator[T]:
         async with aclosing(self._windows()) as windows:
@@ -126,14 +137,15 @@ class FullSync(OneToOne, IterDataPipe[T]):
 
     async def _windows(self) -> AsyncGenerator[AgreedAhead[T], None]:
         """Yield the pass whenever there are items in it that may be taken."""
-        meeting, is_given = self.meeting, self.meeting is not None
+        pipe: FullSync[T] = self.pipe
+        meeting, is_given = pipe.meeting, pipe.meeting is not None
         if meeting is None:
-            meeting = Meeting(await open_group(self.timeout))
-        self.current_pass = ahead = AgreedAhead(self.source, meeting)
+            meeting = Meeting(await open_group(pipe.timeout))
+        self._ahead = ahead = AgreedAhead(self.source, meeting)
         loop = asyncio.get_running_loop()
         tasks = [
-            begin_task(loop, ahead.fill(), f"asyncloader {self!r}"),
-            begin_task(loop, ahead.agree(), f"asyncloader {self!r} agreeing"),
+            begin_task(loop, ahead.fill(), f"asyncloader {pipe!r}"),
+            begin_task(loop, ahead.agree(), f"asyncloader {pipe!r} agreeing"),
         ]
         try:
             while await ahead.has_next():
@@ -144,19 +156,17 @@ class FullSync(OneToOne, IterDataPipe[T]):
                 await meeting.group.aclose()
 
 
-class AgreedAhead(Pass[T]):
+class AgreedAhead(Generic[T]):
     """The items read ahead of a consumer on the same loop, as far as all ranks have them."""
 
-    def __init__(self, source: Iterable[T], meeting: Meeting) -> None:
+    def __init__(self, source: Run[T], meeting: Meeting) -> None:
         loop = asyncio.get_running_loop()
         self.source = source
         self.meeting = meeting
         self.held: deque[T] = deque()
         self.taken = 0
         self.yielded = 0
-        self.above = Marks(
-            functools.partial(put_cursors, source), lambda: self.yielded, first_cursors(source)
-        )
+        self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
         #: How many of those held may pass, and how many agreements there were.
         self.agreed = 0
         self.window = 0
@@ -217,10 +227,11 @@ class AgreedAhead(Pass[T]):
         return group
 
     def put_above(self, into: Cursors) -> None:
+        """Add where the source stood for what was yielded."""
         into.update(self.above.at(self.yielded))
 
     async def _read(self) -> None:
-        items = aiter(abegin(self.source))
+        items = aiter(self.source.abegin())
         try:
             async for item in items:
                 self.held.append(item)

@@ -13,7 +13,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
 from typing import Any
 
-from asyncloader.datapipes.running.crossing import crossing_of, taken_at
+from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.running.crossing import taken_at
 from asyncloader.datapipes.running.home import Home
 from asyncloader.runtime import running_loop
 
@@ -80,7 +81,8 @@ class Keeper:
 def keeper_at(home: Home) -> Iterator[Keeper]:
     """Give a keeper for one pass."""
     keeper = Keeper()
-    begun = taken_at(home, keeper, crossing_of(keeper))
+    run: Run[Keeper] = Run(keeper, Epoch())
+    begun = taken_at(home, run)
     with contextlib.closing(begun):
         yield next(begun)
         keeper.end()

@@ -7,23 +7,21 @@ consumer is busy with what it has: prefetch and pin_memory.
 from __future__ import annotations
 
 import copy
-import functools
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, MutableMapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.calls.running_ahead import RunningAhead
-from asyncloader.datapipes.going_on.cursors import Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import plain_function
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.weighing import weight_of
 
 T = TypeVar("T")
@@ -59,34 +57,69 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> PrefetchPass[T]:
+        return PrefetchPass(run)
+
+    def picks(self) -> bool:
+        return False
+
+
+class PrefetchPass(Pass[T]):
+    """One pass over a Prefetcher: what was read ahead of the consumer, while it is iterated."""
+
+    marks = ()
+
+    _ahead: ReadAhead[T] | None = None
+
     async def __aiter__(self) -> AsyncIterator[T]:
-        self.current_pass = ahead = ReadAhead(self.source, self.buffer_size, self.buffer_bytes)
-        ahead.start(repr(self))
+        pipe = self.pipe
+        self._ahead = ahead = ReadAhead(self.source, pipe.buffer_size, pipe.buffer_bytes)
+        ahead.start(repr(pipe))
         try:
             while await ahead.has_next():
                 yield ahead.next()
         finally:
             await ahead.aclose()
 
-    def put_cursors(self, into: Cursors) -> None:
-        if self.current_pass is not None:
-            self.current_pass.put_above(into)
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return 0 if self._ahead is None else self._ahead.yielded
+
+    @property
+    def taken(self) -> int:
+        """How many items were read."""
+        return 0 if self._ahead is None else self._ahead.taken
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position, cursors)
+        return 0
+
+    def put_above(self, into: Cursors) -> None:
+        if self._ahead is not None:
+            into.update(self._ahead.above.at(self._ahead.yielded))
+
+    def fullness(self) -> tuple[int, int]:
+        return (0, 0) if self._ahead is None else self._ahead.fullness()
+
+    def set_paused(self, is_paused: bool) -> None:
+        if self._ahead is not None:
+            self._ahead.set_paused(is_paused)
 
 
-class ReadAhead(RunningAhead, Pass[T]):
+class ReadAhead(RunningAhead, Generic[T]):
     """The items read ahead of a consumer on the same loop."""
 
-    def __init__(
-        self, source: Iterable[T], buffer_size: int, buffer_bytes: int | None = None
-    ) -> None:
+    def __init__(self, source: Run[T], buffer_size: int, buffer_bytes: int | None = None) -> None:
         super().__init__(source)
         self.buffer_size = buffer_size
         self.weights = NoWeights() if buffer_bytes is None else Weights(buffer_bytes)
         self.taken = 0
         self.yielded = 0
-        self.above = Marks(
-            functools.partial(put_cursors, source), lambda: self.yielded, first_cursors(source)
-        )
+        self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
         self.buffer: deque[T] = deque()
 
     def hold(self, item: T) -> None:
@@ -113,10 +146,8 @@ class ReadAhead(RunningAhead, Pass[T]):
     def drop(self) -> None:
         self.buffer.clear()
 
-    def put_above(self, into: Cursors) -> None:
-        into.update(self.above.at(self.yielded))
-
     def fullness(self) -> tuple[int, int]:
+        """Return how many items are held, and how many may be."""
         return len(self.buffer), self.buffer_size
 
 
@@ -193,14 +224,14 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         # A loader runs what waits in a thread beside its consumer.
         return True
 
-    def __iter__(self) -> Iterator[T]:
+    def results(self, source: Run[Any]) -> Iterator[T]:
         pin = self.pin_memory_fn or pinned
         if self.pin_memory_fn is None and not _has_accelerator():
             warnings.warn(
                 "pin_memory: no accelerator is available, so items pass unpinned", stacklevel=2
             )
             pin = _as_it_is
-        iterator = begin(self.source)
+        iterator = source.begin()
         try:
             for item in iterator:
                 yield answer_of(self, pin, item, self.device)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from asyncloader.datapipes.going_on.iterating import aclose_items
-from asyncloader.datapipes.patterns.reading import abegin
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.running.home import GRACE_SECONDS
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
@@ -24,9 +24,9 @@ from asyncloader.waiting import LoopWaiter, Stopped
 class RunningAhead(ABC):
     """What was read of a source and was not yet taken."""
 
-    def __init__(self, source: Iterable[Any]) -> None:
+    def __init__(self, reads: Run[Any]) -> None:
         loop = asyncio.get_running_loop()
-        self.source = source
+        self.reads = reads
         self.has_ended = False
         self.error: BaseException | None = None
         self._reader = LoopWaiter(loop)
@@ -102,7 +102,7 @@ class RunningAhead(ABC):
 
     async def read(self) -> None:
         """Read the source to its end, as room allows; keep its error for its place."""
-        items = aiter(abegin(self.source))
+        items = aiter(self.reads.abegin())
         try:
             async for item in items:
                 self.hold(item)

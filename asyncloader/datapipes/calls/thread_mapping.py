@@ -20,13 +20,13 @@ from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.going_on.handing_out import BEFORE, first_cursor, form_ahead
 from asyncloader.datapipes.naming import brief_name, function_name
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import ColumnFunction
 from asyncloader.datapipes.pipe.debugging import watched_plain
 from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.datapipes.pipe.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.datapipes.running.makers import Makers, some_home
 
@@ -86,8 +86,8 @@ class ThreadMapper(IterDataPipe[T]):
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
 
-    def first_cursor(self) -> Cursor:
-        return first_cursor(self)
+    def first_cursor(self, epoch: Epoch) -> Cursor:
+        return first_cursor(epoch.course_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)
@@ -95,8 +95,8 @@ class ThreadMapper(IterDataPipe[T]):
     def has_no_order(self) -> bool:
         return not self.ordered
 
-    def new_pass(self) -> ThreadMapPass[T]:
-        return ThreadMapPass(self)
+    def new_pass(self, run: Run[Any]) -> ThreadMapPass[T]:
+        return ThreadMapPass(run)
 
     def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
         """Return the threads of one pass, which call this; some items have known turns."""
@@ -130,8 +130,8 @@ class ThreadMapPass(AheadPass[T]):
     #: What it holds are also results that nobody has taken yet.
     holds_calls = False
 
-    def __init__(self, pipe: ThreadMapper[T]) -> None:
-        super().__init__(pipe)
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
         # The reader notes what it has read while the consumer looks where the pass stands.
         self._lock = threading.Lock()
 
@@ -168,7 +168,7 @@ class ThreadMapPass(AheadPass[T]):
     def _read(self, crew: Crew) -> None:
         crew.attend()
         try:
-            items = begin(self.source)
+            items = self.source.begin()
             with closing_items(items):
                 for item in items:
                     with self._lock:

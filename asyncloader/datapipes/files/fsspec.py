@@ -25,10 +25,10 @@ from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, p
 from asyncloader.datapipes.files.text import after
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns.expanding import Expander
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import checked_mapping, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.datapipes.pipe.run import Run
 
 
 @functional_datapipe("list_files_by_fsspec")
@@ -120,8 +120,8 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for url in begin(self.source):
+    def results(self, source: Run[Any]) -> Iterator[tuple[str, Any]]:
+        for url in source.begin():
             name = path_in(url, self)
             # In no variable here: whoever is given the file is the only one to hold it.
             yield name, self._opened(name)
@@ -181,10 +181,10 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[str]:
+    def results(self, source: Run[Any]) -> Iterator[str]:
         systems = FileSystems(self.kwargs_for_connection)
         with contextlib.closing(systems), calling(self._path_of) as path_of:
-            for item in begin(self.source):
+            for item in source.begin():
                 name, data = pair_in(item, "(path, data)", self)
                 del item
                 url = path_for(name, path_of, self)

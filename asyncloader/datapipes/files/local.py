@@ -27,7 +27,6 @@ from asyncloader.datapipes.files.streams import (
 from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns.expanding import Expander, TolerantExpander
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_encoding,
@@ -35,6 +34,7 @@ from asyncloader.datapipes.pipe.arguments import (
     iterable_source,
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe, is_pipe
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.tolerance import OnError
 
 MODES = ("b", "t", "rb", "rt", "r")
@@ -185,8 +185,8 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     def __len__(self) -> int:
         return said_length(self, self.length)
 
-    def __iter__(self) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
-        for path in begin(self.source):
+    def results(self, source: Run[Any]) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
+        for path in source.begin():
             name = path_in(path, self)
             # In no variable here: whoever is given the file is the only one to hold it.
             yield name, opened(name, self.mode, self.encoding)

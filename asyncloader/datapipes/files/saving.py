@@ -15,11 +15,11 @@ from typing import Any
 
 from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async, itself
+from asyncloader.datapipes.pipe.run import Run
 
 _KINDS = {"": "", "t": "", "b": "b"}
 
@@ -59,9 +59,9 @@ class Saver(OneToOne, IterDataPipe[str]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[str]:
+    def results(self, source: Run[Any]) -> Iterator[str]:
         with calling(self._path_of) as path_of:
-            for item in begin(self.source):
+            for item in source.begin():
                 name, data = pair_in(item, "(path, data)", self)
                 del item
                 path = path_for(name, path_of, self)

@@ -36,7 +36,6 @@ from asyncloader.datapipes.files.streams import (
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.expanding import TolerantExpander
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
@@ -47,6 +46,7 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.tolerance import OnError
 
 
@@ -233,8 +233,8 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     def waits(self) -> bool:
         return is_async(self.joiner)
 
-    def new_pass(self) -> ParagraphPass:
-        return ParagraphPass(self)
+    def new_pass(self, run: Run[Any]) -> ParagraphPass:
+        return ParagraphPass(run)
 
     def cursor_form(self) -> Form:
         return LAGGING
@@ -244,13 +244,12 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 class ParagraphPass(LaggingPass[tuple[str, Any]]):
     """One pass over a ParagraphAggregator, which holds the lines of one paragraph."""
 
-    pipe: ParagraphAggregator
     path: str = ""
     lines: list[Any] = field(default_factory=list, repr=False)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         with calling(self.pipe.joiner) as join:
-            for item in begin(self.source):
+            for item in self.source.begin():
                 path, line = pair_in(item, "(path, line)", self.pipe)
                 if self.lines and (path != self.path or not line):
                     yield self._paragraph(join)

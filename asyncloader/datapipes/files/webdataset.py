@@ -13,9 +13,9 @@ from typing import Any
 from asyncloader.datapipes.files.streams import pair_in, path_in
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Run
 
 
 @functional_datapipe("webdataset")
@@ -36,8 +36,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]]) -> None:
         self.source = iterable_source(source_datapipe)
 
-    def new_pass(self) -> SamplePass:
-        return SamplePass(self)
+    def new_pass(self, run: Run[Any]) -> SamplePass:
+        return SamplePass(run)
 
     def cursor_form(self) -> Form:
         return LAGGING
@@ -50,12 +50,11 @@ class SamplePass(LaggingPass[dict[str, Any]]):
     The ``held`` files after those that are done are in the sample that is held.
     """
 
-    pipe: WebDataset
     held: int = 0
     sample: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for item in begin(self.source):
+        for item in self.source.begin():
             path, data = pair_in(item, "(path, data)", self.pipe)
             del item
             key, ending = key_and_ending(path_in(path, self.pipe))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import COURSE, Cursor
+from asyncloader.datapipes.going_on.cursors import Cursor
 from asyncloader.datapipes.going_on.journal import Journal, Since
 
 #: A position, and how many had been yielded and how many were errors once it was handed out.
@@ -87,12 +86,3 @@ def _by_pass(entries: Iterable[Entry]) -> list[list[Entry]]:
         else:
             passes[-1].append(entry)
     return passes
-
-
-def course_of(pipe: Any) -> Course:
-    """Return the course that a pipe takes in this epoch."""
-    fields = vars(pipe)
-    if COURSE not in fields:
-        object.__setattr__(pipe, COURSE, Course())
-    found: Course = fields[COURSE]
-    return found

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.going_on.course import Course, Entry, course_of
+from asyncloader.datapipes.going_on.course import Course, Entry
 from asyncloader.datapipes.going_on.cursors import Cursor
 from asyncloader.datapipes.going_on.forms import (
     COUNT,
@@ -197,9 +197,9 @@ def _entry(value: Any, where: str, form_of: FormOf) -> None:
         row(COUNT, COUNT, COUNT)(value, where, form_of)
 
 
-def first_cursor(pipe: Any) -> Cursor:
+def first_cursor(course: Course) -> Cursor:
     """Return the cursor of a pass to come, with all that is handed out in it and later."""
-    later = course_of(pipe).since_now()
+    later = course.since_now()
     return cursor_to_begin_with(later, later.first)
 
 
@@ -209,9 +209,9 @@ def cursor_to_begin_with(later: Iterable[Entry], at: int) -> Cursor:
     return {"begun": False, **counts, "held": [], "later": later, "at": at}
 
 
-def positions_for(pipe: Any) -> InOrder | AsTheyCome:
+def positions_for(pipe: Any, course: Course) -> InOrder | AsTheyCome:
     """Return what keeps the positions of one pass of a pipe."""
-    return InOrder() if pipe.ordered else AsTheyCome(course_of(pipe), _most_ahead(pipe))
+    return InOrder() if pipe.ordered else AsTheyCome(course, _most_ahead(pipe))
 
 
 def _most_ahead(pipe: Any) -> int:

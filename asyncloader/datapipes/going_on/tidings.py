@@ -8,10 +8,10 @@ another process goes on to have what follows it, and nothing is said twice.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.going_on.course import course_of
+from asyncloader.datapipes.going_on.course import Course
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.going_on.forms import COUNT, FormOf, anything, just, row
 from asyncloader.datapipes.going_on.handing_out import (
@@ -40,7 +40,7 @@ def piece(value: Any, where: str, form_of: FormOf) -> None:
 class Teller:
     """Tells what pipes without order hand out from now on."""
 
-    def __init__(self, pipes: Iterable[Any]) -> None:
+    def __init__(self, pipes: Iterable[Any], course_of: Callable[[Any], Course]) -> None:
         pipes = list(pipes)
         numbered = [pipe for pipe in pipes if number_of(pipe) is not None]
         self._since = [(number_of(pipe), course_of(pipe).since_now()) for pipe in numbered]

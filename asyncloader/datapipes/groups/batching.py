@@ -8,24 +8,17 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import (
-    Cursors,
-    can_share,
-    pick,
-    picks,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import MOST
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.groups.timed_batching import timed_batches
 from asyncloader.datapipes.items.converting import MapToIterConverter
 from asyncloader.datapipes.items.sources import IterableWrapper, SequenceWrapper
-from asyncloader.datapipes.one_to_one import OneToOne, is_ours
-from asyncloader.datapipes.patterns.reading import abegin, begin, begin_share
+from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
@@ -35,8 +28,8 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import plain_function
+from asyncloader.datapipes.pipe.run import Pass, Run, can_share, is_ours, picks
 from asyncloader.datapipes.pipe.share import Share
-from asyncloader.datapipes.running.crossing import from_loop
 
 T = TypeVar("T")
 
@@ -98,59 +91,69 @@ class Batcher(IterDataPipe[list[T]]):
             raise TypeError(f"{self!r} closes batches by the clock and has no length")
         return batch_count(len(self.source), self.batch_size, self.drop_last)
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._by_clock() if self.goes_by_clock() else super().__aiter__()
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return TimedBatchPass(run) if self.goes_by_clock() else BatchPass(run)
+
+    def picks(self) -> bool:
+        return picks(self.source)
+
+    def can_share(self) -> bool:
+        return can_share(self.source) and not self.goes_by_clock()
+
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[Any]:
+        begun = BatchPass(run)
+        run.note(begun)
+        return begun.batches(begun.source.begin_share(share.of_batches(self.batch_size), cursors))
+
+    def batched(self, items: list[T]) -> Any:
+        """Return what is yielded for the items of one batch."""
+        return items if self.wrapper_class is list else wrapped(items, self.wrapper_class, self)
+
+
+@dataclass
+class BatchPass(Pass[Any]):
+    """One pass over a Batcher, whose place is that of its source."""
+
+    marks = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return from_loop(self) if self.goes_by_clock() else self._whole()
+        yield from self.batches(self.source.begin())
 
-    async def _by_clock(self) -> AsyncIterator[Any]:
-        assert self.max_wait is not None
-        batches = timed_batches(abegin(self.source), self.batch_size, self.max_wait)
-        async with contextlib.aclosing(batches):
-            async for batch in batches:
-                if len(batch) == self.batch_size or not self.drop_last:
-                    yield self._wrapped(batch)
-                del batch
-
-    def _whole(self) -> Iterator[Any]:
-        yield from self._by_count(begin(self.source))
-
-    def _by_count(self, items: Iterator[T]) -> Iterator[Any]:
-        size = self.batch_size
+    def batches(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches of these items, and close them."""
+        pipe, size = self.pipe, self.pipe.batch_size
         try:
             while batch := list(islice(items, size)):
-                if len(batch) < size and self.drop_last:
+                if len(batch) < size and pipe.drop_last:
                     return
-                yield self._wrapped(batch)
+                yield pipe.batched(batch)
                 # The batch just yielded is not kept alive here while the next is made.
                 del batch
         finally:
             close_items(items)
 
-    def put_cursors(self, into: Cursors) -> None:
-        put_cursors(self.source, into)
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position * self.pipe.batch_size, cursors)
+        return 0
 
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[list[T]]:
-        resume(self.source, position * self.batch_size, cursors)
+    def iter_at(self, positions: list[int]) -> Iterator[Any]:
+        size = self.pipe.batch_size
+        self.source.pick([size * batch + item for batch in positions for item in range(size)])
         return iter(self)
 
-    def picks(self) -> bool:
-        return picks(self.source)
 
-    def iter_at(self, positions: list[int]) -> Iterator[list[T]]:
-        size = self.batch_size
-        pick(self.source, [size * batch + item for batch in positions for item in range(size)])
-        return iter(self)
+@dataclass
+class TimedBatchPass(Pass[Any]):
+    """One pass over a Batcher that closes batches by the clock."""
 
-    def can_share(self) -> bool:
-        return can_share(self.source) and not self.goes_by_clock()
-
-    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[list[T]]:
-        return self._by_count(begin_share(self.source, share.of_batches(self.batch_size), cursors))
-
-    def _wrapped(self, batch: list[T]) -> Any:
-        return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        pipe = self.pipe
+        batches = timed_batches(self.source.abegin(), pipe.batch_size, pipe.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                if len(batch) == pipe.batch_size or not pipe.drop_last:
+                    yield pipe.batched(batch)
+                del batch
 
 
 def most_items(source: Any) -> int:

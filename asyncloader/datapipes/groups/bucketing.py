@@ -13,25 +13,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import (
-    Cursor,
-    Cursors,
-    first_cursors,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import Form, Rule, at_most, counts, fields
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import Batcher
 from asyncloader.datapipes.groups.flattening import FlatMapper, UnBatcher
 from asyncloader.datapipes.groups.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.rereading import add_cursors, closing_items
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.datapipes.pipe.run import Pass, Run
 
 T = TypeVar("T")
 
@@ -75,8 +68,8 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[list[T]]:
-        return begin(self.source)
+    def results(self, source: Run[Any]) -> Iterator[list[T]]:
+        return source.begin()
 
     def _batches(self, items: Any) -> IterDataPipe[Any]:
         bucket = self.batch_size * self.batch_num
@@ -146,8 +139,8 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
     def waits(self) -> bool:
         return is_async(self.len_fn)
 
-    def new_pass(self) -> BucketizePass[T]:
-        return BucketizePass(self)
+    def new_pass(self, run: Run[Any]) -> BucketizePass[T]:
+        return BucketizePass(run)
 
     def cursor_form(self) -> Form:
         whole_sections: Rule = (
@@ -181,7 +174,6 @@ class BucketizePass(Pass[list[T]]):
 
     marks = ("taken", "yielded")
 
-    pipe: MaxTokenBucketizer[T]
     taken: int = 0
     yielded: int = 0
     taken_since: int = 0
@@ -189,9 +181,8 @@ class BucketizePass(Pass[list[T]]):
     began_with: Cursors = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[list[T]]:
-        source = self.pipe.source
-        self.began_with = first_cursors(source)
-        items = begin(source)
+        self.began_with = self.source.first_cursors()
+        items = self.source.begin()
         with calling(self.pipe.len_fn) as length_of, closing_items(items):
             while True:
                 for batch in self._section(items, length_of):
@@ -222,7 +213,7 @@ class BucketizePass(Pass[list[T]]):
         self.yielded += self.yielded_since
         self.taken_since = self.yielded_since = 0
         self.began_with = {}
-        put_cursors(self.pipe.source, self.began_with)
+        self.source.put_cursors(self.began_with)
 
     def put_above(self, into: Cursors) -> None:
         add_cursors(self.began_with, into)
@@ -231,7 +222,7 @@ class BucketizePass(Pass[list[T]]):
         if cursor is None:
             return position
         self.taken, self.yielded = cursor["taken"], cursor["yielded"]
-        resume(self.pipe.source, self.taken, cursors)
+        self.source.resume(self.taken, cursors)
         return position - self.yielded
 
 

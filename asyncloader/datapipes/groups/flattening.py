@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor
@@ -24,6 +24,7 @@ from asyncloader.datapipes.pipe.arguments import checked_count, checked_function
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import reading
 from asyncloader.datapipes.pipe.function import calling, is_async, is_async_generator, itself
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.tolerance import OnError, Tolerance
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class UnBatcher(IterDataPipe[T]):
         self.source = iterable_source(datapipe)
         self.unbatch_level = checked_count("unbatch_level", unbatch_level, at_least=-1)
 
-    def new_pass(self) -> UnbatchPass[T]:
-        return UnbatchPass(self)
+    def new_pass(self, run: Run[Any]) -> UnbatchPass[T]:
+        return UnbatchPass(run)
 
     def cursor_form(self) -> Form:
         return EXPANSION
@@ -76,8 +77,6 @@ class UnBatcher(IterDataPipe[T]):
 @dataclass
 class UnbatchPass(Expansion[T]):
     """One pass over an UnBatcher, which knows how far it is inside the batch it took last."""
-
-    pipe: UnBatcher[T]
 
     def __iter__(self) -> Iterator[T]:
         for batch in self.begin():
@@ -125,8 +124,8 @@ class FlatMapper(IterDataPipe[T]):
     def waits(self) -> bool:
         return is_async(self._expand)
 
-    def new_pass(self) -> FlatMapPass[T]:
-        return FlatMapPass(self, self._expand)
+    def new_pass(self, run: Run[Any]) -> FlatMapPass[T]:
+        return FlatMapPass(run, self._expand)
 
     def cursor_form(self) -> Form:
         return TOLERANT_EXPANSION
@@ -178,8 +177,7 @@ def _followed_by(error: Exception, items: list[Any]) -> Iterator[Any]:
 class FlatMapPass(TolerantExpansion[T]):
     """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
 
-    pipe: FlatMapper[T]
-    expand: Callable[..., Any]
+    expand: Callable[..., Any] = field(repr=False)
 
     def __iter__(self) -> Iterator[T]:
         pipe = self.pipe

@@ -6,21 +6,20 @@ buffer is full.
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, first_cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import Form, Rule, ascending, counts, fields
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin_with
+from asyncloader.datapipes.patterns.rereading import begin_with
 from asyncloader.datapipes.pipe.answers import key_of
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.datapipes.pipe.run import Pass, Run
 
 T = TypeVar("T")
 
@@ -64,8 +63,8 @@ class Grouper(IterDataPipe[Any]):
     def waits(self) -> bool:
         return is_async(self.group_key_fn)
 
-    def new_pass(self) -> GroupPass:
-        return GroupPass(self)
+    def new_pass(self, run: Run[Any]) -> GroupPass:
+        return GroupPass(run)
 
     def cursor_form(self) -> Form:
         held = ascending(most=self.buffer_size)
@@ -98,7 +97,6 @@ class GroupPass(Pass[Any]):
 
     marks = ("taken", "yielded")
 
-    pipe: Grouper
     taken: int = 0
     yielded: int = 0
     held: int = 0
@@ -111,8 +109,8 @@ class GroupPass(Pass[Any]):
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        put = functools.partial(put_cursors, self.pipe.source)
-        self.above = Marks(put, self._oldest_held, first_cursors(self.pipe.source))
+        source = self.source
+        self.above = Marks(source.put_cursors, self._oldest_held, source.first_cursors())
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -156,7 +154,7 @@ class GroupPass(Pass[Any]):
         # Whoever holds cursors may keep all that is handed out from then on.
         cursors, self._cursors = self._cursors, {}
         positions = self._positions
-        again, following = begin_with(self.pipe.source, positions, self.taken, cursors)
+        again, following = begin_with(self.source, positions, self.taken, cursors)
         for position, item in zip(positions, again, strict=True):
             self._hold(key_of(self.pipe, function, item), item, position)
         return following

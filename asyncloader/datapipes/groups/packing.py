@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import (
     COUNT,
     Form,
@@ -21,12 +21,12 @@ from asyncloader.datapipes.going_on.forms import (
     list_of,
     row,
 )
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.patterns.rereading import Held, Rereader, add_cursors, closing_items
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
@@ -83,8 +83,8 @@ class SequencePacker(IterDataPipe[list[T]]):
     def waits(self) -> bool:
         return is_async(self.len_fn) or is_async(self.cut)
 
-    def new_pass(self) -> PackPass[T]:
-        return PackPass(self)
+    def new_pass(self, run: Run[Any]) -> PackPass[T]:
+        return PackPass(run)
 
     def cursor_form(self) -> Form:
         pack = list_of(row(COUNT, COUNT, COUNT, COUNT))
@@ -166,7 +166,6 @@ class PackPass(Pass[list[T]]):
 
     marks = ("taken", "offset", "yielded")
 
-    pipe: SequencePacker[T]
     taken: int = 0
     offset: int = 0
     yielded: int = 0
@@ -180,7 +179,7 @@ class PackPass(Pass[list[T]]):
 
     def __iter__(self) -> Iterator[list[T]]:
         pipe = self.pipe
-        sequences: Rereader[T] = Rereader(pipe.source, self._were_held(), self.taken, self.cursors)
+        sequences: Rereader[T] = Rereader(self.source, self._were_held(), self.taken, self.cursors)
         with (
             calling(pipe.len_fn) as length_of,
             calling(pipe.cut) as cut_of,
@@ -216,12 +215,12 @@ class PackPass(Pass[list[T]]):
                 yield self._yielded(pack)
 
     def _has_no_place(self) -> bool:
-        return len(self.packs) == self.pipe.open_packs
+        return len(self.packs) == int(self.pipe.open_packs)
 
     def _size_of_next(self, rest: int) -> int:
         if self.pipe.split == "always" and self.packs:
             return min(rest, self.packs[0].room)
-        return min(rest, self.pipe.budget)
+        return min(rest, int(self.pipe.budget))
 
     def _pack_for(self, size: int) -> Pack[T] | None:
         best = None
@@ -274,7 +273,7 @@ class PackPass(Pass[list[T]]):
         elif self.current is not None and self.current.number == self.taken:
             add_cursors(self.current.before, into)
         else:
-            put_cursors(self.pipe.source, into)
+            self.source.put_cursors(into)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:

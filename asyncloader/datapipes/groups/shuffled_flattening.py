@@ -13,7 +13,7 @@ from itertools import islice
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import (
     COUNT,
     SEED,
@@ -27,7 +27,6 @@ from asyncloader.datapipes.going_on.forms import (
     whole,
 )
 from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import most_items
 from asyncloader.datapipes.groups.flattening import expanding
 from asyncloader.datapipes.items.sources import IterableWrapper
@@ -37,6 +36,7 @@ from asyncloader.datapipes.pipe.arguments import checked_count, checked_function
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async, itself
 from asyncloader.datapipes.pipe.randomness import Shuffling
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.tolerance import OnError, Tolerance
 
 T = TypeVar("T")
@@ -88,9 +88,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
             return sum(map(len, wrapped))
         raise TypeError(f"{self!r} cannot say how many items it has")
 
-    def new_pass(self) -> ShuffledFlatMapPass[T]:
+    def new_pass(self, run: Run[Any]) -> ShuffledFlatMapPass[T]:
         seed = self.next_seed() if self.shuffles else 0
-        return ShuffledFlatMapPass(self, self.buffer_size if self.shuffles else 1, seed)
+        return ShuffledFlatMapPass(run, self.buffer_size if self.shuffles else 1, seed)
 
     def cursor_form(self) -> Form:
         opened = list_of(row(COUNT, COUNT), most=self.buffer_size if self.shuffles else 1)
@@ -141,7 +141,6 @@ class ShuffledFlatMapPass(Pass[T]):
 
     marks = ("seed", "drawn", "taken", "yielded", "errors")
 
-    pipe: ShuffledFlatMapper[T]
     width: int
     seed: int
     drawn: int = 0
@@ -159,7 +158,7 @@ class ShuffledFlatMapPass(Pass[T]):
         for _ in range(self.drawn):
             draw()
         numbers = sorted(number for number, _ in self.were_open)
-        items: Rereader[Any] = Rereader(self.pipe.source, numbers, self.taken, self.cursors)
+        items: Rereader[Any] = Rereader(self.source, numbers, self.taken, self.cursors)
         with calling(self.pipe.expand, self.pipe) as expand, closing_items(items), self._closing():
             self._open_again(items.again, expand)
             self._fill(items, expand)
@@ -216,13 +215,14 @@ class ShuffledFlatMapPass(Pass[T]):
         if oldest is not None:
             add_cursors(oldest.held.before, into)
         else:
-            put_cursors(self.pipe.source, into)
+            self.source.put_cursors(into)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in self.marks:
             setattr(self, name, cursor[name])
+        self.pipe.follow_seed(self.seed)
         self.were_open, self.cursors = cursor["open"], cursors
         return position - self.yielded
 

@@ -7,30 +7,20 @@ from it, so its place can be found again by drawing.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import (
-    Cursor,
-    Cursors,
-    cursor_of,
-    first_cursors,
-    picks,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, cursor_of
 from asyncloader.datapipes.going_on.forms import COUNT, SEED, Form, Rule, fields, whole
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.groups.batching import largest_batch, most_items
 from asyncloader.datapipes.groups.flattening import UnBatcher
 from asyncloader.datapipes.groups.permutation import permutation
-from asyncloader.datapipes.patterns.reading import begin, begin_with
+from asyncloader.datapipes.patterns.rereading import begin_with
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_indices,
@@ -39,6 +29,7 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.randomness import Shuffling
+from asyncloader.datapipes.pipe.run import Pass, Run, picks
 from asyncloader.datapipes.pipe.share import Share
 
 T = TypeVar("T")
@@ -69,10 +60,10 @@ class Shuffler(Shuffling, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self) -> ShufflePass[T]:
+    def new_pass(self, run: Run[Any]) -> ShufflePass[T]:
         if not self.shuffles:
-            return ShufflePass(self.source, buffer_size=0, seed=0)
-        return ShufflePass(self.source, self.buffer_size, self.next_seed())
+            return ShufflePass(run, buffer_size=0, seed=0)
+        return ShufflePass(run, self.buffer_size, self.next_seed())
 
     def cursor_form(self) -> Form:
         size = self.buffer_size if self.shuffles else 0
@@ -96,7 +87,6 @@ class ShufflePass(Pass[T]):
 
     marks = ("seed", "taken", "drawn")
 
-    source: Iterable[T]
     buffer_size: int
     seed: int
     taken: int = 0
@@ -107,12 +97,11 @@ class ShufflePass(Pass[T]):
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        put = functools.partial(put_cursors, self.source)
-        self._cursors = first_cursors(self.source)
-        self.above = Marks(put, self._oldest_held, self._cursors)
+        self._cursors = self.source.first_cursors()
+        self.above = Marks(self.source.put_cursors, self._oldest_held, self._cursors)
         self._order = BufferOrder(self.seed, self.buffer_size)
         # Then the buffer holds every item with its position.
-        self._looks_back = self.buffer_size > 0 and not picks(self.source)
+        self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
 
     @property
     def yielded(self) -> int:
@@ -156,7 +145,7 @@ class ShufflePass(Pass[T]):
             # What is held is made once more, from the oldest item on.
             into.update(self.above.at(self._oldest_held()))
         else:
-            put_cursors(self.source, into)
+            self.source.put_cursors(into)
 
     def _oldest_held(self) -> int:
         return min((position for position, _ in self.buffer), default=self.taken)
@@ -165,7 +154,9 @@ class ShufflePass(Pass[T]):
         if cursor is None:
             return position
         self.seed, self.taken, self.drawn = cursor["seed"], cursor["taken"], cursor["drawn"]
-        if not self.buffer_size:
+        if self.buffer_size:
+            self.pipe.follow_seed(self.seed)
+        else:
             self.taken = self.drawn = position
         self._order = BufferOrder(self.seed, self.buffer_size)
         self._cursors = cursors
@@ -241,10 +232,10 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source if self.indices is None else self.indices)
 
-    def new_pass(self) -> MapShufflePass[T]:
+    def new_pass(self, run: Run[Any]) -> MapShufflePass[T]:
         keys = range(len(self.source)) if self.indices is None else self.indices
         seed = self.next_seed() if self.shuffles else 0
-        return MapShufflePass(self.source, keys, self.shuffles, seed)
+        return MapShufflePass(run, keys, self.shuffles, seed)
 
     def cursor_form(self) -> Form:
         return fields({"seed": SEED})
@@ -252,11 +243,11 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
-        running = self.current_pass = self.new_pass()
-        running.go_on(share.before, cursor_of(self, cursors), cursors)
-        running.positions = share.positions(len(running.keys))
-        return iter(running)
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+        begun: Any = run.new_pass()
+        begun.go_on(share.before, cursor_of(self, cursors), cursors)
+        begun.positions = share.positions(len(begun.keys))
+        return iter(begun)
 
 
 @dataclass
@@ -265,7 +256,6 @@ class MapShufflePass(Pass[T]):
 
     marks = ("seed",)
 
-    source: MapDataPipe[T]
     keys: Sequence[Any] = field(repr=False)
     shuffles: bool
     seed: int
@@ -276,9 +266,10 @@ class MapShufflePass(Pass[T]):
     def __iter__(self) -> Iterator[T]:
         count = len(self.keys)
         order = permutation(count, self.seed) if self.shuffles else range(count)
+        source, keys = self.pipe.source, self.keys
         rest = range(self.yielded, count)
         for position in rest if self.positions is None else self.positions:
-            item = self.source[self.keys[order[position]]]
+            item = source[keys[order[position]]]
             self.yielded += 1
             yield item
 
@@ -288,6 +279,7 @@ class MapShufflePass(Pass[T]):
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
             self.seed = cursor["seed"]
+            self.pipe.follow_seed(self.seed)
         self.yielded = position
         return 0
 
@@ -308,8 +300,8 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self) -> InBatchPass[T]:
-        return InBatchPass(self, self.shuffles, self.next_seed() if self.shuffles else 0)
+    def new_pass(self, run: Run[Any]) -> InBatchPass[T]:
+        return InBatchPass(run, self.shuffles, self.next_seed() if self.shuffles else 0)
 
     def cursor_form(self) -> Form:
         largest = largest_batch(self.source)
@@ -327,32 +319,28 @@ class InBatchPass(Pass[list[T]]):
 
     marks = ("seed", "yielded", "drawn")
 
-    pipe: InBatchShuffler[T]
     shuffles: bool
     seed: int
     yielded: int = 0
     drawn: int = 0
 
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
-
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if not self.shuffles:
             self.yielded = position
-            resume(self.source, position, cursors)
+            self.source.resume(position, cursors)
             return 0
         if cursor is None:
             return position
         self.seed, self.yielded, self.drawn = cursor["seed"], cursor["yielded"], cursor["drawn"]
-        resume(self.source, self.yielded, cursors)
+        self.pipe.follow_seed(self.seed)
+        self.source.resume(self.yielded, cursors)
         return position - self.yielded
 
     def __iter__(self) -> Iterator[list[T]]:
         draw = Random(self.seed).random
         # Every item takes one draw, so that the place can be found again by drawing.
         deque((draw() for _ in range(self.drawn)), maxlen=0)
-        for batch in begin(self.source):
+        for batch in self.source.begin():
             if not self.shuffles:
                 self.yielded += 1
                 yield batch

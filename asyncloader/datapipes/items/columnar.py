@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import checked_names, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Run
 
 
 @functional_datapipe("rows2columnar")
@@ -41,8 +41,8 @@ class Rows2Columnar(OneToOne, IterDataPipe[dict[Any, list[Any]]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[dict[Any, list[Any]]]:
-        for batch in begin(self.source):
+    def results(self, source: Run[Any]) -> Iterator[dict[Any, list[Any]]]:
+        for batch in source.begin():
             if not isinstance(batch, Iterable):
                 raise TypeError(f"{self!r} reads batches of rows, got {type(batch).__name__}")
             columns: dict[Any, list[Any]] = {}

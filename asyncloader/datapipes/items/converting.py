@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of, checked_key_of
 from asyncloader.datapipes.pipe.arguments import (
     checked_function,
@@ -23,6 +21,7 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async, itself
+from asyncloader.datapipes.pipe.run import Pass, Run, epoch_of
 from asyncloader.datapipes.pipe.share import Share
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ class IterToMapConverter(MapDataPipe[T]):
             raise IndexError(f"{self!r} has no item under the key {key!r}") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_items": None}
+        state = {**vars(self), "_items": None}
         return {name: value for name, value in state.items() if name != "_loading"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -93,7 +92,8 @@ class IterToMapConverter(MapDataPipe[T]):
     def _load(self) -> dict[Any, T]:
         items: dict[Any, T] = {}
         with calling(self.key_value_fn or itself) as key_value:
-            for item in begin(self.source):
+            source: Run[Any] = Run(self.source, epoch_of(self.source))
+            for item in source.begin():
                 key, value = self._checked(answer_of(self, key_value, item))
                 if checked_key_of(self, key) in items:
                     warnings.warn(f"{self!r} got the key {key!r} more than once", stacklevel=4)
@@ -130,24 +130,20 @@ class MapToIterConverter(IterDataPipe[T]):
     def __len__(self) -> int:
         return len(self.source if self.indices is None else self.indices)
 
-    def new_pass(self) -> LookupPass[T]:
-        return LookupPass(self.source, self._keys())
+    def new_pass(self, run: Run[Any]) -> LookupPass[T]:
+        return LookupPass(run, self._keys())
 
     def picks(self) -> bool:
         return True
 
-    def iter_at(self, positions: list[int]) -> Iterator[T]:
-        keys = self._keys()
-        return (self.source[keys[position]] for position in positions if position < len(keys))
-
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
-        keys = self._keys()
-        running = LookupPass(self.source, keys, share.before, share.positions(len(keys)))
-        self.current_pass = running
-        return iter(running)
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+        begun: Any = run.new_pass()
+        begun.go_on(share.before, None, cursors)
+        begun.positions = share.positions(len(begun.keys))
+        return iter(begun)
 
     def _keys(self) -> Sequence[Any]:
         return range(len(self.source)) if self.indices is None else self.indices
@@ -159,7 +155,6 @@ class LookupPass(Pass[T]):
 
     marks = ()
 
-    source: MapDataPipe[T]
     keys: Sequence[Any] = field(repr=False)
     yielded: int = 0
     #: Where in ``keys`` those are that are looked up; otherwise all from ``yielded`` on.
@@ -172,9 +167,14 @@ class LookupPass(Pass[T]):
         self.yielded = position
         return 0
 
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        self.positions = [position for position in positions if position < len(self.keys)]
+        return iter(self)
+
     def __iter__(self) -> Iterator[T]:
+        source = self.pipe.source
         rest = range(self.yielded, len(self.keys))
         for position in rest if self.positions is None else self.positions:
-            item = self.source[self.keys[position]]
+            item = source[self.keys[position]]
             self.yielded += 1
             yield item

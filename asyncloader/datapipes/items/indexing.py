@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors, resume
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.pipe.arguments import checked_key, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.run import Pass, Run
 
 
 @functional_datapipe("add_index")
@@ -36,8 +35,8 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self) -> IndexPass:
-        return IndexPass(self)
+    def new_pass(self, run: Run[Any]) -> IndexPass:
+        return IndexPass(run)
 
 
 @dataclass
@@ -46,11 +45,10 @@ class IndexPass(Pass[dict[Any, Any]]):
 
     marks = ()
 
-    pipe: IndexAdder
     yielded: int = 0
 
     def __iter__(self) -> Iterator[dict[Any, Any]]:
-        for item in begin(self.pipe.source):
+        for item in self.source.begin():
             if not isinstance(item, dict):
                 raise NotImplementedError(
                     f"{self.pipe!r} adds an index to dicts, got {type(item).__name__}; use"
@@ -60,10 +58,7 @@ class IndexPass(Pass[dict[Any, Any]]):
             self.yielded += 1
             yield {**item, self.pipe.index_name: index}
 
-    def put_above(self, into: Cursors) -> None:
-        put_cursors(self.pipe.source, into)
-
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
-        resume(self.pipe.source, position, cursors)
+        self.source.resume(position, cursors)
         return 0

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, resume
-from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.items.collating import Allocate, Collation, is_torchs_own
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns.applying import Applier
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
@@ -31,6 +29,7 @@ from asyncloader.datapipes.pipe.base import (
 )
 from asyncloader.datapipes.pipe.columns import ColumnFunction
 from asyncloader.datapipes.pipe.function import calling, is_async
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.tolerance import OnError
 
 T = TypeVar("T")
@@ -172,8 +171,8 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self) -> EnumeratePass[T]:
-        return EnumeratePass(self.source, self.starting_index)
+    def new_pass(self, run: Run[Any]) -> EnumeratePass[T]:
+        return EnumeratePass(run, self.starting_index)
 
 
 @dataclass
@@ -182,15 +181,14 @@ class EnumeratePass(Pass[tuple[int, T]]):
 
     marks = ()
 
-    source: Iterable[T]
     first: int
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        yield from enumerate(begin(self.source), self.first)
+        yield from enumerate(self.source.begin(), self.first)
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.first += position
-        resume(self.source, position, cursors)
+        self.source.resume(position, cursors)
         return 0
 
 
@@ -217,5 +215,5 @@ class LengthSetter(OneToOne, IterDataPipe[T]):
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[T]:
-        return begin(self.source)
+    def results(self, source: Run[Any]) -> Iterator[T]:
+        return source.begin()

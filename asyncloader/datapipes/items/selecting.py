@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, resume
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import SIEVE, Form
 from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_function, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import reading
 from asyncloader.datapipes.pipe.function import blame, calling, is_async, unawaited
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.datapipes.pipe.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
 T = TypeVar("T")
@@ -66,8 +65,8 @@ class Filter(IterDataPipe[T]):
     def waits(self) -> bool:
         return is_async(self.filter_fn)
 
-    def new_pass(self) -> FilterPass[T]:
-        return FilterPass(self, self._keeps)
+    def new_pass(self, run: Run[Any]) -> FilterPass[T]:
+        return FilterPass(run, self._keeps)
 
     def cursor_form(self) -> Form:
         return SIEVE
@@ -94,20 +93,15 @@ class FilterPass(Pass[T]):
 
     marks = ("taken", "yielded", "errors")
 
-    pipe: Filter[T]
-    keeps: Callable[..., Any]
+    keeps: Callable[..., Any] = field(repr=False)
     taken: int = 0
     yielded: int = 0
     errors: int = 0
 
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
-
     def __iter__(self) -> Iterator[T]:
         verdict = self.pipe.verdict
         with calling(self.keeps, self.pipe) as keeps:
-            for item in begin(self.source):
+            for item in self.source.begin():
                 try:
                     kept = keeps(item)
                 except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
@@ -148,8 +142,8 @@ class Header(IterDataPipe[T]):
             return self.limit
         return length if self.limit is None else min(length, self.limit)
 
-    def new_pass(self) -> HeaderPass[T]:
-        return HeaderPass(self)
+    def new_pass(self, run: Run[Any]) -> HeaderPass[T]:
+        return HeaderPass(run)
 
 
 @dataclass
@@ -158,16 +152,11 @@ class HeaderPass(Pass[T]):
 
     marks = ()
 
-    pipe: Header[T]
     yielded: int = 0
-
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
 
     def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
-        resume(self.source, position, cursors)
+        self.source.resume(position, cursors)
         return 0
 
     def __iter__(self) -> Iterator[T]:
@@ -175,7 +164,7 @@ class HeaderPass(Pass[T]):
         left = None if limit is None else max(0, limit - self.yielded)
         if left == 0:
             return
-        items = begin(self.source)
+        items = self.source.begin()
         try:
             for item in islice(items, left):
                 self.yielded += 1

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.arguments import checked_integer, checked_key, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import blame
+from asyncloader.datapipes.pipe.run import Run
 
 
 class Reshaper(OneToOne, IterDataPipe[Any]):
@@ -28,9 +28,9 @@ class Reshaper(OneToOne, IterDataPipe[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[Any]:
+    def results(self, source: Run[Any]) -> Iterator[Any]:
         complaints: set[str] = set()
-        for item in begin(self.source):
+        for item in source.begin():
             try:
                 found, result = complaints.union(self.complaints(item)), self.reshaped(item)
             except TypeError as error:

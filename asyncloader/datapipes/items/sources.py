@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.going_on.cursors import Cursors, picked
 from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_pipe
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.datapipes.pipe.share import Share
 from asyncloader.datapipes.running.crossing import from_loop, from_thread
 from asyncloader.errors import IteratorInvalidated
@@ -81,7 +82,7 @@ class IterableWrapper(IterDataPipe[T]):
         return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
 
     def __getstate__(self) -> Any:
-        state = super().__getstate__()
+        state = vars(self)
         if isinstance(self.iterable, set | frozenset):
             # Every process has another order for a set of texts: their shares would not fit.
             return {**state, "iterable": list(self.iterable)}
@@ -95,7 +96,7 @@ class IterableWrapper(IterDataPipe[T]):
 
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.iterable, Iterable):
-            return from_loop(self)
+            return from_loop(Run(self, Epoch()))
         if self._must_not_ask():
             return _unaware_items(partial(self._items, self.iterable), self._unaware())
         return self._items(self.iterable)
@@ -133,7 +134,7 @@ class IterableWrapper(IterDataPipe[T]):
             type(self.iterable) is list and self.deepcopy
         )
 
-    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
         data: Any = self.iterable
         if share.width == 1:
             # What is left out need not be copied either.
@@ -147,7 +148,7 @@ class IterableWrapper(IterDataPipe[T]):
             if self._must_not_ask():
                 return _unaware_aitems(partial(self._aitems, self.iterable), self._unaware())
             return self._aitems(self.iterable)
-        return from_thread(self)
+        return from_thread(Run(self, Epoch()))
 
 
 # These stand outside of the pipe, whose time is that of the iterable: see ``watch.frames``.

@@ -22,6 +22,7 @@ from asyncloader.datapipes.patterns.parts import parts_of, pass_over
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.tolerance import OnError, Tolerance
 
 T = TypeVar("T")
@@ -42,8 +43,8 @@ class Expander(IterDataPipe[T]):
         """
         raise NotImplementedError
 
-    def new_pass(self) -> ExpansionPass[T]:
-        return ExpansionPass(self)
+    def new_pass(self, run: Run[Any]) -> ExpansionPass[T]:
+        return ExpansionPass(run)
 
     def cursor_form(self) -> Form:
         return TOLERANT_EXPANSION
@@ -68,8 +69,6 @@ class TolerantExpander(Expander[T]):
 class ExpansionPass(TolerantExpansion[T]):
     """One pass over an Expander. What was yielded of the item it goes on in is passed over."""
 
-    pipe: Expander[T]
-
     def __iter__(self) -> Iterator[T]:
         for item in self.begin():
             parts = self._parts(item)
@@ -85,7 +84,8 @@ class ExpansionPass(TolerantExpansion[T]):
     def _parts(self, item: Any) -> Iterator[T]:
         known = self.known()
         if self.pipe.tolerance.is_strict:
-            return self.pipe.parts(item, known)
+            parts: Iterator[T] = self.pipe.parts(item, known)
+            return parts
         # What stands in for the rest of an item comes again only where the item fails again.
         parts = parts_of(self, self.pipe.parts, item)
         pass_over(parts, known, self.pipe)

@@ -6,23 +6,14 @@ knows how far it is inside the one that it took last.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import (
-    Cursor,
-    Cursors,
-    dropped,
-    first_cursors,
-    put_cursors,
-    resume,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, dropped
 from asyncloader.datapipes.going_on.forms import Rule, counts, fields, truth
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
-from asyncloader.datapipes.patterns.reading import begin
+from asyncloader.datapipes.pipe.run import Pass
 
 T = TypeVar("T")
 
@@ -53,7 +44,6 @@ class Expansion(Pass[T]):
 
     marks: ClassVar[tuple[str, ...]] = ("taken", "inside", "offset", "before")
 
-    pipe: Any
     taken: int = field(default=0, kw_only=True)
     inside: bool = field(default=False, kw_only=True)
     offset: int = field(default=0, kw_only=True)
@@ -63,16 +53,12 @@ class Expansion(Pass[T]):
     _known: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        put = functools.partial(put_cursors, self.source)
-        self.above = Marks(put, lambda: self.taken - 1, first_cursors(self.source))
-
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
+        source = self.source
+        self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
 
     def begin(self) -> Iterator[Any]:
         """Yield the source's items, counting them."""
-        for item in begin(self.source):
+        for item in self.source.begin():
             self.taken += 1
             self.inside = True
             self.offset = 0
@@ -104,7 +90,7 @@ class Expansion(Pass[T]):
         self._known = cursor["offset"]
         self.before = cursor["before"]
         self.above.restart(self.taken, cursors)
-        resume(self.source, self.taken, cursors)
+        self.source.resume(self.taken, cursors)
         return position - self.before - self._known
 
 

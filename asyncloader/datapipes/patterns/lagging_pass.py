@@ -6,14 +6,13 @@ taken was done with, so that a later pass takes what was not once more.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import counts, fields
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.going_on.passes import Pass
+from asyncloader.datapipes.pipe.run import Pass
 
 T = TypeVar("T")
 
@@ -27,17 +26,12 @@ class LaggingPass(Pass[T]):
 
     marks: ClassVar[tuple[str, ...]] = ("taken", "yielded")
 
-    pipe: Any
     taken: int = field(default=0, kw_only=True)
     yielded: int = field(default=0, kw_only=True)
     above: Marks = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(functools.partial(put_cursors, self.source), lambda: self.taken)
-
-    @property
-    def source(self) -> Any:
-        return self.pipe.source
+        self.above = Marks(self.source.put_cursors, lambda: self.taken)
 
     def put_above(self, into: Cursors) -> None:
         into.update(self.above.at(self.taken))

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from asyncloader.datapipes.going_on.course import course_of
 from asyncloader.datapipes.going_on.cursors import (
     Cursor,
     Cursors,
@@ -18,16 +17,13 @@ from asyncloader.datapipes.going_on.cursors import (
     cursors_of,
     number_of,
     put_cursor,
-    resume,
-    set_beginnings,
 )
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_splitter, is_without_order
+from asyncloader.datapipes.pipe.run import Epoch, Run, has_passes
 from asyncloader.datapipes.pipe.upstream import pipes_from
-
-_SAYING = ("new_pass", "put_cursors", "iter_from", "aiter_from")
 
 
 def is_replayed(pipe: Any) -> bool:
@@ -36,7 +32,7 @@ def is_replayed(pipe: Any) -> bool:
         return True
     if is_splitter(pipe):
         return False
-    return all(getattr(type(pipe), name) is getattr(IterDataPipe, name) for name in _SAYING)
+    return not has_passes(pipe)
 
 
 def needs_replay(pipe: Any) -> bool:
@@ -64,7 +60,7 @@ def unnumbered(unordered: Iterable[Any]) -> str:
     return ""
 
 
-def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+def with_orders(epoch: Epoch, pipes: Iterable[Any], cursors: Cursors) -> Cursors:
     """Return cursors to which those belong of all that hand out as they come.
 
     They know what is handed out from now on. To be called with a graph's pipes before a
@@ -78,22 +74,22 @@ def with_orders(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
     numbers = set(map(number_of, unordered))
     others = {number: cursor for number, cursor in noting.items() if number not in numbers}
     for pipe in unordered:
-        put_cursor(pipe, _to_begin_with(pipe, cursor_of(pipe, noting)), noting)
+        put_cursor(pipe, _to_begin_with(epoch, pipe, cursor_of(pipe, noting)), noting)
     for pipe in pipes:
         # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
         own = cursors_of(filter(is_without_order, pipes_from(pipe)), noting)
         if needs_replay(pipe):
-            set_beginnings(pipe, own)
+            epoch.set_beginnings(pipe, own)
         # A splitter is not read itself, but through its branches.
         if not is_splitter(pipe):
-            resume(pipe, 0, others | own)
+            epoch.set_start(pipe, others | own)
     return noting
 
 
-def put_to_come(source: Any, into: Cursors) -> None:
+def put_to_come(source: Run[Any], into: Cursors) -> None:
     """Add, for a source that will begin a pass, what is handed out in it without order."""
-    for pipe in filter(is_without_order, pipes_from(source, to_splitters=True)):
-        put_cursor(pipe, pipe.first_cursor(), into)
+    for pipe in filter(is_without_order, pipes_from(source.pipe, to_splitters=True)):
+        put_cursor(pipe, pipe.first_cursor(source.epoch), into)
 
 
 def _with_those_above(cursors: Cursors) -> Cursors:
@@ -105,15 +101,15 @@ def _with_those_above(cursors: Cursors) -> Cursors:
     return found
 
 
-def _to_begin_with(pipe: Any, cursor: Cursor | None) -> Cursor:
+def _to_begin_with(epoch: Epoch, pipe: Any, cursor: Cursor | None) -> Cursor:
     if cursor is None:
-        first: Cursor = pipe.first_cursor()
+        first: Cursor = pipe.first_cursor(epoch)
         return first
     if "begun" not in cursor:
         return cursor
-    course_of(pipe).count_as(cursor)
+    epoch.course_of(pipe).count_as(cursor)
     if cursor["begun"]:
         return cursor
-    course_of(pipe).expect(cursor)
-    to_come: Cursor = pipe.first_cursor()
+    epoch.course_of(pipe).expect(cursor)
+    to_come: Cursor = pipe.first_cursor(epoch)
     return to_come

@@ -8,16 +8,17 @@ the first of them. A pass that goes on from there reads the same items again.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursors, put_cursors
+from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.going_on.forms import COUNT, Form, FormOf, list_of, refuse
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.patterns.reading import begin_with
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.run import Run, picks
+from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class Held(Generic[T]):
 class Rereader(Generic[T]):
     """Reads a source from item number ``taken`` on, after items that were held before then."""
 
-    def __init__(self, source: Any, were_held: list[int], taken: int, cursors: Cursors) -> None:
+    def __init__(self, source: Run[T], were_held: list[int], taken: int, cursors: Cursors) -> None:
         """Begin a pass over ``source``.
 
         ``were_held`` are the numbers, which ascend, of the items to be held again, and
@@ -46,7 +47,7 @@ class Rereader(Generic[T]):
         ]
         self.taken = taken
         # What is held keeps the mark it needs.
-        self._marks = Marks(functools.partial(put_cursors, source), lambda: self.taken)
+        self._marks = Marks(source.put_cursors, lambda: self.taken)
         self._marks.restart(taken, cursors)
 
     def __iter__(self) -> Iterator[Held[T]]:
@@ -62,6 +63,41 @@ class Rereader(Generic[T]):
     def close(self) -> None:
         """Take no more items."""
         close_items(self._items)
+
+
+def begin_with(
+    source: Run[T], held: list[int], taken: int, cursors: Cursors
+) -> tuple[list[T], Iterator[T]]:
+    """Return the items at the ascending positions ``held``, and what follows the first ``taken``.
+
+    Only what is held is made once more where the source can pick it; otherwise all from
+    the first held item on, for which ``cursors`` have to be old enough.
+    """
+    if not held:
+        if taken:
+            source.resume(taken, cursors)
+        return [], source.begin()
+    if picks(source.pipe):
+        source.pick(held)
+        items = list(source.begin())
+        _check_whole(source, held, items)
+        source.resume(taken, cursors)
+        return items, source.begin()
+    first = held[0]
+    source.resume(first, cursors)
+    following, wanted = source.begin(), set(held)
+    again = zip(range(first, taken), following, strict=False)
+    items = [item for position, item in again if position in wanted]
+    _check_whole(source, held, items)
+    return items, following
+
+
+def _check_whole(source: Run[T], held: list[int], items: list[T]) -> None:
+    if len(items) < len(held):
+        raise SnapshotError(
+            f"the state does not fit the data: item {held[len(items)]} of"
+            f" {stage_name(source.pipe)} was held, and there is none now"
+        )
 
 
 @contextlib.contextmanager

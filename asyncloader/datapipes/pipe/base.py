@@ -4,38 +4,27 @@ This file is about ``IterDataPipe`` and ``MapDataPipe``, the bases of all pipes:
 how a pipe is iterated in either colour, copied, named, and given its fluent
 methods.
 
-A pipe implements one colour. A pipe that computes implements ``__iter__`` as a
-generator, or ``new_pass`` where a pass has state that is worth looking at
-between two items. A pipe that waits implements ``__aiter__``. The other colour
-comes from here.
+A pipe that computes implements ``__iter__`` as a generator, and one that waits ``__aiter__``;
+the other form comes from here. Built-in pipes whose place is worth knowing between two items
+implement ``new_pass`` instead.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.fluent import IterFluent, MapFluent
-from asyncloader.datapipes.going_on.cursors import (
-    PASSING,
-    Cursor,
-    Cursors,
-    adropped,
-    cursor_of,
-    dropped,
-    picked,
-    put_cursor,
-)
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import Form, no_cursor, of_a_pass
-from asyncloader.datapipes.going_on.passes import Pass
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.pipe.colours import check_colours
 from asyncloader.datapipes.pipe.registering import bring, register
+from asyncloader.datapipes.pipe.run import Epoch, Pass, Run, epoch_of, has_passes
 from asyncloader.datapipes.pipe.share import Share
 from asyncloader.datapipes.pipe.unknown_name import MissingName, UnknownName
-from asyncloader.datapipes.running.crossing import from_loop, from_thread
+from asyncloader.datapipes.running.crossing import from_loop
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.items.collating import Allocate
@@ -134,19 +123,12 @@ class DataPipe:
         """Return how many items were yielded where a cursor was taken, or fewer."""
         return int(cursor.get("yielded", 0))
 
-    def first_cursor(self) -> Cursor:
+    def first_cursor(self, epoch: Epoch) -> Cursor:
         """Return the cursor of a pass to come, to which all that is handed out in it belongs.
 
         To be asked of a pipe that has no order.
         """
         raise NotImplementedError
-
-    def __getstate__(self) -> Any:
-        # A copy is a pipe that nobody has iterated yet.
-        state = object.__getstate__(self)
-        fields, *slots = state if isinstance(state, tuple) else (state,)
-        kept = {name: value for name, value in (fields or {}).items() if name not in PASSING}
-        return (kept, *slots) if slots else kept
 
     def __repr__(self) -> str:
         return stage_name(self)
@@ -175,81 +157,56 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     ['3', '2', '1']
     """
 
-    #: The latest pass, if the pipe has passes at all and was iterated.
-    current_pass: Pass[T_co] | None = None
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_colours(cls)
-        # Who says anew how a pipe is iterated has to say anew how it goes on.
-        own = vars(cls)
-        iterates = "__iter__" in own or "__aiter__" in own
-        says_it = "iter_from" in own or "aiter_from" in own or OneToOne in cls.__bases__
-        if iterates and not says_it:
-            for name in ("put_cursors", "iter_from", "aiter_from", "picks", "iter_at"):
-                if name not in own:
-                    setattr(cls, name, getattr(IterDataPipe, name))
 
-    def new_pass(self) -> Pass[T_co]:
-        """Return a pass that begins at the first item; a pipe with state implements this."""
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        """Return a pass that begins at the first item; built-in pipes with a place do this."""
         raise NotImplementedError
 
+    def has_passes(self) -> bool:
+        """Whether the pipe is run by ``new_pass``, and not by a class that iterates otherwise."""
+        cls = type(self)
+        iterates = cls.__iter__ is not IterDataPipe.__iter__
+        aiterates = cls.__aiter__ is not IterDataPipe.__aiter__
+        return self._makes_passes() and not iterates and not aiterates
+
+    def _makes_passes(self) -> bool:
+        return type(self).new_pass is not IterDataPipe.new_pass
+
     def cursor_form(self) -> Form:
-        has_passes = type(self).new_pass is not IterDataPipe.new_pass
-        return of_a_pass if has_passes else no_cursor
+        return of_a_pass if has_passes(self) else no_cursor
 
     def __iter__(self) -> Iterator[T_co]:
-        cls = type(self)
-        if cls.new_pass is not IterDataPipe.new_pass:
-            self.current_pass = self.new_pass()
-            return iter(self.current_pass)
-        if cls.__aiter__ is not IterDataPipe.__aiter__:
-            return from_loop(self)
+        run: Run[T_co] = Run(self, epoch_of(self))
+        if self._makes_passes() and not (self.is_async() and self.waits()):
+            return iter(run.new_pass())
+        if self.is_async():
+            return from_loop(run)
         raise NotImplementedError(
-            f"{cls.__qualname__} must define __iter__, __aiter__ or new_pass to be iterated"
+            f"{type(self).__qualname__} must define __iter__ or __aiter__ to be iterated"
         )
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        return from_thread(self)
-
-    def put_cursors(self, into: Cursors) -> None:
-        """Add where this pipe and all above it stand; nothing where only a replay leads there.
-
-        To be called between two items, after the first.
-        """
-        running = self.current_pass
-        if running is not None and running.marks is not None:
-            running.put_above(into)
-            # What has not moved on since it began adds the whole graph's cursors of then.
-            put_cursor(self, running.cursor(), into)
-
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[T_co]:
-        """Iterate what follows the first ``position`` items, given cursors from before that."""
-        if type(self).new_pass is IterDataPipe.new_pass:
-            return dropped(iter(self), position)
-        self.current_pass = running = self.new_pass()
-        if running.marks is None:
-            return dropped(iter(running), position)
-        behind = running.go_on(position, cursor_of(self, cursors), cursors)
-        return dropped(iter(running), behind)
-
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[T_co]:
-        """Iterate what follows the first ``position`` items, on the running loop."""
-        return adropped(aiter(self), position)
+        run: Run[T_co] = Run(self, epoch_of(self))
+        if self._makes_passes() and self.is_async():
+            return aiter(run.new_pass())
+        return aiter(run.abegin())
 
     def picks(self) -> bool:
-        """Whether single items can be had, by ``iter_at``, for much less than all before them."""
+        """Whether single items can be had, by position, for much less than all before them."""
         return False
 
     def iter_at(self, positions: list[int]) -> Iterator[T_co]:
-        """Iterate the items at these ascending positions, as far as there are any."""
-        return picked(iter(self), positions)
+        """Iterate the items at these ascending positions, of a pipe without passes."""
+        raise NotImplementedError
 
     def can_share(self) -> bool:
         """Whether ``iter_share`` makes the items of one share, and none of the others."""
         return False
 
-    def iter_share(self, share: Share, cursors: Cursors) -> Iterator[T_co]:
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T_co]:
         """Iterate one share of the items, given cursors from before it; begins at once."""
         raise NotImplementedError
 
@@ -259,11 +216,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
 
     def waits(self) -> bool:
         """Whether this pipe, used in a ``for``, needs an event loop to run on."""
-        cls = type(self)
-        computes = (
-            cls.__iter__ is not IterDataPipe.__iter__ or cls.new_pass is not IterDataPipe.new_pass
-        )
-        return self.is_async() and not computes
+        return self.is_async() and type(self).__iter__ is IterDataPipe.__iter__
 
     @classmethod
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
@@ -345,16 +298,6 @@ def is_map_pipe(value: object) -> bool:
 def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
     return is_iter_pipe(value) or is_map_pipe(value)
-
-
-def is_async_pipe(value: object) -> bool:
-    """Whether a loop iterates ``value`` by itself, without a thread; torch's pipes never."""
-    return isinstance(value, IterDataPipe) and value.is_async()
-
-
-def waits(value: object) -> bool:
-    """Whether ``value``, used in a ``for``, needs an event loop; torch's pipes never do."""
-    return isinstance(value, DataPipe) and value.waits()
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:

@@ -7,7 +7,7 @@ the next pass, and a pass for which none was set draws its own.
 from __future__ import annotations
 
 import random
-from typing import Any, Self
+from typing import Self
 
 from asyncloader.seeds import Stream, checked_seed, entropy
 
@@ -20,7 +20,6 @@ class Seeded:
 
     _seed: int | None = None
     _is_seeded = False
-    current_pass: Any
 
     def set_seed(self, seed: int) -> Self:
         """Draw the next pass from ``seed``, a number of 64 bits; return the pipe.
@@ -34,8 +33,12 @@ class Seeded:
     def next_seed(self) -> int:
         """Return the seed of the pass that begins now."""
         seed = self.fixed_seed()
-        self._seed = None
+        self.follow_seed(seed)
         return seed
+
+    def follow_seed(self, seed: int) -> None:
+        """Note the seed of the pass under way: that of the next one follows from it."""
+        self._seed = Stream(seed, _NEXT_AT).draw() if self._is_seeded else None
 
     def fixed_seed(self) -> int:
         """Return the seed that the next pass will have, whenever it begins.
@@ -49,15 +52,11 @@ class Seeded:
 
     def seed_to_come(self) -> int | None:
         """Return the seed of the next pass, or None where none was ever set."""
-        if self._seed is not None:
-            return self._seed
-        if self._is_seeded and self.current_pass is not None:
-            return Stream(self.current_pass.seed, _NEXT_AT).draw()
-        return None
+        return self._seed
 
-    def settle_seed(self, seed: int | None = None) -> None:
-        """Have the next pass draw from a seed, or from the one that it would have now."""
-        self._seed = self.seed_to_come() if seed is None else seed
+    def settle_seed(self, seed: int) -> None:
+        """Have the next pass draw from a seed."""
+        self._seed = seed
 
 
 class Shuffling(Seeded):

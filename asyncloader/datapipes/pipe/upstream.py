@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, cursors_of, first_cursors, resume
+from asyncloader.datapipes.going_on.cursors import Cursors, cursors_of
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.kinds import (
     is_random,
@@ -17,6 +17,7 @@ from asyncloader.datapipes.pipe.kinds import (
     is_splitter,
     is_without_order,
 )
+from asyncloader.datapipes.pipe.run import Run
 
 
 def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
@@ -48,7 +49,7 @@ def _draws(pipe: Any) -> bool:
     return is_random(pipe)
 
 
-def part_of(source: Any, cursors: Cursors) -> Cursors:
+def part_of(source: Run[Any], cursors: Cursors) -> Cursors:
     """Return those of a graph's cursors with which one of several sources is to go on.
 
     They are those of what is above it. What it does not move on from it says again, and that
@@ -56,18 +57,18 @@ def part_of(source: Any, cursors: Cursors) -> Cursors:
     splitter stand, however, each of them has to know of all.
     """
     branches = {place: each for place, each in cursors.items() if "splitter" in each}
-    return branches | cursors_of(pipes_from(source, to_splitters=True), cursors)
+    return branches | cursors_of(pipes_from(source.pipe, to_splitters=True), cursors)
 
 
-def resume_one(source: Any, position: int, cursors: Cursors) -> None:
+def resume_one(source: Run[Any], position: int, cursors: Cursors) -> None:
     """Let the next pass of one of several sources begin after its first ``position`` items."""
-    resume(source, position, part_of(source, cursors))
+    source.resume(position, part_of(source, cursors))
 
 
-def beginning(source: Any) -> Cursors:
+def beginning(source: Run[Any]) -> Cursors:
     """Return the cursors with which a source is to begin, as far as no others read the same.
 
     A splitter, which others read too, knows itself where it is to begin.
     """
-    first = first_cursors(source)
-    return cursors_of(pipes_from(source, to_splitters=True), first) if first else {}
+    first = source.first_cursors()
+    return cursors_of(pipes_from(source.pipe, to_splitters=True), first) if first else {}

@@ -11,35 +11,32 @@ import concurrent.futures
 import contextlib
 import functools
 from collections.abc import (
-    AsyncIterable,
     AsyncIterator,
     Callable,
     Coroutine,
     Generator,
-    Iterable,
     Iterator,
 )
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import first_cursors, put_own_cursors
 from asyncloader.datapipes.running.exchange import Exchange, Nobody
-from asyncloader.datapipes.running.home import PLACE, Home, present_waiter
+from asyncloader.datapipes.running.home import PLACE, Home, Startable, present_waiter
 from asyncloader.runtime import LoopThread, contained, released, running_loop
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
 
 T = TypeVar("T")
 
 
-async def from_thread(items: Iterable[T], crossing: Exchange[T] | None = None) -> AsyncIterator[T]:
-    """Yield a sync iterable's items on the loop while it runs in a thread."""
+async def from_thread(run: Startable[T], crossing: Exchange[T] | None = None) -> AsyncIterator[T]:
+    """Yield a sync pipe's items on the loop while it runs in a thread."""
     place = PLACE.get()
     loop = asyncio.get_running_loop()
     shared = place[0] if place is not None and place[0].loop is loop else None
     home = shared or Home(loop)
     taker = LoopWaiter(loop)
-    exchange = crossing or crossing_of(items)
+    exchange = crossing or _unmarked()
     exchange.taker = taker
-    giver = home.start_thread(items, exchange)
+    giver = home.start_thread(run, exchange)
     try:
         while True:
             await taker.until(exchange.is_ready)
@@ -59,42 +56,41 @@ async def from_thread(items: Iterable[T], crossing: Exchange[T] | None = None) -
             await giver.aclose()
 
 
-def from_loop(items: AsyncIterable[T], crossing: Exchange[T] | None = None) -> Iterator[T]:
-    """Yield an async iterable's items in this thread while it runs on a loop.
+def from_loop(run: Startable[T], crossing: Exchange[T] | None = None) -> Iterator[T]:
+    """Yield an async pipe's items in this thread while it runs on a loop.
 
     The loop is that of the running pass; a pipe that is used alone gets one for
     itself, in a thread.
     """
     place = PLACE.get()
-    exchange = crossing or crossing_of(items)
+    exchange = crossing or _unmarked()
     if place is not None and place[0].loop is not running_loop():
-        yield from taken_at(place[0], items, exchange)
+        yield from taken_at(place[0], run, exchange)
         return
     thread = LoopThread()
     try:
-        yield from _taken(Home(thread.loop), items, exchange, ThreadWaiter())
+        yield from _taken(Home(thread.loop), run, exchange, ThreadWaiter())
     finally:
         thread.close()
 
 
 def taken_at(
-    home: Home, items: AsyncIterable[T], exchange: Exchange[T]
+    home: Home, run: Startable[T], exchange: Exchange[T] | None = None
 ) -> Generator[T, None, None]:
-    """Yield an async iterable's items in this thread while it runs at ``home``."""
-    return _taken(home, items, exchange, present_waiter())
+    """Yield an async pipe's items in this thread while it runs at ``home``."""
+    return _taken(home, run, exchange or _unmarked(), present_waiter())
 
 
-def crossing_of(items: Any) -> Exchange[Any]:
-    """Return an exchange for a pipe's items, which marks where the pipe stands."""
-    put = functools.partial(put_own_cursors, items)
-    return Exchange(Nobody(), put, first_cursors(items))
+def _unmarked() -> Exchange[Any]:
+    """Return an exchange for items of which nobody asks where they stand."""
+    return Exchange(Nobody(), lambda into: None, {})
 
 
 def _taken(
-    home: Home, items: AsyncIterable[T], exchange: Exchange[T], waiter: ThreadWaiter
+    home: Home, run: Startable[T], exchange: Exchange[T], waiter: ThreadWaiter
 ) -> Generator[T, None, None]:
     exchange.taker = waiter
-    giver = home.prepare_task(items, exchange)
+    giver = home.prepare_task(run, exchange)
     home.loop.call_soon_threadsafe(giver.start)
     try:
         while True:

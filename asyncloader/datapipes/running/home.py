@@ -13,9 +13,8 @@ import time
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import astarted, started
 from asyncloader.datapipes.going_on.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.running.exchange import Exchange
@@ -32,9 +31,25 @@ from asyncloader.runtime import (
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 # The close of a whole loader leaves less where it has more to do.
 GRACE_SECONDS = 2.0
+
+
+class Startable(Protocol[T_co]):
+    """The run of a pipe, which is begun in the thread or on the loop that iterates it."""
+
+    pipe: Any
+
+    def started(self) -> Iterator[T_co]:
+        """Begin to iterate in this thread."""
+
+    def astarted(self) -> AsyncIterable[T_co]:
+        """Begin to iterate on the running loop."""
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what is yielded next is made, by processes, whoever waits for it."""
 
 
 class Home:
@@ -46,15 +61,15 @@ class Home:
         self.watching = watching or Watching()
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
 
-    def start_thread(self, items: Iterable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
-        """Give a sync iterable's items from a thread."""
-        giver = ThreadGiver(self, items, exchange)
+    def start_thread(self, run: Startable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
+        """Give a sync pipe's items from a thread."""
+        giver = ThreadGiver(self, run, exchange)
         self._givers.add(giver)
         return giver
 
-    def prepare_task(self, items: AsyncIterable[T], exchange: Exchange[T]) -> TaskGiver[T]:
-        """Give an async iterable's items from a task, once it is started on the loop."""
-        giver = TaskGiver(self, items, exchange)
+    def prepare_task(self, run: Startable[T], exchange: Exchange[T]) -> TaskGiver[T]:
+        """Give an async pipe's items from a task, once it is started on the loop."""
+        giver = TaskGiver(self, run, exchange)
         self._givers.add(giver)
         return giver
 
@@ -81,11 +96,11 @@ class Home:
 
 
 class ThreadGiver(Generic[T]):
-    """Runs a sync iterable in a daemon thread of its own and gives its items."""
+    """Runs a sync pipe in a daemon thread of its own and gives its items."""
 
-    def __init__(self, home: Home, items: Iterable[T], exchange: Exchange[T]) -> None:
+    def __init__(self, home: Home, run: Startable[T], exchange: Exchange[T]) -> None:
         self._home = home
-        self._items = items
+        self._reading = run
         self._waiter = ThreadWaiter()
         self._exchange = exchange
         self._finished: asyncio.Future[None] = home.loop.create_future()
@@ -94,8 +109,8 @@ class ThreadGiver(Generic[T]):
         self.iterator: Iterator[T] = iter(())
         self.error: BaseException | None = None
         exchange.giver = self._waiter
-        self._watched = home.watching.new(items, _GIVE_ALL, home.loop)
-        name = f"asyncloader {brief_name(items)}"
+        self._watched = home.watching.new(run.pipe, _GIVE_ALL, home.loop)
+        name = f"asyncloader {brief_name(run.pipe)}"
         self._thread = thread_at(name, home, self._waiter, self._run)
         try:
             start_thread(self._thread)
@@ -144,7 +159,7 @@ class ThreadGiver(Generic[T]):
         release(self._finished)
 
     def _give_all(self) -> None:
-        self.iterator = iterator = started(self._items)
+        self.iterator = iterator = self._reading.started()
         exchange, waiter = self._exchange, self._waiter
         try:
             for item in iterator:
@@ -166,11 +181,11 @@ _GIVE_ALL = ThreadGiver._give_all.__code__
 
 
 class TaskGiver(Generic[T]):
-    """Runs an async iterable in a task of its own and gives its items."""
+    """Runs an async pipe in a task of its own and gives its items."""
 
-    def __init__(self, home: Home, items: AsyncIterable[T], exchange: Exchange[T]) -> None:
+    def __init__(self, home: Home, run: Startable[T], exchange: Exchange[T]) -> None:
         self._home = home
-        self._items = items
+        self._reading = run
         self._exchange = exchange
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -182,7 +197,7 @@ class TaskGiver(Generic[T]):
         if self._stopped:
             self._finish(Stopped())
             return
-        name = f"asyncloader {brief_name(self._items)}"
+        name = f"asyncloader {brief_name(self._reading.pipe)}"
         self._task = begin_task(self._home.loop, self._run(), name, self._context)
         self._task.add_done_callback(self._ended)
 
@@ -204,7 +219,13 @@ class TaskGiver(Generic[T]):
 
     async def _run(self) -> None:
         try:
-            await give_groups(self._items, self._exchange, self._home.loop)
+            run = self._reading
+            await give_groups(
+                run.astarted(),
+                self._exchange,
+                self._home.loop,
+                is_patient=run.is_made_elsewhere(),
+            )
         except asyncio.CancelledError as error:
             if not is_being_cancelled():
                 self._finish(not_cancelled(error))
@@ -229,14 +250,19 @@ class TaskGiver(Generic[T]):
 
 
 async def give_groups(
-    items: AsyncIterable[T], exchange: Exchange[T], loop: asyncio.AbstractEventLoop
+    items: AsyncIterable[T],
+    exchange: Exchange[T],
+    loop: asyncio.AbstractEventLoop,
+    *,
+    is_patient: bool,
 ) -> None:
-    """Give all of an async iterable's items from the present task."""
+    """Give all of an async iterable's items from the present task.
+
+    ``is_patient`` says that it may be waited for later: what it yields next is made anyway.
+    """
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
-    # Whether it may be waited for later: what it yields next is made anyway.
-    is_patient = getattr(items, "is_made_elsewhere", bool)()
-    groups = groups_of(astarted(items))
+    groups = groups_of(items)
     try:
         async for group in groups:
             exchange.give_group(group)

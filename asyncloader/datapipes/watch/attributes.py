@@ -14,4 +14,10 @@ def attribute(pipe: Any, name: str) -> Any:
     return getattr(pipe, "__dict__", _NOTHING).get(name)
 
 
+def latest_pass(pipe: Any) -> Any:
+    """Return the latest pass over a pipe, of which it knows by the epoch it is run in."""
+    epoch = attribute(pipe, "_epoch")
+    return None if epoch is None else epoch.latest_pass(pipe)
+
+
 _NOTHING: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from asyncloader.datapipes.watch.attributes import attribute
+from asyncloader.datapipes.watch.attributes import attribute, latest_pass
 
 #: The places of a thread that hands items on, and of one that is about something else.
 HANDING, OUTSIDE = -1, -2
@@ -23,12 +23,17 @@ _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
 #: Where readers and sources of either colour meet, and where items are skipped.
 _BETWEEN_PIPES = frozenset(
     os.path.join(_PIPES, *names)
-    for names in (("running", "crossing.py"), ("going_on", "cursors.py"), ("items", "sources.py"))
+    for names in (
+        ("running", "crossing.py"),
+        ("going_on", "cursors.py"),
+        ("pipe", "run.py"),
+        ("items", "sources.py"),
+    )
 )
 _GENERATOR = inspect.CO_GENERATOR
 #: What every pipe has says nothing of which pipe it is.
 _BASES = frozenset(
-    {"asyncloader.datapipes.pipe.base", "asyncloader.datapipes.going_on.passes", "builtins"}
+    {"asyncloader.datapipes.pipe.base", "asyncloader.datapipes.pipe.run", "builtins"}
 )
 
 
@@ -39,7 +44,7 @@ class Owners:
         self._pipes = pipes
         self._places: dict[CodeType, list[int]] = {}
         for place, pipe in enumerate(pipes):
-            for code in {*_codes_of(type(pipe)), *_codes_of(type(attribute(pipe, "current_pass")))}:
+            for code in {*_codes_of(type(pipe)), *_codes_of(type(latest_pass(pipe)))}:
                 self._places.setdefault(code, []).append(place)
 
     def place(self, frame: FrameType | None, inside: CodeType) -> int:
@@ -73,7 +78,7 @@ class Owners:
         owner = _self_of(frame)
         for place in places:
             pipe = self._pipes[place]
-            if owner is pipe or owner is attribute(pipe, "current_pass"):
+            if owner is pipe or attribute(attribute(owner, "run"), "pipe") is pipe:
                 return place
         return places[0]
 

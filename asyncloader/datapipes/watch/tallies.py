@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.datapipes.going_on.cursors import number_of
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.watch.attributes import attribute
+from asyncloader.datapipes.watch.attributes import attribute, latest_pass
 from asyncloader.datapipes.watch.watching import Watching
 
 #: The number of items of a pipe that does not count them.
@@ -50,7 +50,7 @@ def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, .
 
 def _tally(pipe: Any, items: int, seconds: float) -> Tally:
     number = number_of(pipe)
-    running = attribute(pipe, "current_pass")
+    running = latest_pass(pipe)
     holds_calls = getattr(running, "holds_calls", False)
     fullness = getattr(running, "fullness", _no_bound)
     held, room = fullness()
@@ -80,5 +80,5 @@ def _counts(pipes: Sequence[Any], yielded: Mapping[int, int]) -> dict[int, int]:
 
 
 def _counted(pipe: Any, field: str) -> int:
-    count: int = getattr(attribute(pipe, "current_pass"), field, UNCOUNTED)
+    count: int = getattr(latest_pass(pipe), field, UNCOUNTED)
     return count

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.items.envelope import Envelope
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.errors import TransportError
 from asyncloader.transport.channel import Channel
 from asyncloader.workers.conversation.failure import pack_error
 from asyncloader.workers.conversation.messages import Kind
-from asyncloader.workers.worker_side.supply import FromDispatcher, Supply
+from asyncloader.workers.worker_side.supply import FromDispatcher, LoaderFedPass, Supply
 
 #: How many items may be on their way to a worker that has not asked for them yet. The rest
 #: waits with the loader, where the least busy worker is found for it.
@@ -61,8 +61,8 @@ class FromLoader(FromDispatcher):
     def __len__(self) -> int:
         raise TypeError(f"{self!r} has no length")
 
-    def put_cursors(self, into: Cursors) -> None:
-        """Add nothing: what was fed never comes again."""
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return LoaderFedPass(run)
 
     def new_supply(self, channel: Channel) -> Supply:
         return FedSupply(channel)

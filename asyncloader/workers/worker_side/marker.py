@@ -19,12 +19,9 @@ from asyncloader.datapipes.going_on.cursors import (
     dropped,
     number_of,
     put_cursor,
-    put_cursors,
-    resume,
 )
 from asyncloader.datapipes.going_on.marks import Pace
 from asyncloader.datapipes.going_on.tidings import Piece, Teller
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.patterns.replaying import needs_replay, with_orders
 from asyncloader.datapipes.pipe.base import is_iter_pipe
 from asyncloader.datapipes.pipe.kinds import is_without_order
@@ -45,7 +42,7 @@ class Marker:
     def __init__(
         self, prepared: Prepared, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
     ) -> None:
-        self._pipe, self._pipes = prepared
+        self._run, self._pipes = prepared
         self._states = states
         self._from = mark
         self._unwanted = unwanted
@@ -53,7 +50,7 @@ class Marker:
         self._makes_again = True
         #: The first mark, where nobody else knows what it has to say.
         self._beginning: Mark | None = None
-        self._teller = Teller(())
+        self._teller = Teller((), self._run.epoch.course_of)
         self._dealt = list(_readings(self._pipes))
         #: How many items the epoch's stream had before the first that is sent.
         self.first = mark.position + unwanted
@@ -67,23 +64,25 @@ class Marker:
         pipes = self._pipes
         if not pipes:
             # A reset may have returned any iterable, which can only begin at its first item.
-            return dropped(iter(self._pipe), self.first)
+            return dropped(iter(self._run.pipe), self.first)
         if mark.states is not None:
             set_states(mark.states)
-        cursors = with_orders(pipes, mark.cursors)
+        run = self._run
+        cursors = with_orders(run.epoch, pipes, mark.cursors)
         self._makes_again = any(map(_makes_again, pipes))
         unordered = list(filter(is_without_order, pipes))
         if unordered:
             self._beginning = Mark(mark.position, cursors, mark.states)
             # What the loader feeds never comes again, and so nobody asks what became of it.
             is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
-            self._teller = Teller(unordered if tells and not is_fed else ())
+            told = unordered if tells and not is_fed else ()
+            self._teller = Teller(told, run.epoch.course_of)
             # Made again, the unwanted would be others.
-            resume(self._pipe, self.first, cursors)
-            return begin(self._pipe)
+            run.resume(self.first, cursors)
+            return run.begin()
         if mark.position:
-            resume(self._pipe, mark.position, cursors)
-        return dropped(begin(self._pipe), self._unwanted)
+            run.resume(mark.position, cursors)
+        return dropped(run.begin(), self._unwanted)
 
     def mark(self, position: int) -> Mark | None:
         """Return a mark after ``position`` items, or None if none is due.
@@ -97,7 +96,7 @@ class Marker:
             return None
         begun = thread_time()
         cursors: Cursors = {}
-        put_cursors(self._pipe, cursors)
+        self._run.put_cursors(cursors)
         self._note_dealt(cursors)
         states = self._states.changed()
         self._pace.made(begun)

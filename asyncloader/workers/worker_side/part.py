@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.going_on.cursors import forget_passes
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.graph.seeding import PartSeeds, Takers
 from asyncloader.graph.settings import seed_newcomers
 from asyncloader.graph.walk import pipes_of
@@ -20,13 +20,18 @@ from asyncloader.seeds import SeedGenerator
 class Prepared(NamedTuple):
     """What an epoch iterates: a part's last pipe, or whatever a reset returned in its place."""
 
-    end: Any
+    run: Run[Any]
     #: All pipes of the graph that ends there; none where a reset returned no pipe.
     pipes: list[Any]
 
+    @property
+    def end(self) -> Any:
+        """The last pipe."""
+        return self.run.pipe
+
 
 #: What is iterated where there is nothing to iterate.
-NOTHING = Prepared((), [])
+NOTHING = Prepared(Run((), Epoch()), [])
 
 
 class Part:
@@ -45,20 +50,22 @@ class Part:
             self._pipes, self._takers = pipes, self._seeds.takers(self.end)
         self._takers.give(shared_seeds, generator)
 
-    def prepared(self) -> Prepared:
+    def prepared(self, epoch: Epoch) -> Prepared:
         """Return what is iterated where there is nothing to reset; to be seeded before."""
-        return _begun_anew(self.end, self._pipes)
+        return _begun_anew(epoch, self.end, self._pipes)
 
-    def reset(self, reset: Callable[[Any], Any], generator: SeedGenerator) -> Prepared:
+    def reset(
+        self, epoch: Epoch, reset: Callable[[Any], Any], generator: SeedGenerator
+    ) -> Prepared:
         """Reset the graph, giving seeds to what comes into it; return what is iterated then."""
         known, self._pipes = self._pipes, []
         end = reset(self.end)
         pipes = pipes_of(end)
         if pipes:
             seed_newcomers(end, known, generator)
-        return _begun_anew(end, pipes)
+        return _begun_anew(epoch, end, pipes)
 
 
-def _begun_anew(end: Any, pipes: list[Any]) -> Prepared:
-    forget_passes(pipes)
-    return Prepared(end, pipes)
+def _begun_anew(epoch: Epoch, end: Any, pipes: list[Any]) -> Prepared:
+    epoch.add(pipes)
+    return Prepared(Run(end, epoch), pipes)

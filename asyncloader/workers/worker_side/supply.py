@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-from asyncloader.datapipes.going_on.cursors import Cursors, cursor_of, dropped, put_cursor
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import counts, fields
 from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.run import Pass, Run
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.transport.arena_view import ArenaView
 from asyncloader.transport.channel import Channel
@@ -164,22 +165,20 @@ class FromDispatcher(IterDataPipe[Any]):
         assert self.supply is not None
         self._items, self._taken = self.supply.items(epoch), taken
 
-    def __iter__(self) -> Iterator[Any]:
-        return self._from(0)
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return DealtPass(run)
 
     def new_supply(self, channel: Channel) -> Supply:
         """Return the worker's end of the channel that the items come over."""
         return Supply(channel)
 
-    def put_cursors(self, into: Cursors) -> None:
-        put_cursor(self, {"taken": self._taken}, into)
+    @property
+    def taken(self) -> int:
+        """How many items were taken in this epoch, of all that the worker is dealt."""
+        return self._taken
 
-    def iter_from(self, position: int, cursors: Cursors) -> Iterator[Any]:
-        # What the worker had by the time of the cursor need not be dealt again.
-        cursor = cursor_of(self, cursors) or {"taken": 0}
-        return dropped(self._from(cursor["taken"]), position - cursor["taken"])
-
-    def _from(self, position: int) -> Iterator[Any]:
+    def items_from(self, position: int) -> Iterator[Any]:
+        """Yield what is dealt, after the first ``position`` items."""
         if self.supply is None:
             raise LoaderError("what a dispatching process deals can be iterated only in a worker")
         if position < self._taken:
@@ -194,6 +193,35 @@ class FromDispatcher(IterDataPipe[Any]):
             if self._taken > position:
                 yield item
             del item
+
+
+class DealtPass(Pass[Any]):
+    """One pass over a FromDispatcher, which goes on where another leaves off."""
+
+    marks: ClassVar[tuple[str, ...] | None] = ()
+
+    _first: int = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        items: Iterator[Any] = self.pipe.items_from(self._first)
+        return items
+
+    def cursor(self) -> Cursor:
+        return {"taken": self.pipe.taken}
+
+    def put_above(self, into: Cursors) -> None:
+        """Add nothing: what is above runs in the dispatching process."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        # What the worker had by the time of the cursor need not be dealt again.
+        self._first = 0 if cursor is None else cursor["taken"]
+        return position - self._first
+
+
+class LoaderFedPass(DealtPass):
+    """One pass over what the loader deals. It has no place: what was fed never comes again."""
+
+    marks = None
 
 
 #: Stands for the item after the last.

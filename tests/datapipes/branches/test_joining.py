@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
 from tests.datapipes.resuming import (
     assert_goes_on,
     assert_goes_on_twice,
@@ -88,9 +90,10 @@ def test_the_oldest_is_dropped_where_there_is_no_room() -> None:
 def test_no_more_than_the_buffer_waits() -> None:
     refs = Watched(range(100))
     pipe = IterableWrapper([0, 2, 4, 6]).zip_with_iter(refs, itself, buffer_size=4)
+    Epoch([pipe])
 
     for _ in pipe:
-        assert len(pipe.current_pass.waiting) <= 4  # type: ignore[union-attr]
+        assert len(latest_pass(pipe).waiting) <= 4  # type: ignore[union-attr]
     assert refs.taken == 7
     assert refs.open == 0
 

@@ -14,6 +14,8 @@ from asyncloader.datapipes.groups.shuffling import MapShuffler
 from asyncloader.datapipes.items.converting import MapToIterConverter
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 
 DEFAULT, DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES
@@ -81,9 +83,10 @@ def test_a_group_is_one_of_three() -> None:
 
 def test_a_share_counts_what_it_has_yielded() -> None:
     pipe = IterableWrapper(range(9)).sharding_filter()
+    Epoch([pipe])
     pipe.apply_sharding(3, 2)
 
-    assert [(n, pipe.current_pass.yielded) for n in pipe] == [(2, 1), (5, 2), (8, 3)]
+    assert [(n, latest_pass(pipe).yielded) for n in pipe] == [(2, 1), (5, 2), (8, 3)]
 
 
 class Lookups:
@@ -147,8 +150,9 @@ def test_a_share_is_every_nth_item(source: Any, batches: Any, items: int, count:
     everything = list(batches(source(Lookups(items))))
     for instance in range(count):
         pipe = sharded(batches(source(Lookups(items))), count, instance)
+        Epoch([pipe])
         assert list(pipe) == everything[instance::count]
-        assert pipe.current_pass.yielded == len(everything[instance::count])
+        assert latest_pass(pipe).yielded == len(everything[instance::count])
 
 
 @every_batch
@@ -225,17 +229,14 @@ def test_items_changed_in_place_are_whole_again_in_the_next_pass_of_a_share() ->
     assert list(pipe) == [[1], [3], [5]]
 
 
-class OwnPass(MapShuffler[Any]):
-    def new_pass(self) -> Any:
-        return list(reversed(list(super().new_pass())))
+class OwnOrder(MapShuffler[Any]):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
 
 
 class OwnIteration(IterableWrapper[Any]):
     def __iter__(self) -> Any:
         return reversed(list(super().__iter__()))
-
-    def iter_from(self, position: int, cursors: Any) -> Any:
-        raise AssertionError("nobody resumes")
 
 
 class Reversed:
@@ -257,7 +258,7 @@ class ReversedSequence(list[Any]):
 @pytest.mark.parametrize(
     "pipe",
     [
-        OwnPass(SequenceWrapper(range(6))).set_shuffle(False),
+        OwnOrder(SequenceWrapper(range(6))).set_shuffle(False),
         OwnIteration(range(6)),
         Mixed(SequenceWrapper(range(6))),
         IterableWrapper(ReversedSequence(range(6)), deepcopy=False),

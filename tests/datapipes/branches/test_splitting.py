@@ -15,8 +15,8 @@ from asyncloader.datapipes.branches.split_pass import SplitStart
 from asyncloader.datapipes.going_on.marks import Pace
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.running.crossing import from_thread
 from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.datapipes.watch.attributes import latest_pass
 from asyncloader.errors import IteratorInvalidated
 from tests.datapipes.resuming import (
     assert_goes_on,
@@ -116,7 +116,7 @@ def test_a_pass_that_all_have_left_closes_the_source(name: str) -> None:
     del second
 
     assert source.open == 0
-    assert not any(left.source.current_pass.queues)
+    assert not any(latest_pass(left.source).queues)
 
 
 @every_splitter
@@ -262,7 +262,7 @@ def test_a_pass_shows_what_was_taken_and_what_waits(name: str) -> None:
     left, right = SPLITTERS[name](IterableWrapper(range(8)))
     first, second = iter(left), iter(right)
     next(first), next(first)
-    state = left.source.current_pass
+    state = latest_pass(left.source)
 
     assert state.taken == (2 if name == "fork" else 3)
     assert list(state.queues[1]) == ([0, 1] if name == "fork" else [1])
@@ -399,7 +399,7 @@ async def test_a_thread_that_stops_drawing_leaves_the_others_their_items() -> No
                 yield number
 
     async def both_in_threads() -> list[int]:
-        first, second = (from_thread(branch) for branch in Waiting().fork(2))
+        first, second = (aiter(branch) for branch in Waiting().fork(2))
         assert [await anext(first), await anext(second)] == [0, 0]
         await first.aclose()
         return [item async for item in second]

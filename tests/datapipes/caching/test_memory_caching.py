@@ -10,7 +10,7 @@ import torch
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.pipe.weighing import weight_of
-from tests.datapipes.resuming import assert_goes_on, cursors_along, placed, rest_of
+from tests.datapipes.resuming import assert_goes_on, cursors_along, rest_of
 from tests.datapipes.watched import Watched
 
 MEGABYTE = 1024 * 1024
@@ -89,7 +89,7 @@ def test_it_goes_on_from_any_place_of_a_later_pass(size: int | None) -> None:
         items = IterableWrapper(range(12)).filter(lambda n: n != 4)
         return items.map(lambda n: bytes([n]) * (MEGABYTE // 4)).in_memory_cache(size)
 
-    graph = placed(cached())
+    graph = cached()
     list(graph)
     items, along = cursors_along(graph)
     for position, cursors in enumerate(along):

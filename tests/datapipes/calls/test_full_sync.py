@@ -8,14 +8,19 @@ from typing import Any
 from asyncloader.datapipes.calls.full_sync import MOST_ROOM, AgreedAhead
 from asyncloader.datapipes.calls.meeting import Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.errors import RankError
 from tests.table import Table
+
+
+def run_of(source: Any) -> Run[Any]:
+    return Run(source, Epoch())
 
 
 async def passed(meeting: Meeting, source: Any) -> list[Any]:
     """Return what passes a fullsync on one rank."""
     pipe = source.fullsync()
-    ahead: AgreedAhead[Any] = AgreedAhead(pipe.source, meeting)
+    ahead: AgreedAhead[Any] = AgreedAhead(run_of(pipe.source), meeting)
     tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
     items: list[Any] = []
     try:
@@ -47,7 +52,7 @@ async def test_a_consumer_that_takes_its_time_holds_few():
                 yield number
 
     (meeting,) = Table(1).meetings()
-    ahead: AgreedAhead[Any] = AgreedAhead(Source(), meeting)
+    ahead: AgreedAhead[Any] = AgreedAhead(run_of(Source()), meeting)
     tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
     taken = 0
     for _ in range(10):
@@ -73,7 +78,7 @@ async def test_an_item_is_not_held_back_for_company():
             await more.wait()
             yield 1
 
-    aheads = [AgreedAhead[Any](Source(), meeting) for meeting in table.meetings()]
+    aheads = [AgreedAhead[Any](run_of(Source()), meeting) for meeting in table.meetings()]
     tasks = [asyncio.create_task(work) for each in aheads for work in (each.fill(), each.agree())]
     assert all(await asyncio.gather(*(each.has_next() for each in aheads)))
     assert [each.take() for each in aheads] == [[0], [0]]
@@ -121,7 +126,7 @@ async def test_an_error_comes_after_the_items_before_it_on_every_rank():
     seen: list[list[int]] = [[], [], []]
 
     async def note(rank: int, meeting: Meeting) -> None:
-        ahead: AgreedAhead[Any] = AgreedAhead(sources[rank], meeting)
+        ahead: AgreedAhead[Any] = AgreedAhead(run_of(sources[rank]), meeting)
         tasks = [asyncio.create_task(ahead.fill()), asyncio.create_task(ahead.agree())]
         try:
             while await ahead.has_next():

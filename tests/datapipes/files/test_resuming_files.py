@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.going_on.cursors import Cursors, put_cursors, resume, set_numbers
+from asyncloader.datapipes.going_on.cursors import Cursors
 from asyncloader.datapipes.iter import FileLister, FileOpener
-from asyncloader.datapipes.patterns.reading import begin
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from tests.datapipes.files.test_archives import packed_tar, packed_zip
+from tests.datapipes.resuming import placed
 from tests.loader.test_resuming import check_every_step
 
 FILES = 4
@@ -137,17 +137,18 @@ class Noted(io.BytesIO):
 def test_archives_that_are_done_are_not_read_again(folder: Path, kind: str, step: int) -> None:
     opens = Opens([str(folder / f"{number}.{kind}") for number in range(FILES)])
     pipe = getattr(opens, f"load_from_{kind}")()
-    set_numbers([pipe, opens])
-    items = begin(pipe)
+    run = placed(pipe)
+    items = run.begin()
     before = [next(items) for _ in range(step)]
     cursors: Cursors = {}
-    put_cursors(pipe, cursors)
+    run.put_cursors(cursors)
     after = [content(pair) for pair in items]
     assert len(before) + len(after) == FILES * MEMBERS
 
     opens.read.paths.clear()
-    resume(pipe, step, cursors)
-    assert [content(pair) for pair in begin(pipe)] == after
+    again = placed(pipe)
+    again.resume(step, cursors)
+    assert [content(pair) for pair in again.begin()] == after
     assert opens.read.paths == opens.paths[(step - 1) // MEMBERS :]
 
 

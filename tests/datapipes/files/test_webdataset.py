@@ -8,6 +8,7 @@ import pytest
 
 from asyncloader.datapipes.iter import FileOpener, ShardExpander, WebDataset
 from tests.datapipes.files.test_archives import packed_tar
+from tests.datapipes.resuming import new_pass
 from tests.leaks import leaves_nothing
 
 
@@ -44,7 +45,8 @@ def test_a_file_that_would_be_lost_is_an_error() -> None:
 
 
 def test_a_pass_knows_what_is_done_and_what_is_held() -> None:
-    state = WebDataset([("1.a", 0), ("1.b", 0), ("2.a", 0), ("3.a", 0)]).new_pass()
+    pipe = WebDataset([("1.a", 0), ("1.b", 0), ("2.a", 0), ("3.a", 0)])
+    state = new_pass(pipe)
     seen = [(state.taken, state.held, state.yielded) for _ in state]
     assert seen == [(2, 0, 1), (3, 0, 2), (4, 0, 3)]
 

@@ -7,6 +7,8 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
 from tests.datapipes.watched import Watched
 
 NESTED: list[Any] = [[[0, 1], [2]], [[3, 4], [5]], [[6]]]
@@ -28,8 +30,9 @@ def test_unbatch_goes_no_deeper_than_there_are_lists() -> None:
 
 def test_a_pass_knows_its_place_inside_a_batch() -> None:
     pipe = IterableWrapper([[1, 2], [], [3]]).unbatch()
+    Epoch([pipe])
 
-    assert [(n, pipe.current_pass.taken, pipe.current_pass.offset) for n in pipe] == [
+    assert [(n, latest_pass(pipe).taken, latest_pass(pipe).offset) for n in pipe] == [
         (1, 1, 1),
         (2, 1, 2),
         (3, 3, 1),
@@ -38,8 +41,9 @@ def test_a_pass_knows_its_place_inside_a_batch() -> None:
 
 def test_flatmap_yields_the_items_of_each_result() -> None:
     pipe = IterableWrapper([1, 0, 2]).flatmap(lambda n: [n] * n)
+    Epoch([pipe])
 
-    assert [(n, pipe.current_pass.taken, pipe.current_pass.offset) for n in pipe] == [
+    assert [(n, latest_pass(pipe).taken, latest_pass(pipe).offset) for n in pipe] == [
         (1, 1, 1),
         (2, 3, 1),
         (2, 3, 2),

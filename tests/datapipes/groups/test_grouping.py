@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
 
 NAMES = ["a.png", "b.png", "a.json", "b.json", "a.jpg", "c.json"]
 
@@ -58,8 +60,9 @@ def test_keys_come_with_their_own_groups() -> None:
 
 def test_a_pass_shows_what_it_holds() -> None:
     pipe = IterableWrapper(NAMES).groupby(stem, group_size=2)
+    Epoch([pipe])
     iterator = iter(pipe)
-    state = pipe.current_pass
+    state = latest_pass(pipe)
 
     assert next(iterator) == ["a.png", "a.json"]
     assert (state.taken, state.yielded, state.held) == (3, 1, 1)

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
+from tests.datapipes.resuming import new_pass
 from tests.datapipes.watched import Watched
 
 
@@ -117,8 +120,9 @@ def test_seeds_have_64_bits(name: str, seed: Any) -> None:
 
 def test_a_pass_knows_its_seed_and_its_draws() -> None:
     pipe = IterableWrapper(range(9)).shuffle(buffer_size=4).set_seed(3)
+    Epoch([pipe])
     iterator = iter(pipe)
-    state = pipe.current_pass
+    state = latest_pass(pipe)
 
     for drawn in range(1, 6):
         next(iterator)
@@ -128,11 +132,12 @@ def test_a_pass_knows_its_seed_and_its_draws() -> None:
 
 def test_an_abandoned_pass_drops_its_buffer() -> None:
     pipe = Watched(range(9)).shuffle(buffer_size=4)
+    Epoch([pipe])
     iterator = iter(pipe)
     next(iterator)
     del iterator
 
-    assert pipe.current_pass.buffer == []
+    assert latest_pass(pipe).buffer == []
 
 
 def test_batches_are_taken_apart_before_they_are_shuffled() -> None:
@@ -176,7 +181,7 @@ def test_map_shuffle_looks_items_up_when_their_turn_comes() -> None:
 def test_map_shuffle_can_go_on_from_any_position() -> None:
     pipe = SequenceWrapper(range(10_000)).shuffle().set_seed(5)
     order = list(pipe)
-    state = pipe.set_seed(5).new_pass()
+    state = new_pass(pipe.set_seed(5))
     state.go_on(9_990, None, {})
 
     assert list(state) == order[9_990:]
@@ -184,8 +189,9 @@ def test_map_shuffle_can_go_on_from_any_position() -> None:
 
 def test_in_batch_shuffle_keeps_the_batches_and_counts_its_draws() -> None:
     pipe = IterableWrapper(range(9)).batch(3).in_batch_shuffle()
+    Epoch([pipe])
 
     for number, batch in enumerate(pipe):
         assert sorted(batch) == [3 * number, 3 * number + 1, 3 * number + 2]
-        assert pipe.current_pass.yielded == number + 1
-        assert pipe.current_pass.drawn == 3 * (number + 1)
+        assert latest_pass(pipe).yielded == number + 1
+        assert latest_pass(pipe).drawn == 3 * (number + 1)

@@ -12,6 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper as TorchWrapper
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.run import Epoch
 from asyncloader.datapipes.watch.frames import HANDING, OUTSIDE, Owners
 from asyncloader.graph.walk import breadth_first
 
@@ -38,6 +39,7 @@ def drain(graph: Any) -> list[Any]:
 
 def seen_by(looking: Looking, graph: Any) -> list[str]:
     looking.pipes = breadth_first(graph)
+    Epoch(looking.pipes)
     drain(graph)
     return looking.seen
 

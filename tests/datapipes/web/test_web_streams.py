@@ -18,6 +18,8 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
 from asyncloader.datapipes.web.http_body import HttpBody
 from asyncloader.datapipes.web.http_decoding import Decodings
 from asyncloader.datapipes.web.http_requests import Sessions
@@ -194,9 +196,10 @@ async def test_what_cannot_be_opened_is_tried_again_or_left_out():
         server.files["big"] = BIG
         paths = ["/fail/503/2/x", "/nowhere", "/file/0/big"]
         pipe = read(IterableWrapper(list(map(server.url, paths))), on_error="skip")
+        Epoch([pipe])
         streams = [stream for _, stream in await drained(pipe)]
         assert [await all_of(stream) for stream in streams] == [body("x", 1000), BIG]
-        assert pipe.current_pass.errors == 1
+        assert latest_pass(pipe).errors == 1
 
 
 async def test_a_limit_of_bytes_may_be_set():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.watch.attributes import latest_pass
 from asyncloader.graph.seeding import PartSeeds
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.worker_side.part import Part
@@ -16,7 +18,7 @@ def part_of(pipe: Any) -> Part:
 
 def order_of(part: Part, seed: int) -> list[int]:
     part.seed((), SeedGenerator(seed))
-    return list(part.prepared().end)
+    return list(part.prepared(Epoch()).end)
 
 
 def test_every_epoch_is_seeded():
@@ -28,20 +30,21 @@ def test_a_pass_that_was_begun_is_forgotten():
     pipe = IterableWrapper(range(9)).filter(bool)
     part = part_of(pipe)
     part.seed((), SeedGenerator(1))
-    next(iter(part.prepared().end))
-    assert pipe.current_pass is not None
+    next(part.prepared(Epoch()).run.begin())
+    assert latest_pass(pipe) is not None
     part.seed((), SeedGenerator(2))
-    part.prepared()
-    assert pipe.current_pass is None
+    part.prepared(Epoch())
+    assert latest_pass(pipe) is None
 
 
 def test_what_a_reset_returns_is_iterated():
     pipe = IterableWrapper(range(3))
     part = part_of(pipe)
-    prepared = part.reset(lambda end: end.map(str), SeedGenerator(1))
+    prepared = part.reset(Epoch(), lambda end: end.map(str), SeedGenerator(1))
     assert list(prepared.end) == ["0", "1", "2"]
     assert prepared.pipes == [prepared.end, pipe]
-    assert part.reset(lambda end: [1, 2], SeedGenerator(1)) == ([1, 2], [])
+    prepared = part.reset(Epoch(), lambda end: [1, 2], SeedGenerator(1))
+    assert (prepared.end, prepared.pipes) == ([1, 2], [])
 
 
 def test_pipes_that_a_reset_put_in_are_seeded_in_its_epoch_and_after_it():
@@ -53,12 +56,12 @@ def test_pipes_that_a_reset_put_in_are_seeded_in_its_epoch_and_after_it():
         end.source = end.source.shuffle()
         return end
 
-    first = list(part.reset(shuffled, SeedGenerator(1)).end)
+    first = list(part.reset(Epoch(), shuffled, SeedGenerator(1)).end)
     again = part_of(IterableWrapper(range(50)).map(int))
     again.seed((), SeedGenerator(7))
-    assert first == list(again.reset(shuffled, SeedGenerator(1)).end) != list(range(50))
+    assert first == list(again.reset(Epoch(), shuffled, SeedGenerator(1)).end) != list(range(50))
     assert order_of(part, 1) == order_of(part, 1) != order_of(part, 2)
-    assert len(part.prepared().pipes) == 3
+    assert len(part.prepared(Epoch()).pipes) == 3
 
 
 class MakesItsSource(IterDataPipe):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.pipe.run import Epoch, Run
 from asyncloader.errors import PipelineError
 from asyncloader.graph.walk import pipes_of
 from asyncloader.transport.channel import Channel
@@ -71,7 +72,7 @@ class Bench:
             number=0,
             credits=credits,
             one_by_one=one_by_one,
-            marker=Marker(Prepared(pipe, pipes_of(pipe)), RandomStates()),
+            marker=Marker(Prepared(Run(pipe, Epoch()), pipes_of(pipe)), RandomStates()),
             sent=sent,
         )
 
