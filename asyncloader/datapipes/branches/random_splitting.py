@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from random import Random
 from typing import Any, Self, TypeVar, overload
 
@@ -187,9 +186,8 @@ class SharePass(Pass[T]):
     yielded: int = 0
     is_invalid: bool = False
 
-    @cached_property
-    def source(self) -> Run[Any]:
-        return self.run.of(self.split.source)
+    def reads(self) -> Any:
+        return self.split.source
 
     @property
     def split(self) -> RandomSplit[T]:

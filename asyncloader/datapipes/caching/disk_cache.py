@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from typing import Any
 
 from asyncloader.datapipes.caching.entry_maker import EntryMaker
@@ -157,9 +156,8 @@ class DiskCachePass(LaggingPass[str]):
         self.maker = EntryMaker(run)
         super().__init__(run)
 
-    @cached_property
-    def source(self) -> Run[Any]:
-        return self.run.of(self.maker.beginning.source)
+    def reads(self) -> Any:
+        return self.maker.beginning.source
 
     def __iter__(self) -> Iterator[str]:
         entries = self.maker.entries(self._items())

@@ -42,6 +42,9 @@ class DataPipe:
     #: holds, has run ahead for, or has to replay.
     makes_again: ClassVar[bool] = True
 
+    #: The epoch that runs this pipe, of a built-in one; see ``Epoch``.
+    _epoch: Epoch | None = None
+
     #: What it is called in messages, where that is the name of a pipe whose place it took.
     known_as: str = ""
 

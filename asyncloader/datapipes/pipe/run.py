@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from asyncloader.datapipes.going_on.course import Course
@@ -42,8 +41,6 @@ from asyncloader.errors import SnapshotError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_LINK = "_epoch"
-
 
 class Epoch:
     """One epoch of a graph in one process.
@@ -65,7 +62,7 @@ class Epoch:
         for pipe in pipes:
             self._ids.add(id(pipe))
             if has_passes(pipe) or (hasattr(type(pipe), "has_passes") and pipe.is_splitter()):
-                vars(pipe)[_LINK] = self
+                pipe._epoch = self
 
     def has(self, pipe: Any) -> bool:
         """Whether the pipe is one of those that are run here."""
@@ -128,7 +125,7 @@ def _nothing() -> None:
 
 def epoch_of(pipe: Any) -> Epoch:
     """Return the epoch in which a pipe is run, or a new one for a pipe that is used by itself."""
-    epoch: Epoch | None = vars(pipe).get(_LINK)
+    epoch: Epoch | None = getattr(pipe, "_epoch", None)
     return epoch if epoch is not None and epoch.has(pipe) else Epoch()
 
 
@@ -340,16 +337,24 @@ class Pass(Generic[T_co]):
     holds_calls: ClassVar[bool] = False
 
     run: Run[Any] = field(repr=False)
+    # No cached_property: that would make all fields slower to read and write.
+    _source: Run[Any] | None = field(default=None, init=False, repr=False)
 
     @property
     def pipe(self) -> Any:
         """The pipe that is passed over."""
         return self.run.pipe
 
-    @cached_property
+    @property
     def source(self) -> Run[Any]:
         """The run of what the pipe reads."""
-        return self.run.of(self.pipe.source)
+        if self._source is None:
+            self._source = self.run.of(self.reads())
+        return self._source
+
+    def reads(self) -> Any:
+        """Return what the pipe reads."""
+        return self.pipe.source
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError
