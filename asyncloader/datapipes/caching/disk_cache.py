@@ -66,7 +66,7 @@ class OnDiskCacheHolder(Beginning):
     def __init__(
         self,
         source_datapipe: Iterable[Any],
-        filepath_fn: Callable[[Any], str] | None = None,
+        filepath_fn: Callable[[Any], Any] | None = None,
         hash_dict: dict[str, str] | None = None,
         hash_type: str = "sha256",
         extra_check_fn: Callable[[str], bool] | None = None,
@@ -109,7 +109,7 @@ class EndOnDiskCacheHolder(Ending):
         self,
         datapipe: Iterable[Any],
         mode: str = "wb",
-        filepath_fn: Callable[[Any], str] | None = None,
+        filepath_fn: Callable[[Any], Any] | None = None,
         *,
         same_filepath_fn: bool = False,
         skip_read: bool = False,

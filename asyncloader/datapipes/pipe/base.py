@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.going_on.cursors import (
     PASSING,
     Cursor,
@@ -38,7 +37,11 @@ from asyncloader.datapipes.pipe.unknown_name import MissingName, UnknownName
 from asyncloader.datapipes.running.crossing import from_loop, from_thread
 
 if TYPE_CHECKING:
+    from asyncloader.datapipes.fluent import IterFluent, MapFluent
     from asyncloader.datapipes.items.collating import Allocate
+else:
+    # At run time pipes have the methods that ``functional_datapipe`` registers.
+    IterFluent = MapFluent = Generic
 
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])
