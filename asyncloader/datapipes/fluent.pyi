@@ -27,15 +27,15 @@ from asyncloader.datapipes.branches.unzipping import MapColumn
 from asyncloader.datapipes.calls.attempts import ErrorTypes
 from asyncloader.datapipes.calls.shared_resource import Resource
 from asyncloader.datapipes.files.decompressing import CompressionType
-from asyncloader.datapipes.files.limits import (
+from asyncloader.datapipes.files.parsing import MAX_GROUP_BYTES
+from asyncloader.datapipes.files.streams import PathAndStream, PathName
+from asyncloader.datapipes.files.text import MAX_LINE_BYTES
+from asyncloader.datapipes.files.unpacking import (
     MAX_BYTES,
-    MAX_GROUP_BYTES,
-    MAX_LINE_BYTES,
     MAX_MEMBER_BYTES,
     MAX_MEMBERS,
     MAX_RATIO,
 )
-from asyncloader.datapipes.files.streams import PathAndStream, PathName
 from asyncloader.datapipes.groups.shuffled_flattening import ShuffledFlatMapper
 from asyncloader.datapipes.groups.shuffling import InBatchShuffler, MapShuffler, Shuffler
 from asyncloader.datapipes.items.converting import IterToMapConverter, MapToIterConverter

@@ -15,7 +15,7 @@ from typing import Any
 
 from asyncloader.datapipes.caching.entry_maker import EntryMaker
 from asyncloader.datapipes.caching.recipe import Beginning, Ending, Recipe
-from asyncloader.datapipes.files.hashing import checked_hashes
+from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.reading import begin
