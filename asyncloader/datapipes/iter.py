@@ -63,8 +63,7 @@ from asyncloader.datapipes.items.selecting import Filter, Header
 from asyncloader.datapipes.items.slicing import Dropper, Flattener, Slicer
 from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.web.http import HttpReader
-from asyncloader.datapipes.web.object_stores import ObjectStoreReader
+from asyncloader.datapipes.web.readers import HttpReader, ObjectStoreReader
 
 __all__ = [
     "SHARDING_PRIORITIES",
