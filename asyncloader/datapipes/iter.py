@@ -23,6 +23,7 @@ from asyncloader.datapipes.calls.async_mapping import AsyncMapper, BatchAsyncMap
 from asyncloader.datapipes.calls.full_sync import FullSync
 from asyncloader.datapipes.calls.prefetching import PinMemory, Prefetcher
 from asyncloader.datapipes.calls.thread_mapping import ThreadMapper, ThreadPoolMapper
+from asyncloader.datapipes.files.archives import TarArchiveLoader, ZipArchiveLoader
 from asyncloader.datapipes.files.decompressing import (
     Bz2FileLoader,
     CompressionType,
@@ -30,21 +31,22 @@ from asyncloader.datapipes.files.decompressing import (
     XzFileLoader,
 )
 from asyncloader.datapipes.files.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
-from asyncloader.datapipes.files.hashing import HashChecker
-from asyncloader.datapipes.files.local import FileLister, FileOpener, StreamReader
-from asyncloader.datapipes.files.parquet import ParquetLoader
+from asyncloader.datapipes.files.local import (
+    FileLister,
+    FileOpener,
+    HashChecker,
+    Saver,
+    StreamReader,
+)
 from asyncloader.datapipes.files.parsing import (
     CSVDictParser,
     CSVParser,
     JsonLinesParser,
     JsonParser,
+    ParquetLoader,
 )
-from asyncloader.datapipes.files.saving import Saver
-from asyncloader.datapipes.files.shards import ShardExpander
-from asyncloader.datapipes.files.tar import TarArchiveLoader
 from asyncloader.datapipes.files.text import LineReader, ParagraphAggregator
-from asyncloader.datapipes.files.webdataset import WebDataset
-from asyncloader.datapipes.files.zip import ZipArchiveLoader
+from asyncloader.datapipes.files.webdataset import ShardExpander, WebDataset
 from asyncloader.datapipes.groups.batch_mapping import BatchMapper
 from asyncloader.datapipes.groups.batching import Batcher
 from asyncloader.datapipes.groups.bucketing import BucketBatcher, MaxTokenBucketizer
@@ -61,8 +63,7 @@ from asyncloader.datapipes.items.selecting import Filter, Header
 from asyncloader.datapipes.items.slicing import Dropper, Flattener, Slicer
 from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.web.http import HttpReader
-from asyncloader.datapipes.web.object_stores import ObjectStoreReader
+from asyncloader.datapipes.web.readers import HttpReader, ObjectStoreReader
 
 __all__ = [
     "SHARDING_PRIORITIES",

@@ -15,7 +15,7 @@ from typing import Any
 
 from asyncloader.datapipes.caching.entry_maker import EntryMaker
 from asyncloader.datapipes.caching.recipe import Beginning, Ending, Recipe
-from asyncloader.datapipes.files.hashing import checked_hashes
+from asyncloader.datapipes.files.local import checked_hashes
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.rereading import closing_items
@@ -66,7 +66,7 @@ class OnDiskCacheHolder(Beginning):
     def __init__(
         self,
         source_datapipe: Iterable[Any],
-        filepath_fn: Callable[[Any], str] | None = None,
+        filepath_fn: Callable[[Any], Any] | None = None,
         hash_dict: dict[str, str] | None = None,
         hash_type: str = "sha256",
         extra_check_fn: Callable[[str], bool] | None = None,
@@ -109,7 +109,7 @@ class EndOnDiskCacheHolder(Ending):
         self,
         datapipe: Iterable[Any],
         mode: str = "wb",
-        filepath_fn: Callable[[Any], str] | None = None,
+        filepath_fn: Callable[[Any], Any] | None = None,
         *,
         same_filepath_fn: bool = False,
         skip_read: bool = False,

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from asyncloader.datapipes.files.limits import MAX_BYTES, MAX_RATIO, Limits
+from asyncloader.datapipes.files.archives import TarStream
 from asyncloader.datapipes.files.local import said_length
 from asyncloader.datapipes.files.streams import PathAndStream, close_stream, path_and_stream
-from asyncloader.datapipes.files.tar import TarStream
-from asyncloader.datapipes.files.unpacking import compression_of, packed_stream, unpacked_stream
+from asyncloader.datapipes.files.unpacking import (
+    MAX_BYTES,
+    MAX_RATIO,
+    Limits,
+    compression_of,
+    packed_stream,
+    unpacked_stream,
+)
 from asyncloader.datapipes.patterns.applying import Applier
 from asyncloader.datapipes.pipe.arguments import checked_length
 from asyncloader.datapipes.pipe.base import functional_datapipe
@@ -65,16 +71,15 @@ class Unpacker(Applier[PathAndStream]):
     def __init__(
         self,
         datapipe: Iterable[PathAndStream],
+        limits: Limits,
         *,
-        max_bytes: float,
-        max_ratio: float,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
-        self.max_bytes = max_bytes
-        self.max_ratio = max_ratio
-        self._limits = Limits(max_bytes=max_bytes, max_ratio=max_ratio)
+        self.limits = limits
+        # A pipe has what it was told under the names of its keywords.
+        vars(self).update(vars(limits))
 
     def function(self) -> Callable[[Any], PathAndStream]:
         return self._unpacked
@@ -83,13 +88,13 @@ class Unpacker(Applier[PathAndStream]):
         path, stream = path_and_stream(item, self)
         with contextlib.ExitStack() as failing:
             failing.callback(close_stream, stream)
-            source, meter = packed_stream(path, stream, self._limits)
+            source, meter = packed_stream(path, stream, self.limits)
             kind = self.kind_of(path, source)
             if kind and not source.peek(1):
                 raise RuntimeError(f"{path} is empty, which no compressed file is; was it cut off?")
             unpacked = unpacked_stream(source, kind, meter) if kind else source
             if self.is_tar(path):
-                unpacked = TarStream(path, unpacked, self._limits)
+                unpacked = TarStream(path, unpacked, self.limits)
             failing.pop_all()
         return self.path_of(path), unpacked
 
@@ -141,8 +146,7 @@ class Decompressor(Unpacker):
     ) -> None:
         super().__init__(
             source_datapipe,
-            max_bytes=max_bytes,
-            max_ratio=max_ratio,
+            Limits(max_bytes=max_bytes, max_ratio=max_ratio),
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -192,7 +196,7 @@ class OneCompression(Unpacker):
         max_bytes: float = MAX_BYTES,
         max_ratio: float = MAX_RATIO,
     ) -> None:
-        super().__init__(datapipe, max_bytes=max_bytes, max_ratio=max_ratio)
+        super().__init__(datapipe, Limits(max_bytes=max_bytes, max_ratio=max_ratio))
         self.length = checked_length(length)
 
     def __len__(self) -> int:

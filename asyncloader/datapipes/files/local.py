@@ -1,18 +1,24 @@
 """Files on disk.
 
-This file is about finding files, opening them and reading them whole or in chunks.
+This file is about finding files, opening them, reading them whole or in chunks, checking their
+hashes, and saving files, each of which appears at once and whole: nobody reads half of one, and
+two who write the same file do not mix.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import hashlib
 import io
 import os
+import secrets
+import shutil
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from asyncloader.datapipes.files.sorting import in_order
 from asyncloader.datapipes.files.streams import (
     PIECE_BYTES,
     OpenedBytes,
@@ -21,23 +27,27 @@ from asyncloader.datapipes.files.streams import (
     close_stream,
     is_seekable,
     opened,
+    pair_in,
     path_and_stream,
     path_in,
 )
 from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.patterns.applying import Applier
 from asyncloader.datapipes.patterns.expanding import Expander, TolerantExpander
+from asyncloader.datapipes.pipe.answers import answer_of
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_encoding,
+    checked_function,
     checked_length,
+    checked_mapping,
     iterable_source,
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe, is_pipe
+from asyncloader.datapipes.pipe.function import calling, is_async, itself
 from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.tolerance import OnError
-
-MODES = ("b", "t", "rb", "rt", "r")
 
 
 @functional_datapipe("list_files")
@@ -153,6 +163,50 @@ def _fail(error: OSError) -> NoReturn:
     raise error
 
 
+#: About so many are sorted at once.
+PIECE = 1 << 13
+#: Of every run of names so many are looked at to part them all.
+_SAMPLES = 64
+
+
+def in_order(names: list[str]) -> Iterator[str]:
+    """Yield names in sorted order. The list is emptied.
+
+    Sorting 300,000 names at once would keep every other thread waiting for half a second, and
+    with it the event loop that runs in one.
+    """
+    for piece in sorted_pieces(names):
+        yield from piece
+
+
+def sorted_pieces(names: list[str]) -> Iterator[list[str]]:
+    """Yield names in sorted order, in pieces that take a moment each. The list is emptied."""
+    runs = [sorted(names[start : start + PIECE]) for start in range(0, len(names), PIECE)]
+    # What is freed with the pieces is not freed at once.
+    names.clear()
+    for end in _ends(runs):
+        yield sorted([name for run in runs for name in _taken(run, bisect_left(run, end))])
+    if runs:
+        yield sorted([name for run in runs for name in _taken(run, len(run))])
+
+
+def _ends(runs: list[list[str]]) -> list[str]:
+    """Return names that part all of them into as many pieces as there are runs."""
+    sample = sorted([name for run in runs for name in run[:: max(1, len(run) // _SAMPLES)]])
+    step = max(1, len(sample) // len(runs)) if runs else 1
+    return sample[step::step]
+
+
+def _taken(run: list[str], count: int) -> list[str]:
+    """Take so many names off the beginning of a run."""
+    taken = run[:count]
+    del run[:count]
+    return taken
+
+
+MODES = ("b", "t", "rb", "rt", "r")
+
+
 @functional_datapipe("open_files")
 class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     """Yield ``(path, file)`` for each path, with the file opened to read.
@@ -240,3 +294,219 @@ def _pass_over(stream: Any, chunks: int, size: int | None) -> None:
     for _ in range(chunks):
         if not stream.read(size):
             return
+
+
+#: Those without a length of their own cannot be told by their text.
+HASH_TYPES = sorted(name for name in hashlib.algorithms_guaranteed if "shake" not in name)
+
+
+@functional_datapipe("check_hash")
+class HashChecker(Applier[tuple[str, Any]]):
+    """Yield the pairs ``(path, data)`` of a source, once the data has the hash it should have.
+
+    ``hash_dict`` says which, by path and in hexadecimal. Data is bytes, text or a stream,
+    which is read through and then sought back to where it was, unless ``rewind=False``.
+    Another hash, or none in ``hash_dict``, is a RuntimeError; ``on_error`` and ``max_errors``
+    are those of ``map``, for such files.
+
+    >>> import hashlib
+    >>> known = {"a": hashlib.sha256(b"hello").hexdigest()}
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([("a", b"hello")]).check_hash(known))
+    [('a', b'hello')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        hash_dict: dict[str, str],
+        hash_type: str = "sha256",
+        rewind: bool = True,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        super().__init__(source_datapipe, on_error=on_error, max_errors=max_errors)
+        if hash_type not in HASH_TYPES:
+            raise ValueError(f"hash_type must be one of {', '.join(HASH_TYPES)}, got {hash_type!r}")
+        self.hash_dict = checked_hashes(hash_dict)
+        self.hash_type = hash_type
+        self.rewind = rewind
+
+    def __len__(self) -> int:
+        return self.tolerance.length(self, self.source)
+
+    def function(self) -> Callable[[Any], tuple[str, Any]]:
+        return self._checked
+
+    def _checked(self, item: Any) -> Any:
+        name, data = pair_in(item, "(path, data)", self)
+        path = path_in(name, self)
+        if path not in self.hash_dict:
+            raise RuntimeError(f"Unspecified hash for file {path}: hash_dict does not have it")
+        known, found = self.hash_dict[path], self._hash(item, data)
+        if found != known:
+            raise RuntimeError(
+                f"the {self.hash_type} hash of {path} is {found} and does not match the expected"
+                f" {known}; remove the file and get it again"
+            )
+        return item
+
+    def _hash(self, item: Any, data: Any) -> str:
+        digest = hashlib.new(self.hash_type, usedforsecurity=False)
+        if isinstance(data, str | bytes | bytearray | memoryview):
+            digest.update(data.encode() if isinstance(data, str) else data)
+            return digest.hexdigest()
+        path, stream = path_and_stream(item, self)
+        if self.rewind and not is_seekable(stream):
+            raise TypeError(f"the stream of {path} cannot seek back; pass rewind=False")
+        start = stream.tell() if self.rewind else 0
+        while piece := stream.read(PIECE_BYTES):
+            if isinstance(piece, str):
+                raise TypeError(f'{path} was opened as text; open it with mode="b"')
+            digest.update(piece)
+        if self.rewind:
+            stream.seek(start)
+        return digest.hexdigest()
+
+
+def checked_hashes(hash_dict: Any) -> dict[str, str]:
+    """Return hashes in small letters, by paths as text; raise TypeError for other things."""
+    known = checked_mapping("hash_dict", hash_dict)
+    return {_checked_path(path): _checked_digest(path, digest) for path, digest in known.items()}
+
+
+def _checked_path(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"the keys of hash_dict must be paths, got {type(path).__name__}")
+    return os.fspath(path)
+
+
+def _checked_digest(path: Any, digest: Any) -> str:
+    if not isinstance(digest, str):
+        raise TypeError(f"the hash of {path} must be hexadecimal, got {type(digest).__name__}")
+    return digest.lower()
+
+
+@functional_datapipe("save_to_disk")
+class Saver(OneToOne, IterDataPipe[str]):
+    """Save the data of pairs ``(path, data)``, and yield the path of each file once it is there.
+
+    ``filepath_fn`` makes the path out of what stands for it in the pair. Folders are made.
+    ``mode`` is ``"w"`` for text, ``"wb"`` for bytes or a stream of them, and ``"a"`` or
+    ``"ab"`` to append. A file that is written anew appears whole, in place of what was
+    there.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     texts = IterableWrapper([(f"{folder}/a.txt", "hello")])
+    ...     [Path(path).read_text() for path in texts.save_to_disk()]
+    ['hello']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[Any, Any]],
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.mode = checked_write_mode(mode)
+        self.filepath_fn = filepath_fn
+        self._path_of = checked_filepath(filepath_fn)
+
+    def waits(self) -> bool:
+        return is_async(self._path_of)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def results(self, source: Run[Any]) -> Iterator[str]:
+        with calling(self._path_of) as path_of:
+            for item in source.begin():
+                name, data = pair_in(item, "(path, data)", self)
+                del item
+                path = path_for(name, path_of, self)
+                save(path, data, self.mode)
+                del data
+                yield path
+
+
+def checked_filepath(filepath_fn: Any) -> Callable[[Any], Any]:
+    """Return the function that makes paths: the user's, or without one that which changes none."""
+    return itself if filepath_fn is None else checked_function("filepath_fn", filepath_fn, takes=1)
+
+
+_KINDS = {"": "", "t": "", "b": "b"}
+
+
+def checked_write_mode(mode: str) -> str:
+    """Return ``w``, ``wb``, ``a`` or ``ab``; ValueError for what says none of them."""
+    way = "a" if isinstance(mode, str) and "a" in mode else "w"
+    kind = mode.replace(way, "", 1) if isinstance(mode, str) else None
+    if kind not in _KINDS:
+        raise ValueError(f'mode must be "w", "wb", "a" or "ab", got {mode!r}')
+    return way + _KINDS[kind]
+
+
+def path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
+    """Return where to save what has a name, as a user's function says."""
+    path = answer_of(pipe, path_of, name)
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{pipe!r} saves under paths, got {type(path).__name__}")
+    return os.fspath(path)
+
+
+def as_bytes(data: Any, mode: str, path: str) -> Any:
+    """Return the bytes to write, text encoded; TypeError for what the mode does not say."""
+    if "b" in mode and isinstance(data, bytes | bytearray | memoryview):
+        return data
+    if "b" not in mode and isinstance(data, str):
+        return data.encode()
+    wanted = "bytes" if "b" in mode else 'text; pass mode="wb" to save bytes'
+    raise TypeError(f"{path}: mode={mode!r} saves {wanted}, got {type(data).__name__}")
+
+
+def save(path: str, data: Any, mode: str) -> None:
+    """Write a file as a mode says; one that is not appended to appears whole."""
+    folder = os.path.dirname(path)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    if "a" in mode:
+        with open(path, "ab") as file:
+            write(file, data, mode, path)
+        return
+    with appearing(path) as file:
+        write(file, data, mode, path)
+
+
+def write(file: Any, data: Any, mode: str, path: str) -> None:
+    """Write data, or what a stream of bytes has, into an open file."""
+    if "b" in mode and hasattr(data, "read"):
+        shutil.copyfileobj(data, file)
+    else:
+        # In one piece, so that two who append do not mix.
+        file.write(as_bytes(data, mode, path))
+
+
+@contextlib.contextmanager
+def appearing(path: str) -> Iterator[Any]:
+    """Give a file to write that takes its path when the block ends, and is gone if it fails."""
+    temporary = temporary_beside(path)
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def temporary_beside(path: str) -> str:
+    """Return a new path in the same folder, which nobody else will come upon."""
+    folder, _, _ = path.rpartition("/")
+    name = f".asyncloader-{secrets.token_hex(8)}.tmp"
+    return f"{folder}/{name}" if "/" in path else name

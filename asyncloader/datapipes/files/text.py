@@ -1,31 +1,21 @@
 """Lines of text.
 
-This file is about readlines, and lines_to_paragraphs, which puts lines together.
+This file is about readlines, about lines_to_paragraphs, which puts lines together, and about how
+bytes become text. What cannot be decoded is an error that names the file and the line, and shows
+nothing of what is there.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
-from asyncloader.datapipes.files.decoding import (
-    OPENING,
-    decoded,
-    keeps_line_breaks,
-    lines_decoded,
-    undecodable,
-    without_mark,
-)
-from asyncloader.datapipes.files.limits import (
-    MAX_LINE_BYTES,
-    checked_line_limit,
-    line_too_long,
-)
 from asyncloader.datapipes.files.streams import (
     PIECE_BYTES,
     byte_stream,
@@ -33,6 +23,7 @@ from asyncloader.datapipes.files.streams import (
     pair_in,
     path_and_stream,
 )
+from asyncloader.datapipes.files.unpacking import checked_limit
 from asyncloader.datapipes.going_on.forms import Form
 from asyncloader.datapipes.patterns.expanding import TolerantExpander
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
@@ -48,6 +39,34 @@ from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async
 from asyncloader.datapipes.pipe.run import Run
 from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.errors import ResourceExhausted
+
+#: A line of text is read at once.
+MAX_LINE_BYTES = 2**28
+
+_MARK = "\ufeff"
+
+_ADVICE = 'say what it is with encoding=…, or errors="replace" or "ignore"'
+
+#: What to do about streams that decode what they read themselves, or should.
+OPENING = "open the file with its encoding, as in open_files(encoding=…)"
+
+
+@dataclass
+class TextSettings:
+    """What a reader of text is told of the lines that it reads."""
+
+    skip_lines: int
+    decode: bool
+    encoding: str
+    errors: str
+    return_path: bool
+    max_line_bytes: float
+
+    def __post_init__(self) -> None:
+        self.skip_lines = checked_count("skip_lines", self.skip_lines, at_least=0)
+        self.encoding = checked_encoding(self.encoding)
+        self.errors = checked_errors(self.errors)
 
 
 class TextReader(TolerantExpander[Any]):
@@ -56,38 +75,31 @@ class TextReader(TolerantExpander[Any]):
     def __init__(
         self,
         datapipe: Iterable[tuple[str, Any]],
+        settings: TextSettings,
         *,
-        skip_lines: int,
-        decode: bool,
-        encoding: str,
-        errors: str,
-        return_path: bool,
-        max_line_bytes: float | None,
         on_error: OnError,
         max_errors: int | None,
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
-        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
-        self.decode = decode
-        self.encoding = checked_encoding(encoding)
-        self.errors = checked_errors(errors)
-        self.return_path = return_path
-        self.max_line_bytes = checked_line_limit(max_line_bytes)
+        self.settings = settings
+        # A pipe has what it was told under the names of its keywords.
+        vars(self).update(vars(settings))
         # Streams of bytes end their lines at that byte, which may be part of something else.
-        self._cuts_characters = decode and not keeps_line_breaks(self.encoding)
+        self._cuts_characters = settings.decode and not keeps_line_breaks(settings.encoding)
 
     def lines(self, stream: Any, path: str, skip: int = 0) -> Iterator[Any]:
         """Return a stream's lines without the first ``skip_lines``, and then ``skip``."""
-        unwanted, most = self.skip_lines + skip, self.max_line_bytes
+        told = self.settings
+        unwanted, most = told.skip_lines + skip, told.max_line_bytes
         if self._cuts_characters and not is_text(stream):
             pieces = pieces_of(stream, path)
-            whole = lines_decoded(pieces, self.encoding, self.errors, path, most)
+            whole = lines_decoded(pieces, told.encoding, told.errors, path, most)
             lines: Iterator[Any] = after(whole, unwanted)
         else:
             lines = after(lines_of(stream, path, most), unwanted)
-            if self.decode:
-                lines = decoded(lines, self.encoding, self.errors, path, unwanted + 1)
-        return without_mark(lines) if self.decode and not unwanted else lines
+            if told.decode:
+                lines = decoded(lines, told.encoding, told.errors, path, unwanted + 1)
+        return without_mark(lines) if told.decode and not unwanted else lines
 
 
 @functional_datapipe("readlines")
@@ -123,12 +135,14 @@ class LineReader(TextReader):
     ) -> None:
         super().__init__(
             source_datapipe,
-            skip_lines=skip_lines,
-            decode=decode,
-            encoding=encoding,
-            errors=errors,
-            return_path=return_path,
-            max_line_bytes=max_line_bytes,
+            TextSettings(
+                skip_lines,
+                decode,
+                encoding,
+                errors,
+                return_path,
+                checked_line_limit(max_line_bytes),
+            ),
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -140,8 +154,9 @@ class LineReader(TextReader):
             lines = self.lines(stream, path, skip)
             if self.strip_newline:
                 lines = map(_stripped, lines)
+            returns_path = self.settings.return_path
             for line in lines:
-                yield (path, line) if self.return_path else line
+                yield (path, line) if returns_path else line
         finally:
             close_stream(stream)
 
@@ -202,6 +217,91 @@ def after(lines: Iterable[Any], count: int) -> Iterator[Any]:
 
 def _stripped(line: Any) -> Any:
     return line.rstrip("\r\n" if isinstance(line, str) else b"\r\n")
+
+
+def checked_line_limit(max_line_bytes: float | None) -> float:
+    """Return how long a line may be: without a limit for None."""
+    if max_line_bytes is None:
+        return float("inf")
+    return checked_limit("max_line_bytes", max_line_bytes)
+
+
+def line_too_long(path: str, line: int, max_line_bytes: float, what: str = "") -> ResourceExhausted:
+    """Return the error for a line, or what begins with it, that is longer than it may be."""
+    return ResourceExhausted(
+        f"{path}, line {line}: {what or 'the line'} is longer than max_line_bytes={max_line_bytes}"
+        " bytes (or characters, of text); pass a larger max_line_bytes, or None for no limit"
+    )
+
+
+def undecodable(error: UnicodeDecodeError, advice: str = _ADVICE) -> str:
+    """Say what cannot be decoded, and what to do, without showing any of it."""
+    return f"byte {error.start + 1} is no {error.encoding} ({error.reason}); {advice}"
+
+
+def keeps_line_breaks(encoding: str) -> bool:
+    """Whether a line break is the same byte in an encoding as in ASCII, and nothing else is."""
+    return "\n".encode(encoding) == b"\n"
+
+
+def decoded(
+    lines: Iterable[Any], encoding: str, errors: str, path: str, first: int
+) -> Iterator[str]:
+    """Yield lines of bytes as text, and text as it is; ``first`` is the first's number.
+
+    What cannot be decoded is a ValueError that names the file and the line.
+    """
+    for number, line in enumerate(lines, first):
+        if isinstance(line, str):
+            yield line
+            continue
+        try:
+            text = line.decode(encoding, errors)
+        except UnicodeDecodeError as error:
+            # The original error holds the line itself.
+            raise ValueError(f"{path}, line {number}: {undecodable(error)}") from None
+        yield text
+
+
+def lines_decoded(
+    pieces: Iterable[Any], encoding: str, errors: str, path: str, most: float
+) -> Iterator[str]:
+    """Yield the lines of bytes that were cut anywhere, as text, and text as it is.
+
+    What cannot be decoded is a ValueError that names the file and the line, and a line of more
+    than ``most`` characters is a ResourceExhausted.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)(errors)
+    number, begun, size = 1, [""], 0
+    try:
+        for piece in pieces:
+            if isinstance(piece, str):
+                yield piece
+                continue
+            *ended, rest = decoder.decode(piece).split("\n")
+            for end in ended:
+                if size + len(end) >= most:
+                    raise line_too_long(path, number, most)
+                yield "".join([*begun, end, "\n"])
+                number, begun, size = number + 1, [], 0
+            begun.append(rest)
+            size += len(rest)
+            if size > most:
+                raise line_too_long(path, number, most)
+        begun.append(decoder.decode(b"", final=True))
+    except UnicodeError as error:
+        # Where a byte order mark is missing, some Pythons give no reason apart.
+        reason = getattr(error, "reason", error)
+        raise ValueError(f"{path}, line {number}: no {encoding} ({reason}); {_ADVICE}") from None
+    if last := "".join(begun):
+        yield last
+
+
+def without_mark(lines: Iterator[str]) -> Iterator[str]:
+    """Return the lines of a file without a byte order mark, which some programs begin it with."""
+    # As UTF-8 it is the first character, which may be the only one.
+    marked = [line for line in islice(lines, 1) if line != _MARK]
+    return chain((line.removeprefix(_MARK) for line in marked), lines)
 
 
 def joined_lines(lines: list[str]) -> str:

@@ -1,8 +1,9 @@
 """Bytes that come out of something smaller.
 
-This file is about streams that decompress as they are read, and about the members of
-an archive that is still open. Both count what comes out of them, and both name their
-file in every error.
+This file is about streams that decompress as they are read, and about the members of an archive
+that is still open. Both name their file in every error, and both are held against ``Limits``: a
+few kilobytes can unpack to more than any memory holds, and where data comes from is not to be
+trusted. Every limit can be raised, also to ``math.inf``, by the keyword of its name.
 """
 
 from __future__ import annotations
@@ -13,16 +14,102 @@ import io
 import lzma
 import re
 import tarfile
-import threading
-import weakref
 import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.files.limits import Limits, Meter
 from asyncloader.datapipes.files.streams import BUFFER_BYTES, PIECE_BYTES, byte_stream
+from asyncloader.errors import ResourceExhausted
+
+MAX_MEMBERS = 2_000_000
+MAX_MEMBER_BYTES = 4 * 2**30
+MAX_BYTES = 1024 * 2**30
+MAX_RATIO = 200
+
+#: Whatever the ratio, this much may come out of an archive: it does no harm.
+FREE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one archive or compressed file may unpack to.
+
+    ``max_ratio`` is how many times its size it may grow; it counts from the first
+    64 MiB on.
+    """
+
+    max_members: float = MAX_MEMBERS
+    max_member_bytes: float = MAX_MEMBER_BYTES
+    max_bytes: float = MAX_BYTES
+    max_ratio: float = MAX_RATIO
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            checked_limit(name, value)
+
+
+def checked_limit(name: str, value: float) -> float:
+    """Return a number of at least 1, infinity included; raise an error otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not value >= 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+class Meter:
+    """Counts what comes out of one archive, and raises ResourceExhausted at a limit.
+
+    ``packed`` tells how large the archive is, as far as that is known.
+    """
+
+    def __init__(self, path: str, limits: Limits, packed: Callable[[], int]) -> None:
+        self.path = path
+        self.limits = limits
+        self.packed = packed
+        self.members = 0
+        self.unpacked = 0
+
+    def add_member(self, name: str, size: int) -> None:
+        """Count a member that says it has ``size`` bytes."""
+        self.members += 1
+        self.check_members(self.members)
+        if size > self.limits.max_member_bytes:
+            raise ResourceExhausted(
+                f"{self.path}: its member {name!r} has {size} bytes, more than"
+                f" max_member_bytes={self.limits.max_member_bytes}; {_trusted('max_member_bytes')}"
+            )
+
+    def check_members(self, count: int) -> None:
+        """Raise if an archive has too many members, be they unpacked or not."""
+        if count > self.limits.max_members:
+            raise ResourceExhausted(
+                f"{self.path} has more than max_members={self.limits.max_members} members;"
+                f" {_trusted('max_members')}"
+            )
+
+    def add_bytes(self, count: int) -> None:
+        """Count bytes that were unpacked."""
+        self.unpacked += count
+        limits = self.limits
+        if self.unpacked > limits.max_bytes:
+            raise ResourceExhausted(
+                f"{self.path} unpacks to more than max_bytes={limits.max_bytes} bytes;"
+                f" {_trusted('max_bytes')}"
+            )
+        if self.unpacked > FREE_BYTES and self.unpacked > limits.max_ratio * self.packed():
+            raise ResourceExhausted(
+                f"{self.path} unpacks to more than max_ratio={limits.max_ratio} times its size:"
+                f" {self.unpacked} bytes of {self.packed()} so far; {_trusted('max_ratio')}"
+            )
+
+
+def _trusted(name: str) -> str:
+    return f"if the archive is to be trusted, pass a larger {name}"
+
 
 #: What is unpacked at once is in memory before it is counted.
 AT_ONCE_BYTES = 16 * 2**20
@@ -190,100 +277,3 @@ class Unpacked(Counted):
             size = min(PIECE_BYTES, place - self.tell())
             if not self.read(int(size)):
                 return
-
-
-class Archive:
-    """An archive that is open: its stream, which is closed when nobody holds it any more.
-
-    Who opens an archive holds it, and so does every member that is open. ``lock`` is
-    taken for every step in the stream, which the members share.
-    """
-
-    def __init__(self, path: str, stream: Any, meter: Meter) -> None:
-        self.path = path
-        self.meter = meter
-        self.lock = threading.RLock()
-        self._stream = stream
-        self._holders = 1
-        self._latest: Callable[[], Member | None] = nobody
-
-    def open_member(
-        self, name: str, opener: Any, at_once: int = AT_ONCE_BYTES
-    ) -> io.BufferedReader:
-        """Return the bytes of a member, which it closes with itself.
-
-        No more than ``at_once`` bytes are asked of its opener at a time.
-        """
-        member = Member(self, name, opener, at_once)
-        self._latest = weakref.ref(member)
-        return io.BufferedReader(member, BUFFER_BYTES)
-
-    def keep_latest(self) -> None:
-        """Hold what is left of the member opened last, if somebody has it still.
-
-        To be called before the stream goes on, where it cannot go back.
-        """
-        latest = self._latest()
-        if latest is not None:
-            latest.keep()
-
-    def hold(self) -> None:
-        """Keep the stream open."""
-        with self.lock:
-            self._holders += 1
-
-    def let_go(self) -> None:
-        """Hold the stream no longer."""
-        with self.lock:
-            self._holders -= 1
-            if self._holders == 0:
-                self._stream.close()
-
-
-def nobody() -> None:
-    """Return that there is no member."""
-
-
-class Member(Counted):
-    """The bytes of one member of an archive, which it keeps open."""
-
-    def __init__(self, archive: Archive, name: str, opener: Any, at_once: int) -> None:
-        super().__init__(name, opener, archive.meter, archive.lock, at_once)
-        self._archive = archive
-        archive.hold()
-
-    def seekable(self) -> bool:
-        return bool(self._opener.seekable())
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        with self._lock, naming(self.name):
-            place: int = self._opener.seek(offset, whence)
-        return place
-
-    def keep(self) -> None:
-        """Hold what is left in memory: the archive is going on."""
-        with self._lock:
-            if not self.closed:
-                place = self.tell()
-                self._opener = Rest(place, self.readall())
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            with self._lock:
-                self._opener.close()
-            self._archive.let_go()
-
-
-class Rest(io.BytesIO):
-    """What was left of a member at some place in it."""
-
-    def __init__(self, place: int, content: bytes) -> None:
-        super().__init__(content)
-        self._begin = place
-
-    def seekable(self) -> bool:
-        return self._begin == 0
-
-    def tell(self) -> int:
-        return self._begin + super().tell()

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from asyncloader.datapipes.fluent import IterFluent, MapFluent
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
 from asyncloader.datapipes.going_on.forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.naming import stage_name
@@ -27,7 +26,11 @@ from asyncloader.datapipes.pipe.unknown_name import MissingName, UnknownName
 from asyncloader.datapipes.running.crossing import from_loop
 
 if TYPE_CHECKING:
+    from asyncloader.datapipes.fluent import IterFluent, MapFluent
     from asyncloader.datapipes.items.collating import Allocate
+else:
+    # At run time pipes have the methods that ``functional_datapipe`` registers.
+    IterFluent = MapFluent = Generic
 
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2
+from asyncloader.datapipes.files.local import PIECE, in_order, sorted_pieces
 from asyncloader.datapipes.iter import FileLister, FileOpener, IterableWrapper, StreamReader
 from tests.leaks import leaves_nothing
 
@@ -191,3 +193,26 @@ def test_what_is_no_stream_is_refused(item: Any, message: str) -> None:
 def test_a_chunk_has_a_size() -> None:
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         StreamReader([], 0)
+
+
+# Many names in order, a few at a time ---------------------------------------------------
+
+
+def names_of(count: int) -> list[str]:
+    return [f"{number:07d}" for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 7])
+def test_names_come_in_order_in_pieces(count: int) -> None:
+    expected = names_of(count)
+    shuffled = random.Random(7).sample(expected, count)
+    assert list(in_order(list(shuffled))) == expected
+    for names in (shuffled, expected[::-1], expected):
+        pieces = list(sorted_pieces(list(names)))
+        assert [name for piece in pieces for name in piece] == expected
+        assert max(map(len, pieces), default=0) <= 2 * PIECE
+
+
+def test_a_name_may_come_many_times() -> None:
+    names = ["b"] * 3 * PIECE + ["a"] * 2
+    assert list(in_order(list(names))) == sorted(names)

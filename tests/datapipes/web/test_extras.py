@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncloader.datapipes.web.extras import imported
+from asyncloader.datapipes.web.readers import imported
 
 SLOW = """
 import sys

@@ -22,8 +22,8 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
 from asyncloader.datapipes.watch.attributes import latest_pass
-from asyncloader.datapipes.web import http as web
-from asyncloader.datapipes.web.http_requests import seconds_of, with_headers
+from asyncloader.datapipes.web import http_client
+from asyncloader.datapipes.web.http_client import seconds_of, with_headers
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors
 from tests.collecting import drain_with_cancels
 from tests.http_server import body, http_server
@@ -171,9 +171,9 @@ async def test_a_server_that_takes_too_long_is_a_timeout(path):
 
 @pytest.mark.parametrize("path", ["/silent", "/stall"])
 async def test_a_server_that_is_silent_for_too_long_is_given_up(path, monkeypatch):
-    monkeypatch.setattr(web, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(http_client, "SILENCE_SECONDS", 0.05)
     async with http_server() as server:
-        says = rf"{path}: TimeoutError nothing came for 0\.05 s"
+        says = rf"{path}: the server sent nothing for 0\.05 s"
         with pytest.raises(TimeoutError, match=says) as caught:
             await bodies(server, path, retries=1)
         assert caught.value.__notes__[0] == "it was tried 2 times"

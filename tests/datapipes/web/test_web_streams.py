@@ -20,10 +20,8 @@ from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
 from asyncloader.datapipes.watch.attributes import latest_pass
-from asyncloader.datapipes.web.http_body import HttpBody
-from asyncloader.datapipes.web.http_decoding import Decodings
-from asyncloader.datapipes.web.http_requests import Sessions
-from asyncloader.datapipes.web.wire import wired
+from asyncloader.datapipes.web.http_client import opened_client
+from asyncloader.datapipes.web.http_stream import wired
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted
 from tests.http_server import body, http_server
 from tests.leaks import leaves_nothing
@@ -243,20 +241,19 @@ async def test_leaving_early_closes_the_connections_that_are_read():
 
 async def test_a_stream_that_is_given_up_before_it_is_asked_for_keeps_nothing_open():
     async with http_server() as server:
-        body = HttpBody(server.url("/endless"), Decodings({}), Attempts(), float("inf"))
+        endless = server.url("/endless"), Attempts(), float("inf")
         entered, leave = threading.Event(), threading.Event()
-        async with wired(Sessions(0)) as wire:
+        async with wired(functools.partial(opened_client, {}, 0)) as wire:
             loop = wire._thread.loop
             loop.call_soon_threadsafe(lambda: (entered.set(), leave.wait(30)))
             await asyncio.to_thread(entered.wait, 30)
-            opening = asyncio.create_task(wire.opened(body))
+            opening = asyncio.create_task(wire.opened(*endless))
             await asyncio.sleep(0)
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
             leave.set()
-            other = HttpBody(server.url("/endless"), Decodings({}), Attempts(), float("inf"))
-            (await wire.opened(other)).close()
+            (await wire.opened(*endless)).close()
         await ended("asyncloader streams")
 
 

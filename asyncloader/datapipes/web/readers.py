@@ -1,0 +1,469 @@
+"""What is read over a network, many at a time.
+
+This file is about read_from_http and read_from_object_store, and about what they share: modules
+that not everybody has installed, and bodies that are put together without stopping the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import math
+import ssl
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any, Literal, SupportsInt
+
+from asyncloader.datapipes.calls.async_mapping import AsyncMapper
+from asyncloader.datapipes.calls.attempts import Attempts
+from asyncloader.datapipes.pipe.arguments import checked_count
+from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.errors import HttpUnavailable, ResourceExhausted
+from asyncloader.runtime import in_thread
+
+#: How many requests are under way: for whole bodies, and for streams, of which one is read.
+BODIES, STREAMS = 64, 2
+
+#: No whole body and no stream is larger, unless it is said.
+MAX_BODY_BYTES = 1 << 30
+MAX_STREAM_BYTES = 1 << 40
+
+#: Errors of a server that may do better when it is asked again.
+PASSING_ERRORS = (HttpUnavailable, TimeoutError)
+
+
+@functional_datapipe("read_from_http")
+class HttpReader(AsyncMapper[Any]):
+    """Yield ``(url, stream)`` for each URL, the stream holding the whole body.
+
+    ``as_bytes=True`` yields ``(url, bytes)`` instead. Up to ``concurrency`` requests (64)
+    are under way, in the source's order or with ``ordered=False`` as they are ready, over
+    connections that are kept for the pass and closed with it. A URL that has escapes is asked
+    for to the letter, as it may be signed, and so is one that a server redirects to; what
+    needs an escape otherwise is given one.
+
+    An attempt may take ``timeout`` seconds; in any case a server is given up that takes
+    30 s to accept a connection or is silent for 60 s. A server's 5xx and 429, lost
+    connections, bodies cut short and timeouts are tried again up to ``retries`` times,
+    first after ``backoff`` seconds, then twice as long each time, or as long as the server
+    asks for (30 s at most). At most ``max_redirects`` redirects are followed. A body of
+    more than ``max_bytes``, decompressed, is a ``ResourceExhausted``: 1 GiB, and for streams
+    1 TiB, unless another limit is given, or None for no limit. Any other
+    failure is an ``HttpError``, or a ``TimeoutError``. So are a body that is compressed by
+    anything but one gzip or deflate (``auto_decompress=False`` hands it on as it is sent), and
+    more than 100 interim answers (such as 103) before an answer.
+
+    ``stream=True`` is for bodies too large to hold, such as tars for load_from_tar. Each
+    comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2),
+    and is read over the network as it is read here, where ``timeout`` and ``retries`` are
+    for every step. After a lost connection the rest is asked for; a server that does not
+    send it, of the same version, makes an ``HttpError`` of the read, and so does one that
+    compresses unasked and breaks off. A stream keeps its connection until it is at its end,
+    closed, or dropped. Reading one blocks its thread, so on a loop leave it to a pipe or to a
+    thread.
+
+    ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
+    function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
+    ``request_settings`` go to aiohttp's ``ClientSession.get``: ``headers``, ``params``,
+    ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``; a wrong one is an
+    error when the pipe is made. Proxies of the environment are used. Needs aiohttp (the
+    extra ``cloud``).
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> urls = IterableWrapper(["http://127.0.0.1:9/none"])
+    >>> list(urls.read_from_http(timeout=5, retries=0, on_error="skip"))
+    []
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[str],
+        timeout: float | None = None,
+        skip_on_error: bool = False,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        retries: int = 3,
+        backoff: float = 0.1,
+        max_redirects: int = 10,
+        max_bytes: int | Literal["auto"] | None = "auto",
+        as_bytes: bool = False,
+        stream: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **request_settings: Any,
+    ) -> None:
+        if skip_on_error and on_error != "raise":
+            raise ValueError('skip_on_error=True is on_error="skip"; give one of the two')
+        if stream and as_bytes:
+            raise ValueError("stream=True and as_bytes=True are two forms; give one of the two")
+        self.skip_on_error = skip_on_error
+        self.max_redirects = checked_count("max_redirects", max_redirects, at_least=0)
+        self.max_bytes = _limit_of(max_bytes, stream)
+        self.as_bytes = as_bytes
+        self.stream = stream
+        # The request's settings may hold secrets, which are no matter for a fingerprint.
+        check_request_settings(request_settings)
+        # aiohttp means by it the first redirect that is not followed, and by 0 no limit.
+        settings = {"max_redirects": self.max_redirects + 1, **request_settings}
+        if concurrency is None:
+            concurrency = STREAMS if stream else BODIES
+        self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff)
+        super().__init__(
+            source_datapipe,
+            OpenStream(self.attempts, self.max_bytes)
+            if stream
+            else GetBody(self.max_bytes, as_bytes),
+            concurrency=concurrency,
+            ordered=ordered,
+            timeout=timeout,
+            retries=retries,
+            retry_on=PASSING_ERRORS,
+            backoff=backoff,
+            resource=Wires(settings) if stream else Clients(settings, concurrency),
+            on_error="skip" if skip_on_error else on_error,
+            max_errors=max_errors,
+        )
+
+
+def _limit_of(max_bytes: int | str | None, stream: bool) -> float:
+    if max_bytes is None:
+        return math.inf
+    if max_bytes == "auto":
+        return MAX_STREAM_BYTES if stream else MAX_BODY_BYTES
+    return checked_count("max_bytes", max_bytes, at_least=1)
+
+
+class GetBody:
+    """Reads the whole body of a URL, with a client."""
+
+    def __init__(self, max_bytes: float, as_bytes: bool) -> None:
+        self.max_bytes = max_bytes
+        self.form = bytes if as_bytes else io.BytesIO
+
+    async def __call__(self, url: str, client: Any) -> tuple[str, Any]:
+        check_url(url)
+        return url, self.form(await client.body(url, self.max_bytes))
+
+
+class Clients:
+    """Opens a client with up to so many connections, for a pass."""
+
+    def __init__(self, settings: dict[str, Any], connections: int) -> None:
+        self.settings = settings
+        self.connections = connections
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Any]:
+        await imported("aiohttp", "read_from_http")
+        from asyncloader.datapipes.web.http_client import opened_client
+
+        async with opened_client(self.settings, self.connections) as client:
+            yield client
+
+
+class OpenStream:
+    """Opens the body of a URL, over a wire."""
+
+    def __init__(self, attempts: Attempts, max_bytes: float) -> None:
+        self.attempts = attempts
+        self.max_bytes = max_bytes
+
+    async def __call__(self, url: str, wire: Any) -> tuple[str, Any]:
+        check_url(url)
+        return url, await wire.opened(url, self.attempts, self.max_bytes)
+
+
+class Wires:
+    """Opens a wire for a pass."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Any]:
+        # In the wire's thread there would be nobody to hear that it is not installed.
+        await imported("aiohttp", "read_from_http")
+        from asyncloader.datapipes.web.http_client import opened_client
+        from asyncloader.datapipes.web.http_stream import wired
+
+        # Who holds streams holds connections, so that there is no limit. Parts of a body can be
+        # asked for where it is not compressed on its way.
+        client = functools.partial(opened_client, self.settings, 0, "identity")
+        async with wired(client) as wire:
+            yield wire
+
+
+def check_url(url: Any) -> None:
+    """Raise a TypeError for an item that is no URL."""
+    if not isinstance(url, str):
+        raise TypeError(f"read_from_http reads URLs, got {type(url).__name__}")
+
+
+# What a request may be told -------------------------------------------------------------
+
+
+def check_request_settings(settings: dict[str, Any]) -> None:
+    """Raise TypeError or ValueError for a setting of a request that is none, or has a wrong value.
+
+    This is where the pipe is made, without aiohttp, which would say it when the first request
+    fails. No error shows what a setting holds: it may be secret.
+    """
+    for name, value in settings.items():
+        if name not in _CHECKS:
+            raise TypeError(
+                f"{name!r} is no setting of a request; there are {', '.join(sorted(_CHECKS))}"
+            )
+        if value is not None:
+            _CHECKS[name](name, value)
+
+
+def _check(is_right: bool, name: str, what: str, value: Any) -> None:
+    if not is_right:
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
+
+
+def _anything(name: str, value: Any) -> None:
+    """Only aiohttp can tell."""
+
+
+def _text(name: str, value: Any) -> None:
+    _check(isinstance(value, str), name, "text", value)
+
+
+def _truth(name: str, value: Any) -> None:
+    _check(isinstance(value, bool), name, "True or False", value)
+
+
+def _size(name: str, value: Any) -> None:
+    checked_count(name, value, at_least=1)
+
+
+def _names(name: str, value: Any) -> None:
+    is_right = isinstance(value, Iterable) and not isinstance(value, str) and _all_text(value)
+    _check(is_right, name, "a list of names", value)
+
+
+def _all_text(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _headers(name: str, value: Any) -> None:
+    for key, text in _pairs(name, value):
+        _check(isinstance(key, str), name, "named by text", key)
+        _text(f"{name}[{key!r}]", text)
+        # Another header would begin after the end of a line.
+        if {"\r", "\n", "\0"} & {*key, *text}:
+            raise ValueError(f"{name}[{key!r}] must be one line, and have no NUL")
+
+
+def _params(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        return
+    for key, one in _pairs(name, value):
+        is_list = isinstance(value, Mapping) and isinstance(one, list | tuple)
+        for part in one if is_list else (one,):
+            # Servers make different texts of truths.
+            is_right = isinstance(part, str | SupportsInt) and not isinstance(part, bool)
+            is_right = is_right and not (isinstance(part, float) and not math.isfinite(part))
+            _check(is_right, f"{name}[{key!r}]", "text or a finite number", part)
+
+
+def _pairs(name: str, value: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(key, one) for key, one in (value.items() if isinstance(value, Mapping) else value)]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be a dict or pairs of names and values, got {type(value).__name__}"
+        ) from None
+
+
+def _auth(name: str, value: Any) -> None:
+    is_pair = isinstance(value, tuple) and len(value) == 2 and _all_text(value)
+    is_right = is_pair or (hasattr(value, "encode") and not isinstance(value, str))
+    _check(is_right, name, "a tuple of user and password, or aiohttp's BasicAuth", value)
+    if is_pair and ":" in value[0]:
+        raise ValueError(f"{name} must have a user without a colon, where the password begins")
+
+
+def _proxy(name: str, value: Any) -> None:
+    _check(isinstance(value, str) or hasattr(value, "raw_host"), name, "a URL", value)
+    if str(value).partition("://")[0].lower() not in ("http", "https"):
+        raise ValueError(f"{name} must be the URL of an http or https proxy")
+
+
+def _ssl(name: str, value: Any) -> None:
+    is_right = isinstance(value, bool | ssl.SSLContext) or hasattr(value, "fingerprint")
+    _check(is_right, name, "True, False, an ssl.SSLContext or aiohttp's Fingerprint", value)
+
+
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "allow_redirects": _truth,
+    "auth": _auth,
+    "auto_decompress": _truth,
+    "chunked": _truth,
+    "compress": _anything,
+    "cookies": _anything,
+    "data": _anything,
+    "expect100": _truth,
+    "headers": _headers,
+    "json": _anything,
+    "max_field_size": _size,
+    "max_headers": _size,
+    "max_line_size": _size,
+    "middlewares": _anything,
+    "params": _params,
+    "proxy": _proxy,
+    "proxy_auth": _anything,
+    "proxy_headers": _headers,
+    "read_bufsize": _size,
+    "read_until_eof": _truth,
+    "server_hostname": _text,
+    "skip_auto_headers": _names,
+    "ssl": _ssl,
+    "trace_request_ctx": _anything,
+}
+
+
+@functional_datapipe("read_from_object_store")
+class ObjectStoreReader(AsyncMapper[Any]):
+    """Yield ``(path, stream)`` for each path in a store, the stream holding the whole object.
+
+    ``store`` is a URL (``s3://bucket/prefix``, ``gs://…``, ``az://…``, ``file:///…``), for
+    which a store is made with ``store_settings`` (``config``, ``client_options``,
+    ``retry_config``, ``region`` …) on every pass in each process that reads; or a store of
+    obstore's; or a function that makes one. ``as_bytes=True`` yields ``(path, bytes)``.
+
+    Up to ``concurrency`` objects are read at a time, in the source's order, or with
+    ``ordered=False`` as they are ready. An object may take ``timeout`` seconds; within
+    them the store tries again by itself. One that is not there is a
+    ``FileNotFoundError``, one of more than ``max_bytes`` a ``ResourceExhausted``.
+    ``on_error`` and ``max_errors`` are those of ``async_map``. Needs obstore (the extra
+    ``cloud``).
+
+    >>> import pathlib, tempfile
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "a").write_text("hello")
+    ...     paths = IterableWrapper(["a"])
+    ...     list(paths.read_from_object_store(f"file://{folder}", as_bytes=True))
+    [('a', b'hello')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[str],
+        store: Any,
+        *,
+        concurrency: int = 64,
+        ordered: bool = True,
+        timeout: float | None = None,
+        max_bytes: int = 1 << 30,
+        as_bytes: bool = False,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **store_settings: Any,
+    ) -> None:
+        if store_settings and not isinstance(store, str):
+            raise TypeError(
+                f"{', '.join(store_settings)}: settings go with the URL of a store, and store is"
+                f" a {type(store).__name__}"
+            )
+        if not (isinstance(store, str) or callable(store) or hasattr(store, "get_async")):
+            raise TypeError(
+                "store must be the URL of a store, one of obstore's, or a function that makes one,"
+                f" got {type(store).__name__}"
+            )
+        self.store = store
+        self.max_bytes = checked_count("max_bytes", max_bytes, at_least=1)
+        self.as_bytes = as_bytes
+        # The store's settings may hold secrets, which are no matter for a fingerprint.
+        super().__init__(
+            source_datapipe,
+            GetObject(self.max_bytes, as_bytes),
+            concurrency=concurrency,
+            ordered=ordered,
+            timeout=timeout,
+            resource=Stores(store, store_settings),
+            on_error=on_error,
+            max_errors=max_errors,
+        )
+
+
+class Stores:
+    """Opens a store: from a URL, by a function, or one that is there."""
+
+    def __init__(self, store: Any, settings: dict[str, Any]) -> None:
+        self.store = store
+        self.settings = settings
+
+    @contextlib.asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Any]:
+        # A store has nothing to close: its connections end when nobody holds it.
+        obstore = await imported("obstore.store", "read_from_object_store")
+        if isinstance(self.store, str):
+            yield obstore.from_url(self.store, **self.settings)
+        else:
+            yield self.store() if callable(self.store) else self.store
+
+
+class GetObject:
+    """Reads one object of a store."""
+
+    def __init__(self, max_bytes: int, as_bytes: bool) -> None:
+        self.max_bytes = max_bytes
+        self.form = bytes if as_bytes else io.BytesIO
+
+    async def __call__(self, path: str, store: Any) -> tuple[str, Any]:
+        if not isinstance(path, str):
+            raise TypeError(f"read_from_object_store reads paths, got {type(path).__name__}")
+        found = await store.get_async(path)
+        if found.meta["size"] > self.max_bytes:
+            raise too_large(path, self.max_bytes)
+        body = await whole_body(found.stream(), path, self.max_bytes)
+        return path, self.form(body)
+
+
+#: What was imported to its end. What is being imported is among Python's modules already.
+_imported: set[str] = set()
+
+
+async def imported(name: str, needed_by: str) -> ModuleType:
+    """Return a module; raise ModuleNotFoundError with what to install if it is not there."""
+    if name not in _imported:
+        try:
+            await in_thread(importlib.import_module, name)
+            _imported.add(name)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{needed_by} needs {name.partition('.')[0]}: pip install 'asyncloader[cloud]'",
+                name=error.name,
+            ) from error
+    return sys.modules[name]
+
+
+#: Joining more than this would stop the loop for some milliseconds.
+LARGE = 8 << 20
+
+
+async def whole_body(chunks: AsyncIterable[Any], name: str, max_bytes: float) -> bytes:
+    """Return all chunks as one; raise ResourceExhausted when they become too many bytes."""
+    held, size = [], 0
+    async for chunk in chunks:
+        held.append(chunk)
+        size += len(memoryview(chunk))
+        if size > max_bytes:
+            raise too_large(name, max_bytes)
+    return b"".join(held) if size < LARGE else await in_thread(b"".join, held)
+
+
+def too_large(name: str, max_bytes: float) -> ResourceExhausted:
+    """Return the error for a body that has more bytes than it may."""
+    return ResourceExhausted(
+        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes if"
+        " it may be as large"
+    )

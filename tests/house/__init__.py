@@ -1,0 +1,1 @@
+"""How much there is to know: counts of a checkout, and of the way one item takes through it."""

@@ -1,0 +1,66 @@
+"""What is measured: ``python job.py items``, ``async_items`` or ``epochs``.
+
+This file is about three small runs of the checkout on the path. Each prints as JSON what the
+loader's process entered between two items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import recorder
+
+import asyncloader
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+#: So many items of one worker, which asks for leave to make each of them.
+_ITEMS = 25
+#: So many tiny items in an epoch of two workers.
+_TINY_ITEMS = 100
+_EPOCHS = 4
+
+
+def main(job: str) -> None:
+    """Run it and print the windows."""
+    assert Path(asyncloader.__file__).is_relative_to(recorder.PACKAGE), asyncloader.__file__
+    if job == "async_items":
+        asyncio.run(_async_items())
+    else:
+        {"items": _items, "epochs": _epochs}[job]()
+    json.dump(recorder.windows, sys.stdout)
+
+
+def _loader(function: Any, *, count: int, workers: int, ahead: int = 10) -> DataLoader2[Any]:
+    graph = IterableWrapper(range(count)).shuffle().sharding_filter().map(function)
+    service = MultiProcessingReadingService(num_workers=workers, worker_prefetch_cnt=ahead)
+    loader = DataLoader2(graph, reading_service=service)
+    loader.seed(1)
+    return loader
+
+
+def _items() -> None:
+    with _loader(recorder.slow, count=_ITEMS, workers=1, ahead=1) as loader:
+        for _ in loader:
+            recorder.cut()
+
+
+async def _async_items() -> None:
+    async with _loader(recorder.slow, count=_ITEMS, workers=1, ahead=1) as loader:
+        async for _ in loader:
+            recorder.cut()
+
+
+def _epochs() -> None:
+    with _loader(recorder.quick, count=_TINY_ITEMS, workers=2) as loader:
+        for _ in range(_EPOCHS):
+            for _ in loader:
+                recorder.cut()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
