@@ -22,10 +22,17 @@ class SharedPipes:
 
     def __init__(self, whole: Any) -> None:
         self.pipes, _ = shared_and_own(whole)
+        self._drawn: tuple[int, ...] = ()
 
     def draw(self, seed_generator: SeedGenerator) -> tuple[int, ...]:
         """Draw an epoch's shared seeds, as ``set_graph_random_seed`` would, for later use."""
-        return tuple(seed_generator.generate_shared_seed() for _ in self.pipes)
+        self._drawn = tuple(seed_generator.generate_shared_seed() for _ in self.pipes)
+        return self._drawn
+
+    def seed_here(self) -> None:
+        """Give the pipes themselves, as far as they run in this process, what was drawn last."""
+        for pipe, seed in zip(self.pipes, self._drawn, strict=False):
+            pipe.set_seed(seed)
 
     def places_in(self, part: Any) -> SeedPlaces:
         """Return which of the seeds go where in a part, which holds some of the very pipes."""

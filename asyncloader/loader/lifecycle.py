@@ -224,6 +224,7 @@ class Lifecycle:
         self.adopted_seed = seed_generator.adopted
         if is_pipe(self.adapted):
             set_graph_random_seed(self.adapted, seed_generator)
+            self._service.seed_rest()
         prepared = await self._prepared(reset, seed_generator)
         if not isinstance(prepared, Iterable | AsyncIterable):
             raise TypeError(

@@ -150,6 +150,12 @@ class ReadingServiceInterface:
     def resume(self) -> None:
         """Go on producing after ``pause`` or a limit."""
 
+    def seed_rest(self) -> None:
+        """Give pipes that stay with the loader the seeds that were drawn for them in this epoch.
+
+        A service that divides the graph among processes draws shared seeds for all of it.
+        """
+
     def limit(self, num_items: int | None) -> None:
         """Know that the loader hands out so many items and then stops for a while."""
 

@@ -196,6 +196,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._division.connect(streams, may_be_changed=may_be_changed)
         return reset
 
+    def seed_rest(self) -> None:
+        if self._division is not None:
+            self._division.shared.seed_here()
+
     async def finalize_iteration(self) -> None:
         if self._pool is not None:
             self._pool.end_epoch()

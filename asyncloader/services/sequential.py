@@ -166,6 +166,10 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         for service in self.reading_services:
             service.resume()
 
+    def seed_rest(self) -> None:
+        for service in self.reading_services:
+            service.seed_rest()
+
     def limit(self, num_items: int | None) -> None:
         for service in self.reading_services:
             service.limit(num_items)

@@ -163,6 +163,16 @@ class Recipe:
         return any("noisy" in step.text for step in self.steps)
 
     @property
+    def keeps_numbers(self) -> bool:
+        """Whether numbers that functions draw may be kept: other processes would draw others."""
+        return self.is_noisy and any("in_memory_cache" in step.text for step in self.steps)
+
+    @property
+    def reads_twice(self) -> bool:
+        """Whether a user's pipe reads its source twice, which nobody knows before it does."""
+        return any("ReadTwice" in step.text for step in self.steps)
+
+    @property
     def stays_here(self) -> bool:
         """Whether a part of the graph is run in the loader's process in any case."""
         return any(step.effect in (Effect.LOADER, Effect.GATHER) for step in self.steps)

@@ -165,13 +165,21 @@ class Case:
 
     def compare(self, what: str, found: list[Any], expected: list[Any], way: Way) -> None:
         """Hold items against those that had to come; Differs says where they part."""
-        if self.recipe.is_noisy and (not way.workers or self.recipe.stays_here):
+        is_of_others = not way.workers or self.recipe.stays_here or self.recipe.keeps_numbers
+        if self.recipe.is_noisy and is_of_others:
             # Numbers of this process's global generators are not the loader's.
             found, expected = _without_noise(found), _without_noise(expected)
         if found != expected:
             if found and isinstance(found[0], Raised) and found[0].kind in _REFUSALS:
                 raise ValueError(found[0].message)
+            if self.is_refused_late(found, expected):
+                raise ValueError(found[-1].message)
             raise Differs(f"{what}: {_difference(found, expected)}")
+
+    def is_refused_late(self, found: list[Any], expected: list[Any]) -> bool:
+        """Whether a user's pipe is refused that reads once more what comes once, and no sooner."""
+        is_so = bool(found) and isinstance(found[-1], Raised) and "twice" in found[-1].message
+        return is_so and self.recipe.reads_twice and found[:-1] == expected[: len(found) - 1]
 
 
 def _read(iterator: Iterator[Any], most: int | None = None) -> list[Any]:
@@ -249,6 +257,8 @@ def _ledger(case: Case, way: Way, luck: random.Random) -> None:
     promise = case.promise(way.workers)
     promised = promise.ids
     for number, epoch in enumerate(case.expected(way)):
+        if case.is_refused_late(epoch, epoch):
+            raise ValueError(epoch[-1].message)
         if promised is not None:
             found = Counter(sources(epoch))
             lost = promised - found if promise.is_exact else Counter()

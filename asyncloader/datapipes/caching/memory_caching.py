@@ -33,7 +33,9 @@ class InMemoryCacheHolder(IterDataPipe[T]):
     before them are read again each time. A pass that was not read to its end keeps none.
     Every process keeps its own, and a copy of the pipe begins with none. Put this before
     what is random: what is kept is the same in every pass, and in its order. A loader refuses
-    it behind a shuffle: a process that begins later would keep another order.
+    it behind a shuffle: a process that begins later would keep another order. It cannot see
+    numbers that your own functions draw before it: those are kept as well, and a worker that
+    is replaced, or a program that resumes, draws others.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> cached = IterableWrapper([1, 2]).map(str).in_memory_cache()
