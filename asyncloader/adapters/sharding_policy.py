@@ -18,9 +18,9 @@ from asyncloader.datapipes.pipe.kinds import (
     is_shuffler,
     is_splitter,
 )
-from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
-from asyncloader.graph.reach import Reach
-from asyncloader.graph.walk import DataPipeGraph, Wiring, traverse_dps
+from asyncloader.graph.cut import Reach
+from asyncloader.graph.edit import removed, replace_edge, replaced
+from asyncloader.graph.walk import Wiring
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
 
@@ -94,8 +94,8 @@ class ShardingPolicy(Adapter):
         wiring = Wiring(datapipe)
         place = self._place_among(_trunk(wiring, datapipe), Reach(wiring), bool(self.dispatch))
         if self.dispatch:
-            return _put(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
-        return _put(datapipe, place, _filtering(place, self.group))
+            return replaced(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
+        return replaced(datapipe, place, _filtering(place, self.group))
 
     # Moving
 
@@ -114,9 +114,9 @@ class ShardingPolicy(Adapter):
             return datapipe
         if any(other is place for other in above):
             _check_one_to_one(above, place, pipe)
-        end = _end(remove_dp(traverse_dps(datapipe), pipe))
+        end = removed(datapipe, pipe)
         replace_edge(pipe, source, place)
-        return _put(end, place, pipe)
+        return replaced(end, place, pipe)
 
     def _place_among(self, pipes: list[Any], reach: Reach, is_dealt: bool) -> Any:
         """Return which of some pipes, from the end to the source, sharding is to follow."""
@@ -156,7 +156,7 @@ class ShardingPolicy(Adapter):
         }
         if groups & {None, MULTIPROCESSING}:
             # The filter above divides among workers once nothing is dealt below it.
-            return _end(remove_dp(traverse_dps(datapipe), pipe))
+            return removed(datapipe, pipe)
         group = MULTIPROCESSING if groups else self.group
         return _swapped(datapipe, pipe, lambda source: _filtering(source, group))
 
@@ -213,7 +213,7 @@ def _dealt(datapipe: Any, pipe: Any) -> Any:
         return _swapped(datapipe, pipe, _dispatching)
     if group is None and not any(is_dispatch(reader) for reader in readers):
         # Above the dealing, the filter divides among ranks only.
-        return _put(datapipe, pipe, _dispatching(pipe))
+        return replaced(datapipe, pipe, _dispatching(pipe))
     return datapipe
 
 
@@ -227,14 +227,4 @@ def _dispatching(source: Any) -> Any:
 
 def _swapped(datapipe: Any, pipe: Any, make: Any) -> Any:
     (source,) = Wiring(datapipe).sources(pipe)
-    return _end(replace_dp(traverse_dps(datapipe), pipe, make(source)))
-
-
-def _put(datapipe: Any, place: Any, pipe: Any) -> Any:
-    """Let all that reads ``place`` read ``pipe``, which reads ``place`` itself."""
-    return _end(replace_dp(traverse_dps(datapipe), place, pipe))
-
-
-def _end(graph: DataPipeGraph) -> Any:
-    ((end, _),) = graph.values()
-    return end
+    return replaced(datapipe, pipe, make(source))

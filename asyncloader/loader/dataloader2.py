@@ -17,8 +17,7 @@ from asyncloader.datapipes.items.converting import MapToIterConverter
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.edit import as_run
+from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.gate import Gate

@@ -24,8 +24,8 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
 from asyncloader.datapipes.pipe.kinds import goes_by_clock, lives_with_loader
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing
-from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing, read_without_fork
+from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart

@@ -14,15 +14,15 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from asyncloader.adapters.full_sync import FullSync
+from asyncloader.adapters.endings import FullSync
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.calls import full_sync
 from asyncloader.datapipes.calls.meeting import Meeting
 from asyncloader.datapipes.pipe.arguments import checked_seconds
 from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
 from asyncloader.errors import RankError
-from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import no_order_in_dividing
+from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first

@@ -22,10 +22,9 @@ from asyncloader.datapipes.items.sources import IterableWrapper, twice
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.replaying import is_replayed
 from asyncloader.datapipes.pipe.kinds import functional_name
-from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, divided_twice, dividers_of
-from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.seeding import SeedPlaces, SharedPipes
+from asyncloader.graph.edit import copy_graph, replace_dp
+from asyncloader.graph.settings import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, pipes_of, traverse_dps
 from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers

@@ -25,9 +25,14 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.kinds import lives_with_loader
 from asyncloader.errors import WorkerStartupError
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing, read_again
-from asyncloader.graph.fingerprint import read_without_fork
+from asyncloader.graph.cut import (
+    cut_graph,
+    no_order_in_dealing,
+    no_order_in_dividing,
+    read_again,
+    read_without_fork,
+)
+from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator

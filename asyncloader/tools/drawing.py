@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from asyncloader.graph.cut import Place, cut_graph
-from asyncloader.graph.draw import to_mermaid, to_svg, to_text
-from asyncloader.graph.labels import Labels
+from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
 from asyncloader.tools.target import Target
 
 Format = Literal["text", "mermaid", "svg"]

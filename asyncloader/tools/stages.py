@@ -27,8 +27,7 @@ from asyncloader.datapipes.pipe.base import (
     is_iter_pipe,
 )
 from asyncloader.datapipes.pipe.kinds import is_splitter
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.edit import replace_edge
+from asyncloader.graph.edit import copy_graph, replace_edge
 from asyncloader.graph.walk import Wiring
 
 _END = object()

@@ -18,7 +18,7 @@ from asyncloader.datapipes.pipe.kinds import is_dispatch
 from asyncloader.datapipes.pipe.registering import expect_methods
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
-from asyncloader.graph.seeding import SeedPlaces
+from asyncloader.graph.settings import SeedPlaces
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.graph.seeding import PartSeeds
+from asyncloader.graph.settings import PartSeeds
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.worker_side.part import Part
 

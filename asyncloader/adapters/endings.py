@@ -1,6 +1,7 @@
-"""How far a graph runs ahead.
+"""Adapters that put a pipe at the end of a graph.
 
-This file is about ``PrefetchPolicy``.
+This file is about ``FullSync``, ``PinMemory`` and ``PrefetchPolicy``, which can also put
+``prefetch`` pipes elsewhere.
 """
 
 from __future__ import annotations
@@ -10,11 +11,47 @@ from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping
+from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping, checked_seconds
 from asyncloader.datapipes.pipe.base import is_map_pipe
 from asyncloader.datapipes.pipe.kinds import functional_name, is_splitter
-from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.walk import Wiring, breadth_first, traverse_dps
+from asyncloader.graph.edit import replaced
+from asyncloader.graph.walk import Wiring, breadth_first
+
+
+class FullSync(Adapter):
+    """End the graph with ``fullsync``; one that ends so already is left.
+
+    ``timeout`` is how many seconds a rank waits for the others.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> FullSync(60)(IterableWrapper(range(4)).sharding_filter())
+    fullsync(60)
+    """
+
+    def __init__(self, timeout: float = 1800) -> None:
+        self.timeout = checked_seconds("timeout", timeout)
+
+    def __call__(self, datapipe: Any) -> Any:
+        if functional_name(datapipe) == "fullsync":
+            return datapipe
+        return appended(datapipe, "fullsync", self.timeout)
+
+
+class PinMemory(Adapter):
+    """End the graph with ``pin_memory``, for a device; one that ends so already is left.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> PinMemory("cuda")(IterableWrapper(range(4)).batch(2))
+    pin_memory('cuda')
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+
+    def __call__(self, datapipe: Any) -> Any:
+        if functional_name(datapipe) == "pin_memory":
+            return datapipe
+        return appended(datapipe, "pin_memory", self.device)
 
 
 class PrefetchPolicy(Adapter):
@@ -93,9 +130,7 @@ def _held_after(datapipe: Any, pipe: Any, count: int) -> Any:
         for reader in readers:
             reader.buffer_size = count
         return datapipe
-    graph = replace_dp(traverse_dps(datapipe), pipe, appended(pipe, "prefetch", count))
-    ((end, _),) = graph.values()
-    return end
+    return replaced(datapipe, pipe, appended(pipe, "prefetch", count))
 
 
 def _is_prefetch(pipe: Any) -> bool:
