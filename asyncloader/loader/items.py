@@ -17,7 +17,7 @@ from asyncloader.datapipes.going_on.cursors import Cursors, first_cursors, put_o
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.lasting import LastingError
 from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.watch.watched import WatchedCalls
+from asyncloader.datapipes.watch.watching import WatchedCalls
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.epoch import Epoch
 from asyncloader.loader.gate import Gate

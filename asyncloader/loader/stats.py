@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.edges import edges_of
-from asyncloader.datapipes.watch.tallies import UNCOUNTED, Tally, tallies_of
+from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, tallies_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader import metrics, table, verdict
 from asyncloader.loader.timing import Timing

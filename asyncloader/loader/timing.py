@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from asyncloader.datapipes.watch.watched import Watched
-from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.datapipes.watch.watching import Watched, Watching
 
 
 class Timing:

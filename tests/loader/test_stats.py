@@ -17,7 +17,7 @@ import pytest
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.watch import sampler
+from asyncloader.datapipes.watch import watching
 from asyncloader.loader.stats import LoaderStats, StageStats
 from tests.cpu_time import share_of_a_core
 
@@ -65,7 +65,7 @@ def counts(stats: LoaderStats) -> dict[str, int | None]:
 @pytest.fixture
 def often(monkeypatch):
     """Look a hundred times a second, so that a test need not take long."""
-    monkeypatch.setattr(sampler, "_REST_SECONDS", 0.005)
+    monkeypatch.setattr(watching, "_REST_SECONDS", 0.005)
 
 
 # Where the time goes --------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_the_callers_own_thread_is_left_alone_when_it_does_something_else(often)
 def wait_until_asleep() -> None:
     pause = threading.Event()
     for _ in range(2000):
-        if sampler.SAMPLER.is_asleep:
+        if watching.SAMPLER.is_asleep:
             return
         pause.wait(0.01)
     raise AssertionError("the sampler goes on looking at a thread that is about something else")
