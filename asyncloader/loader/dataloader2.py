@@ -28,7 +28,7 @@ from asyncloader.loader.snapshots import Snapshots, unpickled_graph
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.copying import own_service
-from asyncloader.services.regrouping import Role
+from asyncloader.services.elastic import Role
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])

@@ -26,8 +26,14 @@ from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.turns import Turns
 from asyncloader.runtime import begin_task
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import ServiceCalls, graph_changer
+from asyncloader.services.base import (
+    Facts,
+    IterResetFn,
+    ReadingServiceInterface,
+    ServiceCalls,
+    graph_changer,
+    unchanged,
+)
 from asyncloader.shield import shielded
 from asyncloader.strange_errors import note, repr_of
 from asyncloader.workers.worker_side.alike import check_added

@@ -12,8 +12,7 @@ from typing import Any
 from asyncloader.errors import SnapshotError
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.ranks import ranks_in_words
-from asyncloader.services.elastic import refit
-from asyncloader.services.regrouping import RankPlace, Role, divides_alike, regroup
+from asyncloader.services.elastic import RankPlace, Role, divides_alike, refit, regroup
 from asyncloader.snapshot.snapshot import Snapshot, decode
 
 

@@ -1,13 +1,16 @@
-"""What stands in the loader's graph for what workers run.
+"""What takes the place, in the loader's graph, of the pipes that workers run.
 
-This file is about ``FromWorkers``: it yields the items of a part, and knows where all its
-workers stand.
+This file is about ``FromWorkers``: it yields the items of a part of the graph that runs in
+workers, and knows where all the workers are. And it is about ``FedFromWorkers``, for a part
+whose source lives in the loader's process.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -33,11 +36,15 @@ from asyncloader.datapipes.going_on.forms import (
 from asyncloader.datapipes.going_on.journal import Journal
 from asyncloader.datapipes.going_on.tidings import piece, unnumbered_in
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.patterns.reading import abegin
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
+from asyncloader.runtime import begin_task
 from asyncloader.services.elastic import SPREAD, spread_place
+from asyncloader.workers.loader_side.fed_stream import FedStream
 from asyncloader.workers.loader_side.place import (
     cursor_of_place,
     later_place,
@@ -50,13 +57,204 @@ from asyncloader.workers.loader_side.worker_stream import WorkerStream
 Run = list[int]
 
 
+class FromWorkers(IterDataPipe[Any]):
+    """Yield the items of a part that runs in workers, in whose place it is.
+
+    Where items are taken from workers in the order they arrive, or workers yield in the order
+    that results arrive, that order does not repeat by itself. Then a cursor also has what was
+    taken after it, and what the workers told since.
+    """
+
+    edges = ()
+
+    is_stand_in = True
+
+    def __init__(self, end: Any) -> None:
+        self.part = stage_name(end)
+        self.length: int | None = None
+        #: Whether the workers run other pipes, which may yield another number of items.
+        self.is_changed = False
+        #: The names of pipes that may read this twice: how they read is not known.
+        self.readers = ""
+        #: The name of a pipe in the workers of which no state can be taken, or "".
+        self.unnumbered = ""
+        self.stream: WorkerStream | None = None
+        self._running: WorkerStream | None = None
+        self._taken = 0
+        self._unwanted = 0
+        self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
+        # Pipes that a reading service added have no number.
+        numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
+        take_number_of(self, next(numbered, end))
+
+    def __len__(self) -> int:
+        if self.is_changed:
+            raise TypeError(
+                f"{self!r} has no length, because worker_init_fn returned pipes that may yield"
+                " another number of items; put them into the graph instead, where they are counted"
+            )
+        if self.length is None:
+            raise TypeError(f"{self!r} has no length")
+        return self.length
+
+    def is_made_elsewhere(self) -> bool:
+        return True
+
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items in the lists in which they are taken from the workers."""
+        stream = self._taken_stream()
+        while items := await self._take(stream):
+            unwanted = min(self._unwanted, len(items))
+            self._unwanted -= unwanted
+            self._taken += len(items)
+            if unwanted < len(items):
+                yield items[unwanted:] if unwanted else items
+            # Keep nothing alive while waiting for more.
+            del items
+
+    def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
+        """Yield the items of this stream in the next iteration.
+
+        ``may_be_changed`` says whether the workers may run other pipes than those of the part.
+        """
+        self.stream, self._running = stream, None
+        self._taken = self._unwanted = 0
+        self.unnumbered = ""
+        self._is_in_order = stream.is_in_order
+        self._tells = may_be_changed or not self._workers_have_order
+        if self._tells:
+            stream.keep_told()
+        self._runs, self._told = Journal(), Journal()
+
+    def has_no_order(self) -> bool:
+        """Whether the order of the items depends on which results arrive first."""
+        return self.stream is not None and (self._tells or not self._is_in_order)
+
+    def first_cursor(self) -> Cursor:
+        """Return the initial cursor, which records what is taken after it."""
+        assert self.stream is not None
+        return self._cursor(self.stream, 0)
+
+    def put_cursors(self, into: Cursors) -> None:
+        if self._running is not None:
+            put_cursor(self, self._cursor(self._running, self._taken), into)
+
+    def _cursor(self, stream: WorkerStream, taken: int) -> Cursor:
+        return {
+            "taken": taken,
+            "in_order": self._is_in_order,
+            **self._later(),
+            **cursor_of_place(stream.place()),
+        }
+
+    def _later(self, runs: Iterable[Run] = (), told: Iterable[Any] = ()) -> Cursor:
+        """Return these and, where the order does not repeat, all that will follow them."""
+        return {
+            "runs": [*runs] if self._is_in_order else self._runs.since_now(runs),
+            "told": self._told.since_now(told) if self._tells else [*told],
+        }
+
+    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
+        if self.stream is None:
+            raise self._read_twice()
+        cursor = cursor_of(self, cursors)
+        if cursor is None:
+            self._unwanted = position
+        elif SPREAD in cursor:
+            self._taken = position
+            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
+        else:
+            self._go_on(self.stream, position, cursor)
+        return self
+
+    def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
+        before, following = _parted(cursor["runs"], position - cursor["taken"])
+        told = list(cursor["told"])
+        place = later_place(place_of_cursor(cursor), _counts(before), told)
+        self._taken = cursor["taken"] + sum(count for _, count in before)
+        self._unwanted = position - self._taken
+        if self._unwanted < 0:
+            raise SnapshotError(
+                f"the state contradicts itself: {self._taken} items were taken from {self!r}, but"
+                f" only {position} were passed on; the state is damaged, load another one"
+            )
+        # A pipe of which nothing is known reads all items again, in their order.
+        stream.go_on(place, following)
+        # The cursor stays valid later on, because it records what follows.
+        cursor |= self._later(before, told)
+
+    async def _take(self, stream: WorkerStream) -> list[Any]:
+        if self._is_in_order and not self._tells:
+            return await stream.take()
+        seen = stream.positions()
+        items = await stream.take()
+        if not self._is_in_order:
+            for run in _runs(seen, stream.positions()):
+                self._runs.add(run)
+        for worker, pieces in stream.told():
+            self.unnumbered = self.unnumbered or unnumbered_in(pieces)
+            self._told.add([worker, pieces])
+        return items
+
+    def _read_twice(self) -> LoaderError:
+        return LoaderError(
+            f"{self.readers or 'a pipe'} reads the workers' items twice in one epoch, but they"
+            " come only once. Read them once, or put the pipe that reads twice before the pipes"
+            " that have to run in the loader's process"
+        )
+
+    def _taken_stream(self) -> WorkerStream:
+        stream, self.stream = self.stream, None
+        if stream is None:
+            raise self._read_twice()
+        self._running = stream
+        return stream
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for items in self.groups():
+            for item in items:
+                yield item
+            # Keep no item alive while waiting for the next.
+            del items, item
+
+    def __repr__(self) -> str:
+        return f"FromWorkers({self.part})"
+
+
+def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Run], list[Run]]:
+    """Return the runs of the first ``count`` items, and the runs of the others."""
+    before, following = [], []
+    for worker, items in runs:
+        first = max(0, min(items, count))
+        if first:
+            before.append([worker, first])
+        if first < items:
+            following.append([worker, items - first])
+        count -= first
+    return before, following
+
+
+def _counts(runs: Iterable[Run]) -> Counter[int]:
+    """Return how many items of each worker are in these runs."""
+    counts: Counter[int] = Counter()
+    for worker, count in runs:
+        counts[worker] += count
+    return counts
+
+
+def _runs(before: Sequence[int], now: Sequence[int]) -> list[Run]:
+    """Return the runs between two counts of the items taken from each worker."""
+    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
+    return [[worker, count] for worker, count in enumerate(counts) if count]
+
+
 def from_workers_form(
     workers: int, *, in_order: bool, dispatch: int | None, inside: FormOf
 ) -> Form:
     """Return the form of the cursors of a part that ran in so many workers.
 
-    ``dispatch`` is the number of the pipe that dealt its items, if there was one, and ``inside``
-    says what form the cursors of the part's pipes have.
+    ``dispatch`` is the number of the pipe that dealt its items, if there was one;
+    ``inside`` gives the forms of the cursors of the part's pipes.
     """
     place, may_have = place_form(workers, dispatch)
     worker = whole(most=workers - 1)
@@ -102,191 +300,52 @@ def _is_dealt(dispatch: int | None, cursor: Cursor) -> bool:
     return bool(had == dealt and mark[0] <= first)
 
 
-class FromWorkers(IterDataPipe[Any]):
-    """Yield the items of a part that runs in workers; stands in the part's place.
-
-    Where workers are taken as they come, or hand out as they come, no order comes again by
-    itself: then what was taken after a cursor belongs to it, and what the workers told since.
-    """
-
-    edges = ()
+class FedFromWorkers(IterDataPipe[Any]):
+    """Send a source's items to workers, and yield their results in the order they arrive."""
 
     is_stand_in = True
 
-    def __init__(self, end: Any) -> None:
+    def __init__(self, end: Any, source: Any) -> None:
         self.part = stage_name(end)
-        self.length: int | None = None
-        #: Whether the workers run pipes that may yield another number of items.
-        self.is_changed = False
-        #: The names of those who may read this twice, as nobody knows how they read.
+        self.source = source
+        self.stream: FedStream | None = None
+        #: The names of pipes that may read this twice.
         self.readers = ""
-        #: The name of a pipe in the workers of which no state can be taken, if there is one.
-        self.unnumbered = ""
-        self.stream: WorkerStream | None = None
-        self._running: WorkerStream | None = None
-        self._taken = 0
-        self._unwanted = 0
-        self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
-        # What a reading service put into the graph has no number there.
-        numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
-        take_number_of(self, next(numbered, end))
-
-    def __len__(self) -> int:
-        if self.is_changed:
-            raise TypeError(
-                f"{self!r} has no length, as worker_init_fn returned pipes that may yield another"
-                " number of items; put them into the graph instead, where they are counted"
-            )
-        if self.length is None:
-            raise TypeError(f"{self!r} has no length")
-        return self.length
-
-    def is_made_elsewhere(self) -> bool:
-        return True
+        take_number_of(self, end)
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
-        """Yield the items in the lists in which they are taken from the workers."""
-        stream = self._taken_stream()
-        while items := await self._take(stream):
-            unwanted = min(self._unwanted, len(items))
-            self._unwanted -= unwanted
-            self._taken += len(items)
-            if unwanted < len(items):
-                yield items[unwanted:] if unwanted else items
-            # What was yielded is not kept alive here while more is waited for.
-            del items
-
-    def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
-        """Yield the items of this stream when iterated next.
-
-        ``may_be_changed`` says whether the workers may run other pipes than this stands for.
-        """
-        self.stream, self._running = stream, None
-        self._taken = self._unwanted = 0
-        self.unnumbered = ""
-        self._is_in_order = stream.is_in_order
-        self._tells = may_be_changed or not self._workers_have_order
-        if self._tells:
-            stream.keep_told()
-        self._runs, self._told = Journal(), Journal()
-
-    def has_no_order(self) -> bool:
-        """Whether the workers' items are taken, or may be handed out there, as they come."""
-        return self.stream is not None and (self._tells or not self._is_in_order)
-
-    def first_cursor(self) -> Cursor:
-        """Return the cursor of the beginning, which is to know what is taken after it."""
-        assert self.stream is not None
-        return self._cursor(self.stream, 0)
-
-    def put_cursors(self, into: Cursors) -> None:
-        if self._running is not None:
-            put_cursor(self, self._cursor(self._running, self._taken), into)
-
-    def _cursor(self, stream: WorkerStream, taken: int) -> Cursor:
-        return {
-            "taken": taken,
-            "in_order": self._is_in_order,
-            **self._later(),
-            **cursor_of_place(stream.place()),
-        }
-
-    def _later(self, runs: Iterable[Run] = (), told: Iterable[Any] = ()) -> Cursor:
-        """Return these and, where no order says it, all that will follow them."""
-        return {
-            "runs": [*runs] if self._is_in_order else self._runs.since_now(runs),
-            "told": self._told.since_now(told) if self._tells else [*told],
-        }
-
-    def aiter_from(self, position: int, cursors: Cursors) -> AsyncIterable[Any]:
-        if self.stream is None:
-            raise self._read_twice()
-        cursor = cursor_of(self, cursors)
-        if cursor is None:
-            self._unwanted = position
-        elif SPREAD in cursor:
-            self._taken = position
-            self.stream.go_on(spread_place(cursor, position, self.stream.workers))
-        else:
-            self._go_on(self.stream, position, cursor)
-        return self
-
-    def _go_on(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        before, following = _parted(cursor["runs"], position - cursor["taken"])
-        told = list(cursor["told"])
-        place = later_place(place_of_cursor(cursor), _counts(before), told)
-        self._taken = cursor["taken"] + sum(count for _, count in before)
-        self._unwanted = position - self._taken
-        if self._unwanted < 0:
-            raise SnapshotError(
-                f"the state contradicts itself: {self._taken} items were taken of {self!r}, but"
-                f" only {position} handed on"
-            )
-        # A pipe of which nothing is known reads all of it again, and goes by its order.
-        stream.go_on(place, following)
-        # The cursor stays good for what follows, as long as that belongs to it.
-        cursor |= self._later(before, told)
-
-    async def _take(self, stream: WorkerStream) -> list[Any]:
-        if self._is_in_order and not self._tells:
-            return await stream.take()
-        seen = stream.positions()
-        items = await stream.take()
-        if not self._is_in_order:
-            for run in _runs(seen, stream.positions()):
-                self._runs.add(run)
-        for worker, pieces in stream.told():
-            self.unnumbered = self.unnumbered or unnumbered_in(pieces)
-            self._told.add([worker, pieces])
-        return items
-
-    def _read_twice(self) -> LoaderError:
-        return LoaderError(
-            f"{self.readers or 'a pipe'} reads twice in one epoch what comes from the workers, in"
-            " which it comes once. Read it once, or put the pipe that reads twice before those"
-            " that have to stay in the loader's process"
-        )
-
-    def _taken_stream(self) -> WorkerStream:
+        """Yield the items in the lists in which they come."""
         stream, self.stream = self.stream, None
         if stream is None:
-            raise self._read_twice()
-        self._running = stream
-        return stream
+            raise LoaderError(
+                f"{self!r} was read twice in one epoch, but the workers' items come only once;"
+                " read it once"
+            )
+        stream.begin()
+        loop = asyncio.get_running_loop()
+        dealer = begin_task(loop, stream.deal(abegin(self.source)), f"asyncloader {self!r}")
+        try:
+            while items := await stream.take():
+                yield items
+                del items
+        finally:
+            await cancelled([dealer])
+            await stream.aclose()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async for items in self.groups():
-            for item in items:
-                yield item
-            # Nothing handed out is kept alive here while the next is waited for.
-            del items, item
+        async with aclosing(self.groups()) as groups:
+            async for items in groups:
+                for item in items:
+                    yield item
+                # Keep no item alive while waiting for the next.
+                del items, item
+
+    def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
+        """Yield the items of this stream in the next iteration."""
+        self.stream = stream
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add nothing: requests never come again."""
 
     def __repr__(self) -> str:
-        return f"FromWorkers({self.part})"
-
-
-def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Run], list[Run]]:
-    """Return the runs of the first ``count`` items, and those of the others."""
-    before, following = [], []
-    for worker, items in runs:
-        first = max(0, min(items, count))
-        if first:
-            before.append([worker, first])
-        if first < items:
-            following.append([worker, items - first])
-        count -= first
-    return before, following
-
-
-def _counts(runs: Iterable[Run]) -> Counter[int]:
-    """Return how many items of each worker these runs have."""
-    counts: Counter[int] = Counter()
-    for worker, count in runs:
-        counts[worker] += count
-    return counts
-
-
-def _runs(before: Sequence[int], now: Sequence[int]) -> list[Run]:
-    """Return what was taken of each worker, where so many of each were taken before and now."""
-    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
-    return [[worker, count] for worker, count in enumerate(counts) if count]
+        return f"FedFromWorkers({self.part})"
