@@ -319,8 +319,14 @@ class Blocks(IterDataPipe[int]):
 
 
 CLASHING: dict[str, tuple[Make, str]] = {
-    "batch": (lambda: numbers().sharding_filter().batch(3).fullsync(), r"batch\(3\) yields other items"),
-    "filter": (lambda: numbers().sharding_filter().filter(is_odd), r"filter\(is_odd\) yields other items"),
+    "batch": (
+        lambda: numbers().sharding_filter().batch(3).fullsync(),
+        r"batch\(3\) yields other items",
+    ),
+    "filter": (
+        lambda: numbers().sharding_filter().filter(is_odd),
+        r"filter\(is_odd\) yields other",
+    ),
     "shuffle": (lambda: numbers().sharding_filter().shuffle(), "shuffle.* yields other items"),
     "numbered": (lambda: numbers().sharding_filter().enumerate(), "enumerate.* yields other items"),
     "zip": (
