@@ -15,9 +15,9 @@ from asyncloader.graph.walk import breadth_first
 
 
 class CacheTimeout(Adapter):
-    """Let every caching pipe of the graph wait ``timeout`` seconds for an entry in the making.
+    """Let every caching pipe wait ``timeout`` seconds for an entry that another process makes.
 
-    A caching pipe is one with a ``set_timeout`` method, as ``end_caching`` has.
+    A caching pipe is one with a ``set_timeout`` method, such as ``end_caching``.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -44,7 +44,7 @@ class CacheTimeout(Adapter):
 
 
 class InvalidateCache(Adapter):
-    """Let every caching pipe of the graph drop its entries, so that they are made again.
+    """Let every caching pipe of the graph delete its entries, so that they are made again.
 
     A caching pipe is one with an ``invalidate`` method.
 

@@ -19,7 +19,7 @@ from asyncloader.graph.walk import Wiring, breadth_first
 
 
 class FullSync(Adapter):
-    """End the graph with ``fullsync``; one that ends so already is left.
+    """End the graph with ``fullsync``, unless it ends with one already.
 
     ``timeout`` is how many seconds a rank waits for the others.
 
@@ -38,7 +38,7 @@ class FullSync(Adapter):
 
 
 class PinMemory(Adapter):
-    """End the graph with ``pin_memory``, for a device; one that ends so already is left.
+    """End the graph with ``pin_memory`` for a device, unless it ends with one already.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> PinMemory("cuda")(IterableWrapper(range(4)).batch(2))
@@ -57,10 +57,10 @@ class PinMemory(Adapter):
 class PrefetchPolicy(Adapter):
     """Set how much the graph's ``prefetch`` pipes hold ready, and add such pipes.
 
-    ``buffer_size`` items count for every prefetch that is in the graph; if there is none,
-    one is added at the end. ``after`` names pipes by their fluent names, and says how
-    many items are held ready right after each of them: ``after={"open_files": 8}``.
-    ``buffer_bytes`` counts for each of them: none reads ahead while it holds that much.
+    ``buffer_size`` is set for every prefetch in the graph; if there is none, one is added at
+    the end. ``after`` names pipes by their fluent names, and says how many items are held
+    ready right after each of them: ``after={"open_files": 8}``. ``buffer_bytes`` is set for
+    every prefetch: it does not read ahead while it holds that much.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import to_text
@@ -108,16 +108,16 @@ class PrefetchPolicy(Adapter):
 
 
 def _named(name: str, pipes: Sequence[Any]) -> list[Any]:
-    """Return the pipes of that fluent name that a prefetch can follow."""
+    """Return the pipes with that fluent name that a prefetch can follow."""
     named = [pipe for pipe in pipes if functional_name(pipe) == name]
     if not named:
-        raise ValueError(f"after names {name!r}, but no pipe of the graph is called so")
+        raise ValueError(f"after names {name!r}, but no pipe of the graph has that fluent name")
     streams = [pipe for pipe in named if not is_map_pipe(pipe)]
     if not streams:
         raise TypeError(
-            f"after names {name!r}, but the items of {stage_name(named[0])} are looked up by key,"
-            " and a prefetch follows a stream; name what turns it into one (to_iter_datapipe), or"
-            " a pipe after that"
+            f"after names {name!r}, but {stage_name(named[0])} is a MapDataPipe, and a prefetch can"
+            " only follow an IterDataPipe; name to_iter_datapipe, which makes it one, or a pipe"
+            " after that"
         )
     return streams
 

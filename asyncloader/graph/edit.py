@@ -24,9 +24,9 @@ from asyncloader.strange_errors import note
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> DataPipeGraph:
-    """Let all that reads ``old_datapipe`` read ``new_datapipe``; return the graph as it is then.
+    """Let all that reads ``old_datapipe`` read ``new_datapipe``; return the changed graph.
 
-    ``new_datapipe`` itself may go on reading the old one, which puts it in between.
+    ``new_datapipe`` itself may still read the old one, which puts it in between.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import traverse_dps
@@ -37,7 +37,9 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
     ['0', '1', '2']
     """
     if not is_pipe(new_datapipe):
-        raise TypeError(f"only a datapipe replaces one, got {type(new_datapipe).__name__}")
+        raise TypeError(
+            f"a datapipe can be replaced only by a datapipe, got {type(new_datapipe).__name__}"
+        )
     _check_is_in(graph, old_datapipe)
     end = _end_of(graph)
     for reader in list_dps(graph):
@@ -47,10 +49,10 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
 
 
 def remove_dp(graph: DataPipeGraph, datapipe: Any) -> DataPipeGraph:
-    """Let all that reads ``datapipe`` read its source instead; return the graph as it is then.
+    """Let all that reads ``datapipe`` read its source instead; return the changed graph.
 
-    A pipe that reads none or several, a splitter, and the branches of one cannot be
-    taken out: that is a RuntimeError.
+    RuntimeError for a pipe that reads none or several, for a splitter, and for the branches
+    of one: they cannot be removed.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import traverse_dps
@@ -78,20 +80,17 @@ def remove_dp(graph: DataPipeGraph, datapipe: Any) -> DataPipeGraph:
 
 
 def replaced(end: Any, old: Any, new: Any) -> Any:
-    """Let all that reads ``old`` read ``new``; return the end of the graph as it is then."""
+    """Let all that reads ``old`` read ``new``; return the end of the changed graph."""
     return _end_of(replace_dp(traverse_dps(end), old, new))
 
 
 def removed(end: Any, pipe: Any) -> Any:
-    """Let all that reads ``pipe`` read its source; return the end of the graph as it is then."""
+    """Let all that reads ``pipe`` read its source; return the end of the changed graph."""
     return _end_of(remove_dp(traverse_dps(end), pipe))
 
 
 def as_run(datapipe: Any) -> Any:
-    """Return a graph as the sources in it that live with the loader want it to be run.
-
-    Its pipes may be changed.
-    """
+    """Let the sources that live with the loader change a graph; return the graph to run."""
     for pipe in breadth_first(datapipe):
         if lives_with_loader(pipe) and can(pipe, "rewired"):
             datapipe = pipe.rewired(datapipe)
@@ -114,7 +113,7 @@ def replace_edge(reader: Any, old: Any, new: Any) -> None:
 
 
 def assign(pipe: Any, name: str, value: Any) -> None:
-    """Set an attribute as it is, past whatever the class does when attributes are set."""
+    """Set an attribute directly, without the ``__setattr__`` of the pipe's class."""
     if name in vars_of(pipe):
         vars_of(pipe)[name] = value
     else:
@@ -134,13 +133,13 @@ def _check_is_in(graph: DataPipeGraph, datapipe: Any) -> None:
 
 
 def copy_graph(datapipe: Any) -> Any:
-    """Return a copy of a graph that nobody has iterated yet.
+    """Return a copy of a graph, as if it had not been iterated yet.
 
-    Each pipe is copied once, so that a pipe with several readers, or a splitter, has
-    as many in the copy. Data is shared with the original. A pipe's own small lists,
-    dicts and sets, its random generators, and methods of pipes that it holds are the
-    copy's; so the graphs do not notice one another. A pipe is copied as ``copy.copy``
-    would: one whose ``__copy__`` returns itself is part of both graphs.
+    Each pipe is copied once, so a pipe with several readers, or a splitter, has as many in
+    the copy. Data is shared with the original. The copy has its own small lists, dicts and
+    sets, random generators, and methods of pipes, so the two graphs do not affect each other.
+    A pipe is copied by ``copy.copy``: one whose ``__copy__`` returns itself is part of both
+    graphs.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> pipe = IterableWrapper(range(4)).sharding_filter()
@@ -158,7 +157,7 @@ def copy_graph(datapipe: Any) -> Any:
     return copies[id(datapipe)]
 
 
-#: What torch's pipes remember of being iterated; their classes hold how it begins.
+#: Attributes in which torch's pipes keep their iteration; the classes hold the initial values.
 _TORCH_ITERATION = (
     "_valid_iterator_id",
     "_number_of_samples_yielded",
