@@ -1,8 +1,8 @@
 """Every error raised on purpose.
 
-This file is about what can go wrong, in words for the person who has to act on
-it. All of them derive from ``LoaderError``, keep what they know in attributes,
-and cross process borders with those attributes intact.
+This file is about what can go wrong, in words for the person who has to act on it. All
+errors derive from ``LoaderError``, keep what they know in attributes, and can be sent to
+another process with those attributes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LoaderError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The constructors below take what they need to build a message. A copy
-        # is made from the message and the attributes, so that they may differ.
+        # Constructors below have parameters of their own. A copy is made of the message and
+        # the attributes instead.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -54,7 +54,7 @@ class LoaderClosed(LoaderError):
 
 
 class IteratorInvalidated(LoaderError, RuntimeError):
-    """A newer iterator of the same loader or pipe has taken the place of this one.
+    """A newer iterator of the same loader or pipe has replaced this one.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -106,9 +106,9 @@ class ConcurrentIterationError(LoaderError, RuntimeError):
 
 
 class ForkedError(LoaderError, RuntimeError):
-    """A loader that had started, or its iterator, was used in a forked child of its process.
+    """A loader that had started, or its iterator, was used in a forked child process.
 
-    A child makes a loader of its own instead.
+    Make a new loader in the child instead.
 
     >>> import os
     >>> from asyncloader import DataLoader2
@@ -130,7 +130,7 @@ class ForkedError(LoaderError, RuntimeError):
 
 
 class SnapshotError(LoaderError, ValueError):
-    """A snapshot cannot be taken or restored; the message names the field or the pipe.
+    """A state cannot be taken or loaded; the message names the field or the pipe.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -144,7 +144,7 @@ class SnapshotError(LoaderError, ValueError):
 
 
 class PipelineError(LoaderError):
-    """An item, or the error it raised, could not be brought across to the loader.
+    """An item, or the error it raised, could not be sent to the loader's process.
 
     >>> import threading
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
@@ -177,7 +177,7 @@ class TooManyErrors(LoaderError):
 
 
 class HttpError(LoaderError, OSError):
-    """A URL could not be read; ``status`` is what the server answered, or None.
+    """A URL could not be read; ``status`` is the server's HTTP status, or None.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> try:
@@ -196,7 +196,7 @@ class HttpError(LoaderError, OSError):
 class HttpUnavailable(HttpError):
     """A URL could not be read now: its server is busy or failed, or the connection was lost.
 
-    ``retry_after`` is how many seconds the server asked to be left alone, or None.
+    ``retry_after`` is how many seconds the server asked to wait before a retry, or None.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> try:
@@ -219,7 +219,7 @@ class HttpUnavailable(HttpError):
 
 
 class TransportError(LoaderError):
-    """What came over a channel was not what may come over it.
+    """A worker channel carried malformed data.
 
     >>> raise TransportError("a frame of 9 bytes is shorter than its header", worker=0)
     Traceback (most recent call last):
@@ -233,7 +233,9 @@ class TransportError(LoaderError):
 
 
 class WorkerDied(LoaderError):
-    """A worker process ended before its work did; the dispatching process has no number.
+    """A worker process ended before its work was done.
+
+    ``worker`` is its number, None for the dispatching process.
 
     >>> import os, signal
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
@@ -269,9 +271,9 @@ class WorkerDied(LoaderError):
 
 
 class WorkerTimeout(LoaderError, TimeoutError):
-    """A worker that owes an item was silent for longer than ``timeout`` allows.
+    """A worker that owes an item was silent for longer than ``timeout`` seconds.
 
-    ``stack`` is where its threads stood, or None if it could not tell any more.
+    ``stack`` shows where its threads were, or is None if the worker could not tell any more.
 
     >>> import threading
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
@@ -295,7 +297,7 @@ class WorkerTimeout(LoaderError, TimeoutError):
 
 
 class WorkerStartupError(LoaderError):
-    """A worker, or an epoch in it, could not be started; the cause is what user code raised.
+    """A worker, or an epoch in it, could not be started; the cause is the user code's error.
 
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -312,7 +314,7 @@ class WorkerStartupError(LoaderError):
 
 
 class ResourceExhausted(LoaderError):
-    """There is not enough of something: the message says what is needed and what is there.
+    """Memory, file descriptors or threads ran out: the message says what is needed.
 
     >>> from asyncloader.memory import Segment
     >>> try:
@@ -340,7 +342,7 @@ class Overloaded(LoaderError):
 
 
 class RankError(LoaderError):
-    """Another rank failed, ended, or does something else; ``ranks`` are those it is known of.
+    """Another rank failed, ended, or does something else; ``ranks`` says which, if known.
 
     >>> try:
     ...     raise RankError("rank 1 ended", ranks=(1,))
@@ -355,7 +357,7 @@ class RankError(LoaderError):
 
 
 class RankTimeout(RankError, TimeoutError):
-    """A rank did not come to where the others wait within ``timeout``.
+    """A rank did not arrive where the others wait within ``timeout`` seconds.
 
     >>> try:
     ...     raise RankTimeout("rank 1 did not come within 60 seconds", ranks=(1,))

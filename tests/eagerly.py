@@ -12,7 +12,7 @@ import gc
 import time
 from typing import Any
 
-from asyncloader.datapipes.watch import sampler
+from asyncloader.datapipes.watch import watching
 
 
 class Letting:
@@ -32,4 +32,4 @@ def _leave_garbage(phase: str, _: Any) -> None:
 
 gc.callbacks.append(_leave_garbage)
 gc.set_threshold(25, 4, 4)
-sampler._REST_SECONDS = 0.002
+watching._REST_SECONDS = 0.002

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncloader.datapipes.watch.sampler import Sampler
+from asyncloader.datapipes.watch.watching import Sampler
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import LoopThread, in_thread
 from tests.descriptors import only_free

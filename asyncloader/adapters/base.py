@@ -1,7 +1,7 @@
 """Changing a graph before it runs.
 
-This file is about ``Adapter``: it is given a graph and returns one, which may be the
-same graph, changed. Any callable that does so is an adapter.
+This file is about ``Adapter``: it takes a graph and returns one, which may be the same graph,
+changed. Any callable that does so is an adapter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AdapterFn = Callable[[Any], Any]
 
 
 class Adapter(ABC):
-    """Changes a graph; a class of adapters says how in ``__call__``.
+    """Changes a graph; a subclass says how in ``__call__``.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -47,7 +47,7 @@ class Adapter(ABC):
 def adapted(datapipe: Any, adapters: AdapterFn | Iterable[AdapterFn] | None) -> Any:
     """Return the graph after one adapter, or several in turn.
 
-    TypeError for an adapter that is no callable or returns no graph.
+    TypeError for an adapter that is not callable or does not return a pipe.
 
     >>> from asyncloader.adapters import Shuffle
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -75,8 +75,8 @@ def appended(datapipe: Any, name: str, *args: Any) -> Any:
         )
     if not is_iter_pipe(datapipe):
         raise TypeError(
-            f"{name} follows a stream of items, and the graph ends in {datapipe!r}, which is"
-            " looked up by key; put .to_iter_datapipe() at its end"
+            f"{name} can only follow an IterDataPipe, but the graph ends in the MapDataPipe"
+            f" {datapipe!r}; put .to_iter_datapipe() at its end"
         )
     return method(datapipe, *args)
 
@@ -85,9 +85,9 @@ def _check_adapter(adapter: object) -> None:
     if not callable(adapter):
         raise TypeError(f"an adapter must be callable, got {type(adapter).__name__}")
     if isinstance(adapter, type) and issubclass(adapter, Adapter):
-        # Called with a graph, the class would take it for its first setting.
+        # The class itself, called with a graph, would take the graph for its first setting.
         raise TypeError(
-            f"an adapter is an object, got {kind_name(adapter)}: pass {adapter.__name__}(...)"
+            f"an adapter must be an object, got {kind_name(adapter)}: pass {adapter.__name__}(...)"
         )
 
 

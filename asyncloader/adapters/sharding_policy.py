@@ -1,6 +1,6 @@
 """Where and how a graph is sharded.
 
-This file is about ``ShardingPolicy``.
+This file is about ``ShardingPolicy``, which adds, moves and changes the pipes that shard.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from asyncloader.datapipes.pipe.kinds import (
     is_shuffler,
     is_splitter,
 )
-from asyncloader.graph.edit import remove_dp, replace_dp, replace_edge
-from asyncloader.graph.reach import Reach
-from asyncloader.graph.walk import DataPipeGraph, Wiring, traverse_dps
+from asyncloader.graph.cut import Reach
+from asyncloader.graph.edit import removed, replace_edge, replaced
+from asyncloader.graph.walk import Wiring
 
 Place = Literal["after_source", "after_shuffle", "after_batch", "end"]
 
 #: The groups of ``SHARDING_PRIORITIES``.
 DISTRIBUTED, MULTIPROCESSING = 2, 3
 
-#: Pipes that do the same to every item: it makes no difference to shard above them.
+#: Pipes that do the same to every item: to shard above them gives the same items.
 _ONE_TO_ONE = frozenset(
     {"map", "collate", "async_map", "thread_map", "threadpool_map", "prefetch", "pin_memory"}
 )
 
 
 class ShardingPolicy(Adapter):
-    """Add sharding where there is none; move it to a place; change its kind or group.
+    """Add sharding if there is none; move it to a place; change its kind or group.
 
     ``place`` is where the items are divided, seen from the end of the graph:
 
-    - ``"after_shuffle"``: right after the nearest shuffle, or the source where none is.
-      Pipes that work hard then work on a share only.
-    - ``"after_source"``: right after the source, or where several come together.
-    - ``"after_batch"``: right after the last batch. Whole batches are divided, so what
-      is in them does not depend on the number of workers. Those that the loader makes
-      (``across_workers``) do not in any case, and are a ValueError.
-    - ``"end"``: after all that workers run.
+    - ``"after_shuffle"``: right after the nearest shuffle, or after the source if there is
+      none. Then the pipes that do hard work work on a share only.
+    - ``"after_source"``: right after the source, or where several sources come together.
+    - ``"after_batch"``: right after the last batch. Whole batches are divided, so what is in
+      them does not depend on the number of workers. Batches that the loader makes
+      (``across_workers``) cannot be divided: that is a ValueError.
+    - ``"end"``: after everything that workers run.
 
-    Without a place sharding stays where it is, and is added after the shuffle. It is
-    moved up only past pipes that do the same to each item (ValueError names another).
+    Without a place existing sharding stays where it is, and new sharding is added after the
+    shuffle. Sharding is moved up only past pipes that do the same to each item (a ValueError
+    names another pipe).
 
-    With ``dispatch=True`` what is above runs in one process that deals its items to the
-    workers, with ``dispatch=False`` each worker runs it and takes every n-th item. Ranks
-    are divided by a filter either way. ``group`` restricts filters to one of
+    With ``dispatch=True`` the pipes above run in one process that sends its items to the
+    workers; with ``dispatch=False`` each worker runs them and takes every n-th item. Items are
+    divided among ranks by a filter either way. ``group`` restricts filters to one of
     ``SHARDING_PRIORITIES``.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -73,7 +74,10 @@ class ShardingPolicy(Adapter):
         if place is not None and place not in get_args(Place):
             raise ValueError(f"place must be one of {get_args(Place)}, got {place!r}")
         if dispatch and group is not None:
-            raise ValueError("items are dealt to worker processes only; leave group out")
+            raise ValueError(
+                f"with dispatch=True items go to worker processes only, got group={group!r}; leave"
+                " group out"
+            )
         self.place = place
         self.dispatch = dispatch
         self.group = group
@@ -94,15 +98,18 @@ class ShardingPolicy(Adapter):
         wiring = Wiring(datapipe)
         place = self._place_among(_trunk(wiring, datapipe), Reach(wiring), bool(self.dispatch))
         if self.dispatch:
-            return _put(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
-        return _put(datapipe, place, _filtering(place, self.group))
+            return replaced(datapipe, place, _dispatching(_filtering(place, DISTRIBUTED)))
+        return replaced(datapipe, place, _filtering(place, self.group))
 
     # Moving
 
     def _moved(self, datapipe: Any, pipe: Any) -> Any:
         wiring = Wiring(datapipe)
         if not wiring.sources(pipe):
-            raise ValueError(f"{stage_name(pipe)} is a source that shards itself; it stays")
+            raise ValueError(
+                f"{stage_name(pipe)} is a source that shards itself, and its sharding cannot be"
+                " moved; leave place out"
+            )
         (source,) = wiring.sources(pipe)
         above = _trunk(wiring, source)
         trunk = _trunk(wiring, datapipe)
@@ -114,21 +121,24 @@ class ShardingPolicy(Adapter):
             return datapipe
         if any(other is place for other in above):
             _check_one_to_one(above, place, pipe)
-        end = _end(remove_dp(traverse_dps(datapipe), pipe))
+        end = removed(datapipe, pipe)
         replace_edge(pipe, source, place)
-        return _put(end, place, pipe)
+        return replaced(end, place, pipe)
 
     def _place_among(self, pipes: list[Any], reach: Reach, is_dealt: bool) -> Any:
         """Return which of some pipes, from the end to the source, sharding is to follow."""
         if not pipes:
-            raise ValueError("there is no stream of items here that could be sharded")
-        # What follows a pipe that stays with the loader stays there, too.
+            raise ValueError(
+                "the graph has no IterDataPipe here that could be sharded; put .to_iter_datapipe()"
+                " after its MapDataPipe"
+            )
+        # Pipes after one that stays in the loader's process stay there, too.
         in_workers = list(filter(reach.can_copy, pipes)) or list(filter(is_replicable, pipes))
         match self.place:
             case "end":
                 return next(iter(in_workers), pipes[-1])
             case "after_batch":
-                # One process makes what is dealt.
+                # One process makes all items that are dispatched.
                 return _last_batch(pipes if is_dealt else in_workers, pipes)
             case "after_source":
                 return pipes[-1]
@@ -155,8 +165,8 @@ class ShardingPolicy(Adapter):
             if not is_dispatch(other)
         }
         if groups & {None, MULTIPROCESSING}:
-            # The filter above divides among workers once nothing is dealt below it.
-            return _end(remove_dp(traverse_dps(datapipe), pipe))
+            # The filter above divides among workers when there is no dispatch below it.
+            return removed(datapipe, pipe)
         group = MULTIPROCESSING if groups else self.group
         return _swapped(datapipe, pipe, lambda source: _filtering(source, group))
 
@@ -180,11 +190,11 @@ def _last_batch(in_workers: list[Any], pipes: list[Any]) -> Any:
         return found[0]
     if found[1] is not None:
         raise ValueError(
-            f"{stage_name(found[1])} is run by the loader, of the items of all workers, so that"
-            " batches cannot be divided among them; make the batches in workers, or choose"
-            " another place"
+            f"{stage_name(found[1])} runs in the loader's process, on the items of all workers, so"
+            " its batches cannot be divided among the workers; make the batches in workers, or"
+            " choose another place"
         )
-    raise ValueError("there is no batch in the graph to shard after")
+    raise ValueError("the graph has no batch to shard after; choose another place")
 
 
 def _is_batch(pipe: Any) -> bool:
@@ -202,7 +212,7 @@ def _check_one_to_one(above: list[Any], place: Any, pipe: Any) -> None:
         if functional_name(other) not in _ONE_TO_ONE and not is_sharding(other):
             raise ValueError(
                 f"{stage_name(pipe)} cannot be moved above {stage_name(other)}, which would then"
-                " make other items of what it gets; remove one of them, or choose another place"
+                " yield other items; remove one of them, or choose another place"
             )
 
 
@@ -212,8 +222,8 @@ def _dealt(datapipe: Any, pipe: Any) -> Any:
     if group == MULTIPROCESSING:
         return _swapped(datapipe, pipe, _dispatching)
     if group is None and not any(is_dispatch(reader) for reader in readers):
-        # Above the dealing, the filter divides among ranks only.
-        return _put(datapipe, pipe, _dispatching(pipe))
+        # Above the dispatch, the filter divides among ranks only.
+        return replaced(datapipe, pipe, _dispatching(pipe))
     return datapipe
 
 
@@ -227,14 +237,4 @@ def _dispatching(source: Any) -> Any:
 
 def _swapped(datapipe: Any, pipe: Any, make: Any) -> Any:
     (source,) = Wiring(datapipe).sources(pipe)
-    return _end(replace_dp(traverse_dps(datapipe), pipe, make(source)))
-
-
-def _put(datapipe: Any, place: Any, pipe: Any) -> Any:
-    """Let all that reads ``place`` read ``pipe``, which reads ``place`` itself."""
-    return _end(replace_dp(traverse_dps(datapipe), place, pipe))
-
-
-def _end(graph: DataPipeGraph) -> Any:
-    ((end, _),) = graph.values()
-    return end
+    return replaced(datapipe, pipe, make(source))

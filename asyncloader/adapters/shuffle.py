@@ -12,9 +12,9 @@ from asyncloader.graph.settings import apply_shuffle_settings
 
 
 class Shuffle(Adapter):
-    """Let every shuffler of the graph shuffle, or none of them, or leave them (None).
+    """Switch every shuffler of the graph on or off, or leave them all as they are (None).
 
-    If there is none to switch on, one is added at the end, with a warning.
+    If there is no shuffler to switch on, one is added at the end, with a warning.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper

@@ -1,11 +1,10 @@
 """Graphs as data: walk them, change them, copy them, cut them, draw them."""
 
 from asyncloader.datapipes.pipe.edges import edges_of
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import Cut, WorkerPart, cut_graph
+from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, read_without_fork
 from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text
-from asyncloader.graph.edit import remove_dp, replace_dp
-from asyncloader.graph.fingerprint import differences, fingerprint, read_without_fork
+from asyncloader.graph.edit import copy_graph, remove_dp, replace_dp
+from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.settings import (
     apply_random_seed,
     apply_sharding,

@@ -1,37 +1,39 @@
 """Where a graph is divided between processes.
 
-This file is about ``cut_graph``, which says which pipes run in the dispatching
-process, which in every worker, and which with the loader. It starts nothing and
-changes nothing.
+This file is about ``cut_graph``, which says which pipes run in the dispatching process,
+which in every worker, and which in the loader's process. It starts nothing and changes
+nothing.
 
     source ─ shuffle ─ dispatch ┆ map ─ batch ┆ pin_memory
            dispatching process  ┆ each worker ┆ loader
 
-What cannot be cut safely stays with the loader, where it runs as if there were no
-cut at all.
+What cannot be cut safely stays with the loader, where it runs as if there were no cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns.replaying import is_replayed
+from asyncloader.datapipes.pipe.base import is_iter_pipe
 from asyncloader.datapipes.pipe.edges import reads_twice
 from asyncloader.datapipes.pipe.kinds import (
     functional_name,
     goes_by_clock,
     is_dispatch,
     is_filter_of_shards,
+    is_replicable,
     is_splitter,
     is_without_order,
     lives_with_loader,
     shards_itself,
 )
-from asyncloader.graph.reach import Reach
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first, pipes_of
 
@@ -238,10 +240,44 @@ def _is_read_again(pipe: Any, wiring: Wiring) -> bool:
     # Those that read a splitter share a pass, but for the shares of a random split.
     if is_splitter(pipe) and functional_name(pipe) != "random_split":
         return False
+    return _passes_over(pipe, wiring) > 1
+
+
+def _passes_over(pipe: Any, wiring: Wiring) -> int:
+    """Return in how many passes a pipe is read."""
     readers = wiring.readers(pipe)
-    # A pipe of the user's may know its one source by several names.
+    # A user's pipe may hold its one source in several attributes.
     twice = any(not is_replayed(reader) and reads_twice(reader, pipe) for reader in readers)
-    return len(readers) > 1 or twice
+    return len(readers) + twice
+
+
+def read_without_fork(datapipe: Any) -> list[Any]:
+    """Return the iter pipes that are read several times at once and are no splitters.
+
+    Each reader makes a pass of its own over such a pipe, and so does one that has it for
+    several of its sources. Then no single place in it says how far the graph has come.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> source = IterableWrapper(range(3))
+    >>> read_without_fork(source.zip(source.map(str)))
+    [IterableWrapper()]
+    """
+    wiring = Wiring(datapipe)
+    return [
+        pipe
+        for pipe in wiring.pipes
+        if is_iter_pipe(pipe) and not is_splitter(pipe) and _has_several_passes(pipe, wiring)
+    ]
+
+
+def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:
+    readers = wiring.readers(pipe)
+    return len(readers) > 1 or any(_at_once(reader, pipe) for reader in readers)
+
+
+def _at_once(reader: Any, pipe: Any) -> bool:
+    """Whether a pipe makes several passes over another at the same time."""
+    return not is_replayed(reader) and not reader.reads_in_turn and reads_twice(reader, pipe)
 
 
 def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
@@ -266,3 +302,74 @@ def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
 
 def _stands_in(pipe: Any) -> bool:
     return bool(getattr(pipe, "is_stand_in", False))
+
+
+class Reach:
+    """What lies above each pipe of a graph, up to its sources or to ``inlets``.
+
+    An inlet is a pipe that runs elsewhere: it is the last that is reached.
+    """
+
+    # Sets of pipes are integers with a bit for each pipe, so that whole sets are
+    # joined and compared at once.
+
+    def __init__(self, wiring: Wiring, inlets: Sequence[Any] = ()) -> None:
+        self.wiring = wiring
+        self._bit = {id(pipe): 1 << place for place, pipe in enumerate(wiring.pipes)}
+        self._inlets = self._set_of(inlets)
+        self._upto: dict[int, int] = {}
+        self._readers: dict[int, int] = {}
+        self._fixed: dict[int, bool] = {}
+        for pipe in wiring.sources_first():
+            self._look_up(pipe)
+
+    def above(self, pipe: Any) -> list[Any]:
+        """Return a pipe and all above it, inlets included, breadth-first."""
+        reached = self._upto[id(pipe)]
+        return [other for other in self.wiring.pipes if reached & self._bit[id(other)]]
+
+    def has_above(self, pipe: Any, other: Any) -> bool:
+        """Whether ``other`` is ``pipe`` or lies above it."""
+        return bool(self._upto[id(pipe)] & self._bit[id(other)])
+
+    def can_cut_after(self, pipe: Any) -> bool:
+        """Whether the items of a pipe can cross to another process, and all above it stay."""
+        held_by_others = self._readers[id(pipe)] & ~self._upto[id(pipe)]
+        return (
+            is_iter_pipe(pipe)
+            and not is_splitter(pipe)
+            and not held_by_others
+            and _passes_over(pipe, self.wiring) <= 1
+        )
+
+    def can_copy(self, pipe: Any) -> bool:
+        """Whether a pipe and all above it, up to the inlets, may run in several processes."""
+        return not self._fixed[id(pipe)]
+
+    def lowest_cut(self, pipes: Sequence[Any]) -> Any | None:
+        """Return the pipe nearest to ``pipes`` that has them all above it and can be cut after."""
+        wanted = self._set_of(pipes)
+        ends = [
+            pipe
+            for pipe in self.wiring.pipes
+            if not wanted & ~self._upto[id(pipe)] and self.can_cut_after(pipe)
+        ]
+        # They lie one above the other: the way from any of ``pipes`` goes through them all.
+        return min(ends, key=lambda end: self._upto[id(end)].bit_count(), default=None)
+
+    def _look_up(self, pipe: Any) -> None:
+        bit, sources = self._bit[id(pipe)], self.wiring.sources(pipe)
+        self._upto[id(pipe)] = bit
+        self._readers[id(pipe)] = 0
+        self._fixed[id(pipe)] = not is_replicable(pipe)
+        if bit & self._inlets:
+            self._fixed[id(pipe)] = False
+            return
+        for source in sources:
+            self._upto[id(pipe)] |= self._upto[id(source)]
+            self._readers[id(pipe)] |= self._readers[id(source)]
+            self._readers[id(pipe)] |= self._set_of(self.wiring.readers(source))
+            self._fixed[id(pipe)] |= self._fixed[id(source)]
+
+    def _set_of(self, pipes: Iterable[Any]) -> int:
+        return reduce(or_, (self._bit[id(pipe)] for pipe in pipes), 0)

@@ -1,4 +1,4 @@
-"""A graph for the eye.
+"""A graph as text and in the languages of drawing programs.
 
 This file is about ``to_text``, ``to_mermaid``, ``to_dot`` and ``to_svg``. All read from the
 sources at the top down to the last pipe, and all take labels, such as where each pipe runs.
@@ -6,10 +6,15 @@ sources at the top down to the last pipe, and all take labels, such as where eac
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncloader.graph.labels import Labels, by_id, shown_name
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.pipe.base import DataPipe
 from asyncloader.graph.walk import Wiring
+
+#: A label for each pipe, as a mapping or as pairs.
+Labels = Mapping[Any, str] | Sequence[tuple[Any, str]]
 
 
 def to_text(datapipe: Any, labels: Labels = ()) -> str:
@@ -96,9 +101,11 @@ def to_svg(datapipe: Any, labels: Labels = ()) -> str:
     (2, 1)
     """
     # Few draw pictures, and every process imports this.
-    from asyncloader.graph.picture.svg import Picture
+    from asyncloader.graph.svg import Picture
 
-    return "\n".join(Picture(Wiring(datapipe), by_id(labels)).lines())
+    wiring = Wiring(datapipe)
+    names = {id(pipe): shown_name(pipe) for pipe in wiring.pipes}
+    return "\n".join(Picture(wiring, names, by_id(labels)).lines())
 
 
 class _Chart:
@@ -149,6 +156,19 @@ class _Text:
     def _line(self, pipe: Any) -> str:
         number = self.number.get(id(pipe))
         return shown_name(pipe) + (f" [{number}]" if number else "")
+
+
+def shown_name(pipe: Any) -> str:
+    """Return what a pipe is called, in one line."""
+    # Our own pipes may know a better name: a branch says which of which splitter it is.
+    name = repr(pipe) if isinstance(pipe, DataPipe) else stage_name(pipe)
+    return " ".join(name.split())
+
+
+def by_id(labels: Labels) -> dict[int, str]:
+    """Return the labels by the ids of their pipes."""
+    pairs = labels.items() if isinstance(labels, Mapping) else labels
+    return {id(pipe): label for pipe, label in pairs}
 
 
 def _escaped(text: str) -> str:

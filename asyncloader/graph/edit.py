@@ -1,26 +1,32 @@
-"""Changing a graph in place.
+"""Changing and copying a graph.
 
-This file is about putting another pipe where one was, and taking one out. What
-reads a pipe is changed wherever it holds it: in attributes, and in lists, tuples,
-dicts and sets there.
+This file is about putting another pipe where one was, taking one out, and copying a whole
+graph. What reads a pipe is changed wherever it holds it: in attributes, and in lists,
+tuples, dicts and sets there.
 """
 
 from __future__ import annotations
 
+import copy
+import random
+import sys
+from collections import deque
+from types import MethodType
 from typing import Any
 
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import is_pipe
-from asyncloader.datapipes.pipe.containers import rewritten
-from asyncloader.datapipes.pipe.edges import attributes, edges_of, vars_of
-from asyncloader.datapipes.pipe.kinds import can, is_splitter, lives_with_loader
+from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
+from asyncloader.datapipes.pipe.containers import MAX_ELEMENTS, rewritten
+from asyncloader.datapipes.pipe.edges import attributes, declared_edges, edges_of, vars_of
+from asyncloader.datapipes.pipe.kinds import can, is_shuffler, is_splitter, lives_with_loader
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, list_dps, traverse_dps
+from asyncloader.strange_errors import note
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> DataPipeGraph:
-    """Let all that reads ``old_datapipe`` read ``new_datapipe``; return the graph as it is then.
+    """Let all that reads ``old_datapipe`` read ``new_datapipe``; return the changed graph.
 
-    ``new_datapipe`` itself may go on reading the old one, which puts it in between.
+    ``new_datapipe`` itself may still read the old one, which puts it in between.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import traverse_dps
@@ -31,7 +37,9 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
     ['0', '1', '2']
     """
     if not is_pipe(new_datapipe):
-        raise TypeError(f"only a datapipe replaces one, got {type(new_datapipe).__name__}")
+        raise TypeError(
+            f"a datapipe can be replaced only by a datapipe, got {type(new_datapipe).__name__}"
+        )
     _check_is_in(graph, old_datapipe)
     end = _end_of(graph)
     for reader in list_dps(graph):
@@ -41,10 +49,10 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> Da
 
 
 def remove_dp(graph: DataPipeGraph, datapipe: Any) -> DataPipeGraph:
-    """Let all that reads ``datapipe`` read its source instead; return the graph as it is then.
+    """Let all that reads ``datapipe`` read its source instead; return the changed graph.
 
-    A pipe that reads none or several, a splitter, and the branches of one cannot be
-    taken out: that is a RuntimeError.
+    RuntimeError for a pipe that reads none or several, for a splitter, and for the branches
+    of one: they cannot be removed.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import traverse_dps
@@ -71,11 +79,18 @@ def remove_dp(graph: DataPipeGraph, datapipe: Any) -> DataPipeGraph:
     return replace_dp(graph, datapipe, sources[0])
 
 
-def as_run(datapipe: Any) -> Any:
-    """Return a graph as the sources in it that live with the loader want it to be run.
+def replaced(end: Any, old: Any, new: Any) -> Any:
+    """Let all that reads ``old`` read ``new``; return the end of the changed graph."""
+    return _end_of(replace_dp(traverse_dps(end), old, new))
 
-    Its pipes may be changed.
-    """
+
+def removed(end: Any, pipe: Any) -> Any:
+    """Let all that reads ``pipe`` read its source; return the end of the changed graph."""
+    return _end_of(remove_dp(traverse_dps(end), pipe))
+
+
+def as_run(datapipe: Any) -> Any:
+    """Let the sources that live with the loader change a graph; return the graph to run."""
     for pipe in breadth_first(datapipe):
         if lives_with_loader(pipe) and can(pipe, "rewired"):
             datapipe = pipe.rewired(datapipe)
@@ -98,7 +113,7 @@ def replace_edge(reader: Any, old: Any, new: Any) -> None:
 
 
 def assign(pipe: Any, name: str, value: Any) -> None:
-    """Set an attribute as it is, past whatever the class does when attributes are set."""
+    """Set an attribute directly, without the ``__setattr__`` of the pipe's class."""
     if name in vars_of(pipe):
         vars_of(pipe)[name] = value
     else:
@@ -115,3 +130,101 @@ def _end_of(graph: DataPipeGraph) -> Any:
 def _check_is_in(graph: DataPipeGraph, datapipe: Any) -> None:
     if not any(pipe is datapipe for pipe in list_dps(graph)):
         raise ValueError(f"{stage_name(datapipe)} is no part of the graph")
+
+
+def copy_graph(datapipe: Any) -> Any:
+    """Return a copy of a graph, as if it had not been iterated yet.
+
+    Each pipe is copied once, so a pipe with several readers, or a splitter, has as many in
+    the copy. Data is shared with the original. The copy has its own small lists, dicts and
+    sets, random generators, and methods of pipes, so the two graphs do not affect each other.
+    A pipe is copied by ``copy.copy``: one whose ``__copy__`` returns itself is part of both
+    graphs.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(4)).sharding_filter()
+    >>> copy = copy_graph(pipe)
+    >>> copy.apply_sharding(2, 0)
+    >>> list(copy), list(pipe)
+    ([0, 2], [0, 1, 2, 3])
+    """
+    pipes = breadth_first(datapipe)
+    copies = {id(pipe): _copied(pipe) for pipe in pipes}
+    twins = _Twins(copies)
+    for pipe in pipes:
+        if copies[id(pipe)] is not pipe:
+            twins.settle(copies[id(pipe)])
+    return copies[id(datapipe)]
+
+
+#: Attributes in which torch's pipes keep their iteration; the classes hold the initial values.
+_TORCH_ITERATION = (
+    "_valid_iterator_id",
+    "_number_of_samples_yielded",
+    "_snapshot_state",
+    "_fast_forward_iterator",
+)
+
+
+def _copied(pipe: Any) -> Any:
+    try:
+        twin = copy.copy(pipe)
+    except Exception as error:
+        note(error, f"{stage_name(pipe)} could not be copied")
+        raise
+    if twin is not pipe and not isinstance(twin, DataPipe):
+        _forget_iteration(twin)
+    return twin
+
+
+def _forget_iteration(pipe: Any) -> None:
+    for name in _TORCH_ITERATION:
+        vars_of(pipe).pop(name, None)
+    # torch's shuffler empties the buffer that it holds when it is deleted.
+    if is_shuffler(pipe) and "_buffer" in vars_of(pipe):
+        assign(pipe, "_buffer", [])
+
+
+class _Twins:
+    """The copies of a graph's pipes, and of what else must not be shared with it."""
+
+    def __init__(self, copies: dict[int, Any]) -> None:
+        self.copies = copies
+        self.generators: dict[int, Any] = {}
+
+    def settle(self, twin: Any) -> None:
+        """Let a copied pipe hold copies where its original holds what was copied."""
+        if declared_edges(twin) == []:
+            return  # all that it has is the user's
+        for name, value in list(attributes(twin)):
+            settled = rewritten(value, self.twin_of, fresh=True)
+            if settled is not value:
+                assign(twin, name, settled)
+        self._check(twin)
+
+    def twin_of(self, value: Any) -> Any:
+        """Return the copy that takes a value's place, or the value where it is shared."""
+        if id(value) in self.copies:
+            return self.copies[id(value)]
+        if isinstance(value, MethodType) and id(value.__self__) in self.copies:
+            return MethodType(value.__func__, self.copies[id(value.__self__)])
+        if isinstance(value, deque) and len(value) <= MAX_ELEMENTS:
+            return copy.copy(value)
+        if _is_generator(value):
+            return self.generators.setdefault(id(value), copy.deepcopy(value))
+        return value
+
+    def _check(self, twin: Any) -> None:
+        for edge in edges_of(twin):
+            if id(edge) in self.copies and self.copies[id(edge)] is not edge:
+                raise RuntimeError(
+                    f"{stage_name(twin)} declares that it reads {stage_name(edge)}, which is in"
+                    " none of its attributes and so cannot be copied; keep it in an attribute"
+                )
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, random.Random):
+        return not isinstance(value, random.SystemRandom)
+    numpy = sys.modules.get("numpy.random")
+    return numpy is not None and isinstance(value, (numpy.Generator, numpy.RandomState))

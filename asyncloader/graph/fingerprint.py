@@ -17,10 +17,9 @@ from enum import Enum
 from types import MethodType
 from typing import Any
 
-from asyncloader.datapipes.patterns.replaying import is_replayed
-from asyncloader.datapipes.pipe.base import is_iter_pipe, is_pipe
-from asyncloader.datapipes.pipe.edges import reads_twice, vars_of
-from asyncloader.datapipes.pipe.kinds import is_shuffler, is_splitter
+from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.datapipes.pipe.edges import vars_of
+from asyncloader.datapipes.pipe.kinds import is_shuffler
 from asyncloader.graph.walk import Wiring
 from asyncloader.main_script import home_of
 
@@ -82,35 +81,6 @@ def differences(before: Any, after: Any) -> list[str]:
         sentences.extend(f"{_short(before[~i])} is gone" for i in range(start, stop))
         sentences.extend(f"{_short(after[~i])} is new" for i in range(begin, end))
     return sentences or _edge_changes(before, after)
-
-
-def read_without_fork(datapipe: Any) -> list[Any]:
-    """Return the iter pipes that are read several times at once and are no splitters.
-
-    Each reader makes a pass of its own over such a pipe, and so does one that has it for
-    several of its sources. Then no single place in it says how far the graph has come.
-
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> source = IterableWrapper(range(3))
-    >>> read_without_fork(source.zip(source.map(str)))
-    [IterableWrapper()]
-    """
-    wiring = Wiring(datapipe)
-    return [
-        pipe
-        for pipe in wiring.pipes
-        if is_iter_pipe(pipe) and not is_splitter(pipe) and _has_several_passes(pipe, wiring)
-    ]
-
-
-def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:
-    readers = wiring.readers(pipe)
-    return len(readers) > 1 or any(_at_once(reader, pipe) for reader in readers)
-
-
-def _at_once(reader: Any, pipe: Any) -> bool:
-    """Whether a pipe makes several passes over another at the same time."""
-    return not is_replayed(reader) and not reader.reads_in_turn and reads_twice(reader, pipe)
 
 
 class _Settings:

@@ -24,8 +24,8 @@ DataPipeGraph: TypeAlias = dict[int, tuple[Any, "DataPipeGraph"]]
 def traverse_dps(datapipe: Any) -> DataPipeGraph:
     """Return the graph that ends in ``datapipe``, as ``{id: (pipe, graph it reads from)}``.
 
-    A pipe with several readers appears under each of them. Where pipes read one
-    another in a circle, the edge that closes it is left out.
+    A pipe with several readers appears under each of them. If pipes read from one another in
+    a circle, the edge that closes the circle is left out.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> end = IterableWrapper(range(3)).map(str)
@@ -53,7 +53,7 @@ def find_dps(graph: DataPipeGraph, dp_type: type) -> list[Any]:
 def list_dps(graph: DataPipeGraph, exclude_dps: Any = None) -> list[Any]:
     """Return every pipe of a graph once, breadth-first from its end.
 
-    ``exclude_dps``, a pipe or several, are left out together with all they read from.
+    ``exclude_dps``, one pipe or several, are left out together with all pipes they read from.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> source = IterableWrapper(range(3))
@@ -96,7 +96,7 @@ class Wiring:
 
     def __init__(self, datapipe: Any) -> None:
         if not is_pipe(datapipe):
-            raise TypeError(f"a graph ends in a datapipe, got {kind_name(datapipe)}")
+            raise TypeError(f"a graph must end in a datapipe, got {kind_name(datapipe)}")
         self.end = datapipe
         self._sources: dict[int, list[Any]] = {}
         self.pipes: list[Any] = [datapipe]
@@ -150,7 +150,7 @@ class Wiring:
 
 
 def _forward_edges(datapipe: Any, wiring: Wiring) -> Iterator[tuple[Any, Any]]:
-    # Depth-first, with a stack of our own: a graph may be deeper than Python recurses.
+    # Depth-first, with our own stack: a graph may be deeper than Python's recursion limit.
     entered, on_path = {id(datapipe)}, {id(datapipe)}
     stack = [(datapipe, iter(wiring.sources(datapipe)))]
     while stack:

@@ -1,6 +1,6 @@
 """The data loader.
 
-This file is about ``DataLoader2``: a graph of pipes, adapted once, run by a
+This file is about ``DataLoader2``: a graph of pipes, changed once by adapters, run by a
 reading service, and iterated with ``async for`` or ``for``.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
@@ -17,19 +17,17 @@ from asyncloader.datapipes.items.converting import MapToIterConverter
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.edit import as_run
+from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
-from asyncloader.loader.gate import Gate
+from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
-from asyncloader.loader.moments import own_state
-from asyncloader.loader.snapshots import Snapshots, unpickled_graph
+from asyncloader.loader.state import LoaderStates, own_state, unpickled_graph
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.services.copying import own_service
-from asyncloader.services.regrouping import Role
+from asyncloader.services.elastic import Role
+from asyncloader.services.in_process import InProcessReadingService
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
@@ -40,10 +38,10 @@ _GRAPH = "serialized_datapipe"
 class DataLoader2(Generic[T_co]):
     """Load the items of a graph, by ``async for`` or ``for``.
 
-    The graph and the service are copied (the data inside the pipes is not), so
-    both can be used again elsewhere. Adapters are applied once, here. Nothing is
-    started before the first item is asked for, ``await loader.start()``, or
-    entering ``with`` or ``async with``, which also shut the loader down.
+    The graph and the service are copied (the data inside the pipes is not), so both can be
+    used again elsewhere. Adapters are applied once, here. Nothing starts before the first
+    item is asked for, ``await loader.start()``, or ``with`` or ``async with``, which also shut
+    the loader down at the end.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> with DataLoader2(IterableWrapper(range(4)).batch(2)) as loader:
@@ -59,7 +57,7 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
     ) -> None: ...
 
-    # One of torch's pipes, or None where load_state_dict will bring the graph.
+    # One of torch's pipes, or None if load_state_dict will bring the graph.
     @overload
     def __init__(
         self: DataLoader2[Any],
@@ -74,10 +72,10 @@ class DataLoader2(Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
     ) -> None:
-        self.reading_service = own_service(reading_service)
-        self._gate = Gate()
+        self.reading_service = _own_service(reading_service)
+        self._buffer = ItemBuffer()
         self._iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
-        #: The adapted graph; None until ``load_state_dict`` brings it, where none was given.
+        #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
         self._engine = Engine(Lifecycle(self.reading_service))
         self._loaded: dict[str, Any] | None = None
@@ -93,7 +91,7 @@ class DataLoader2(Generic[T_co]):
         *,
         datapipe: Any = None,
     ) -> DataLoader2[Any]:
-        """Return a loader that goes on from a state, or a list of those of all ranks.
+        """Return a loader that resumes from a state, or from a list of the states of all ranks.
 
         Without a ``datapipe`` the graph in the state is unpickled, which may run any code:
         only do that with a state from a source you trust.
@@ -103,16 +101,16 @@ class DataLoader2(Generic[T_co]):
         return loader
 
     def __iter__(self) -> SyncIterator[T_co]:
-        return self._latest(SyncIterator(self._engine, self._next_gate()))
+        return self._latest(SyncIterator(self._engine, self._next_buffer()))
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        return self._latest(AsyncIterator(self._engine, self._next_gate()))
+        return self._latest(AsyncIterator(self._engine, self._next_buffer()))
 
     def __len__(self) -> int:
-        """The number of items in an epoch; a TypeError where the graph cannot tell.
+        """The number of items in an epoch; a TypeError if the graph does not know it.
 
-        Where the service has an init function, or changes the graph itself, that is not known
-        before the loader has started.
+        If the service has an init function, or changes the graph itself, that number is not
+        known before the loader has started.
         """
         self._check_has_graph()
         return self._engine.lifecycle.length(self.datapipe)
@@ -120,8 +118,8 @@ class DataLoader2(Generic[T_co]):
     def seed(self, seed: int) -> None:
         """Begin this seed's sequence of epochs with the next epoch.
 
-        The same seed gives the same sequence, also when it is given again.
-        Raises ValueError for anything but an integer from 0 to 2**64 - 1.
+        The same seed gives the same sequence every time. Raises ValueError for anything but
+        an integer from 0 to 2**64 - 1.
         """
         self._engine.seed(seed)
         self._loaded = None
@@ -129,40 +127,39 @@ class DataLoader2(Generic[T_co]):
     def limit(self, num_batches: int | None) -> None:
         """End iteration after ``num_batches`` more items without ending the epoch.
 
-        ``resume`` lets as many pass again. The limit holds for this and later
-        iterators, until None takes it away.
+        ``resume`` lets as many pass again. The limit holds for this and later iterators,
+        until ``limit(None)``.
         """
-        self._gate.limit(num_batches)
+        self._buffer.limit(num_batches)
         self._engine.lifecycle.limit(num_batches)
 
     def pause(self) -> None:
-        """Hand out nothing until ``resume``, and let no worker work; items in progress finish.
+        """Yield nothing until ``resume``, and let no worker work; items in progress finish.
 
-        That holds for this and later iterators, which end at once while it does.
-        What runs ahead in this process (prefetch, async_map, thread_map) reads no more of its
-        source.
+        This holds for this and later iterators, which end at once meanwhile. Pipes that run
+        ahead in this process (prefetch, async_map, thread_map) read no more of their source.
         """
-        self._gate.pause(lasting=True)
+        self._buffer.pause(lasting=True)
         self._engine.lifecycle.pause()
 
     def resume(self) -> None:
-        """Go on after ``pause`` or a limit."""
-        self._gate.resume()
+        """Continue after ``pause`` or a limit."""
+        self._buffer.resume()
         self._engine.lifecycle.resume()
 
     def state_dict(self, *, include_datapipe: bool = True) -> dict[str, Any]:
-        """Return where the loader stands, as plain data; at any moment, without waiting.
+        """Return the loader's place as plain data, at any moment and without waiting.
 
-        A loader that loads it hands out exactly what this one would have handed out from
-        here on. What was prefetched does not count, only what was handed out. Without
-        ``include_datapipe`` the graph is left out, and the state is small and fit for JSON.
+        A loader that loads it yields exactly the items that this loader would have yielded
+        next. Only items that were yielded count, not those that were prefetched. Without
+        ``include_datapipe`` the graph is left out, and the state is small and can be JSON.
         """
         if self._loaded is not None and not self._engine.epochs:
             kept = self._loaded if include_datapipe else {**self._loaded, _GRAPH: None}
             return copy.deepcopy(kept)
         self._check_has_graph()
-        return self._snapshots.take(
-            *self._engine.place(self._gate),
+        return self._states.take(
+            *self._engine.place(self._buffer),
             self._engine.lifecycle.checkpoint(),
             role=Role.of(self.reading_service),
             has_order=self._engine.lifecycle.has_order,
@@ -171,45 +168,45 @@ class DataLoader2(Generic[T_co]):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Go on from a state, or a list of those of all ranks, before the first iteration.
+        """Resume from a state, or a list of the states of all ranks, before the first iteration.
 
-        As many ranks as before may load each its own; others load those of all of them.
-        The loader's own graph has to be the one of the state, or SnapshotError says what
-        differs; nothing of the state is unpickled then. A loader that was made with
-        ``datapipe=None`` takes the graph out of the state by unpickling it, which may run
-        any code: only load states that you trust there. A state that is refused leaves
-        the loader as it was. A service with a state of its own that has started already is
-        finalized with the next start, at the first item, and begins again from its state.
+        With as many ranks as before, each rank may load its own state; otherwise every rank
+        loads the list of all of them. The loader's graph has to be the same as in the state,
+        or a SnapshotError says what differs; nothing is unpickled then. A loader that was
+        made with ``datapipe=None`` unpickles the graph in the state, which may run any code:
+        only load states that you trust. A state that is refused leaves the loader as it was.
+        A service with a state of its own that has started already is finalized at the next
+        start, with the first item, and starts again from its state.
         """
         if self._engine.epochs:
             raise RuntimeError(
-                "load_state_dict comes before the first iteration; make a new DataLoader2 to"
+                "load_state_dict must come before the first iteration; make a new DataLoader2 to"
                 " load a state"
             )
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
-        snapshots = self._snapshots if own is not None else Snapshots(graph)
+        states = self._states if own is not None else LoaderStates(graph)
         role = Role.of(self.reading_service)
-        seeds, start, service_state = snapshots.read(state_dict, role)
+        seeds, start, service_state = states.read(state_dict, role)
         loaded = copy.deepcopy(own_state(state_dict, role))
         self._engine.lifecycle.restore_from(service_state)
         if own is None or self._engine.lifecycle.is_outdated:
             self._use_graph(graph)
-        self._engine.go_on(seeds, start)
+        self._engine.begin_with(seeds, start)
         self._loaded = loaded
 
     def stats(self) -> LoaderStats:
         """Return how the loader is doing; to be called at any moment.
 
-        It says what was handed out, who waited for whom, and where the time went. Printed, it
-        is a table, and ``stats().verdict()`` says who is the bottleneck.
+        It says how many items there were, who waited for whom, and where the time went.
+        Printed, it is a table, and ``stats().verdict()`` says who is the bottleneck.
         """
         return stats_of(
             self.datapipe,
             self._engine.timing,
             self.reading_service.worker_stats(),
             epochs=self._engine.epochs,
-            items=self._gate.passed,
+            items=self._buffer.passed,
             restarts=self.reading_service.restarts(),
         )
 
@@ -247,7 +244,8 @@ class DataLoader2(Generic[T_co]):
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "a DataLoader2 holds threads and processes and cannot be copied or pickled; make"
-            " another of the same graph, or with DataLoader2.from_state(loader.state_dict())"
+            " another one of the same graph, or one with"
+            " DataLoader2.from_state(loader.state_dict())"
         )
 
     def __repr__(self) -> str:
@@ -258,7 +256,7 @@ class DataLoader2(Generic[T_co]):
         # The user's own pipes stay as they are.
         graph = copy_graph(datapipe)
         set_numbers(breadth_first(graph))
-        self._snapshots = Snapshots(graph)
+        self._states = LoaderStates(graph)
         self._engine.lifecycle.use_graph(as_run(copy_graph(graph)))
 
     def _check_has_graph(self) -> None:
@@ -268,10 +266,10 @@ class DataLoader2(Generic[T_co]):
                 " load_state_dict first"
             )
 
-    def _next_gate(self) -> Gate:
+    def _next_buffer(self) -> ItemBuffer:
         self._check_has_graph()
-        self._gate = self._gate.renewed()
-        return self._gate
+        self._buffer = self._buffer.renewed()
+        return self._buffer
 
     def _latest(self, iterator: Latest) -> Latest:
         self._invalidate(
@@ -303,7 +301,7 @@ def _iter_pipe(datapipe: Any) -> Any:
 
 def _way_to_a_pipe(data: object) -> str:
     if isinstance(data, type):
-        return f"make one of it by {data.__name__}(...)"
+        return f"make an object of it: {data.__name__}(...)"
     wrapper = "iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
     if hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         wrapper = "map.SequenceWrapper(...)"
@@ -313,6 +311,31 @@ def _way_to_a_pipe(data: object) -> str:
 def _check_adapters(adapters: object) -> None:
     if isinstance(adapters, ReadingServiceInterface):
         raise TypeError(
-            f"datapipe_adapter_fn must change graphs, got the service {adapters!r}; pass that as"
-            " reading_service=..."
+            f"datapipe_adapter_fn must be an adapter, got the reading service {adapters!r}; pass it"
+            " as reading_service=..."
         )
+
+
+#: The attributes of our services that hold the user's functions.
+_FUNCTIONS = ("init_fn", "reset_fn", "worker_init_fn", "worker_reset_fn")
+
+
+def _own_service(service: ReadingServiceInterface | None) -> ReadingServiceInterface:
+    """Return a copy of a service with the same functions; in-process if none was given."""
+    if service is None:
+        return InProcessReadingService()
+    if not isinstance(service, ReadingServiceInterface):
+        raise TypeError(
+            f"reading_service must derive from ReadingServiceInterface, got {kind_name(service)}"
+        )
+    return copy.deepcopy(service, {id(each): each for each in _functions_of(service)})
+
+
+def _functions_of(service: Any) -> Iterator[Any]:
+    for name in _FUNCTIONS:
+        function = getattr(service, name, None)
+        # A method of the service itself belongs to its copy.
+        if getattr(function, "__self__", None) is not service:
+            yield function
+    for each in getattr(service, "reading_services", ()):
+        yield from _functions_of(each)

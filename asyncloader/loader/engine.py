@@ -1,8 +1,7 @@
 """What runs a loader's epochs, one at a time.
 
-This file is about ``Engine``, which a loader and its iterators share: it knows
-the seed of the next epoch, the epoch that is under way and where it runs, and
-closes everything in a bounded time.
+This file is about ``Engine``, which a loader and its iterators share: it knows the seed of
+the next epoch, the epoch that runs now and where, and closes everything in a bounded time.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from asyncloader.datapipes.pipe.run import waits
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
-from asyncloader.loader.gate import Gate
-from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
+from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
+from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
-from asyncloader.loader.seeding import EpochSeeds, EpochStart
-from asyncloader.loader.timing import Timing
+from asyncloader.loader.state import EpochSeeds, EpochStart
+from asyncloader.loader.stats import Timing
 from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
 
-#: What is said of a loader that was shut down.
+#: The message about a loader that was shut down.
 CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
 
 
@@ -41,49 +40,49 @@ class Engine:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
         self._seeds = EpochSeeds()
-        # The epoch that is under way or was the last, with what was seen of it.
+        # The present or the last epoch: where it began, what was taken of it, and how it runs.
         self._start: EpochStart | None = None
-        self._gate = Gate()
-        self._items: RunningItems | None = None
+        self._buffer = ItemBuffer()
+        self._epoch: Epoch | None = None
         #: The time of that epoch.
         self.timing = Timing()
-        # Where the epoch stood when it was closed.
-        self._left: Cursors = {}
+        # Where that epoch was when it was closed.
+        self._left_at: Cursors = {}
         self._thread: LoopThread | None = None
-        # Held while the private loop goes over to who closes it: a start that failed, or a close.
-        self._changing_hands = threading.Lock()
+        # Held to decide who closes the private loop: a start that failed, or a close.
+        self._closing_thread = threading.Lock()
         self._closed: concurrent.futures.Future[None] | None = None
-        # The loop that is at work on closing everything.
+        # The loop that closes everything, while it does.
         self._closing_on: asyncio.AbstractEventLoop | None = None
-        #: Why no epoch can begin any more, if that is so.
+        #: Why no epoch can begin any more; None as long as one can.
         self.refusal: LoaderError | None = None
         self._warned_of_blocking = False
-        #: Held by the thread that begins an epoch: another's iterator waits, and then ends it.
+        #: Held by the thread that begins an epoch: another thread's iterator waits, then ends it.
         self.beginning = threading.RLock()
-        # Whether a seed was given while an epoch was under way that nobody saw anything of.
+        # Whether a seed was given while an epoch ran of which nothing was taken yet.
         self._is_reseeded = False
         self.epochs = 0
         self._pid = os.getpid()
         _engines.add(self)
 
     def __del__(self) -> None:
-        # Whoever collects garbage here must not be made to wait.
+        # This may run in the garbage collector of any thread, which must not wait.
         if self._warn_if_dropped():
-            work = _end_dropped(self._items, self.lifecycle, self._thread)
+            work = _end_dropped(self._epoch, self.lifecycle, self._thread)
             threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
 
     def end_at_exit(self) -> None:
-        """Close what was never shut down, while the interpreter can still do so."""
+        """Close what was never shut down, while the interpreter still can."""
         if self._warn_if_dropped():
             self.shutdown()
 
     def forget_parent(self) -> None:
-        """In a forked child: refuse to go on with what the parent began, and leave it alone."""
+        """In a forked child: refuse to use what the parent started, and leave it alone."""
         if self._thread is None and not self.lifecycle.is_begun:
             return
         self.refusal = ForkedError(
-            "this loader was started in the process that made it, and its workers and threads"
-            " are not those of a forked child; make a new DataLoader2 in the child"
+            "this loader was started in the parent process, and its workers and threads do not"
+            " belong to this forked child; make a new DataLoader2 in the child"
         )
         self._closed = uncancellable()
         self._closed.set_result(None)
@@ -91,41 +90,41 @@ class Engine:
     def seed(self, seed: int) -> None:
         """Begin a seed's sequence of epochs with the next epoch.
 
-        One that another loader had begun is gone on with first.
+        An epoch that is resumed from a state comes first.
         """
         self._seeds = EpochSeeds.from_seed(seed)
-        if self._start is None or self._start.position or self._gate.was_read():
+        if self._start is None or self._start.position or self._buffer.was_read():
             return
-        if self._items is None:
+        if self._epoch is None:
             self._start = None
         else:
             self._is_reseeded = True
 
-    def go_on(self, seeds: EpochSeeds, start: EpochStart | None) -> None:
-        """Begin with ``start``, if that is an epoch, and then as ``seeds`` say."""
+    def begin_with(self, seeds: EpochSeeds, start: EpochStart | None) -> None:
+        """Begin with the epoch ``start``, unless that is None; then follow ``seeds``."""
         self._seeds = seeds
         self._start = start
 
-    def place(self, gate: Gate) -> tuple[EpochSeeds, EpochStart | None]:
-        """Return how to go on from here, where ``gate`` is that of the latest iterator."""
+    def place(self, buffer: ItemBuffer) -> tuple[EpochSeeds, EpochStart | None]:
+        """Return where a loader would resume from here; the latest iterator has ``buffer``."""
         start = self._start
-        is_over = self._gate.was_read() if gate is not self._gate else self._gate.is_over()
+        is_over = self._buffer.was_read() if buffer is not self._buffer else self._buffer.is_over()
         if start is None or is_over:
             return self._seeds, None
-        passed = self._gate.passed
+        passed = self._buffer.passed
         if not passed:
             return self._seeds, start
-        cursors = self._left if self._items is None else self._items.cursors(passed)
+        cursors = self._left_at if self._epoch is None else self._epoch.cursors(passed)
         position = start.position + passed
         adopted = self.lifecycle.adopted_seed
         seed = start.seed if adopted is None else adopted
         return self._seeds, replace(start, seed=seed, position=position, cursors=cursors)
 
-    def begin_async(self, gate: Gate) -> AsyncItems:
+    def begin_async(self, buffer: ItemBuffer) -> AsyncEpoch:
         """Begin an epoch on the running loop; the one before has ended."""
-        start, self.timing = self._next_start(gate), Timing()
-        self._items = items = AsyncItems(self.lifecycle, start, self.timing, gate)
-        return items
+        start, self.timing = self._next_start(buffer), Timing()
+        self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.timing, buffer)
+        return epoch
 
     def start_sync(self) -> None:
         """Start the service, from a thread."""
@@ -133,44 +132,44 @@ class Engine:
         self._warn_if_blocking("this `with`", "`async with`", stacklevel=4)
         try:
             with self.beginning:
-                self._begin_with(self.lifecycle.start)
+                self._run_start(self.lifecycle.start)
         except concurrent.futures.CancelledError:
-            # Another thread has closed the loop meanwhile.
+            # Another thread closed the loop meanwhile.
             self._check_open()
             raise
 
     def prepare_sync(self) -> None:
-        """Start the service and end the epoch that is under way, from a thread."""
+        """Start the service and end the present epoch, from a thread."""
         self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
         self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
         self._leave()
-        self._begin_with(self._prepare)
+        self._run_start(self._prepare)
 
-    def begin_sync(self, gate: Gate) -> DirectItems | LoopItems:
+    def begin_sync(self, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
         thread = self._private_loop()
-        kind = LoopItems if self._needs_loop() else DirectItems
-        start, timing = self._next_start(gate), Timing()
+        kind = SyncEpoch if self._needs_loop() else DirectEpoch
+        start, timing = self._next_start(buffer), Timing()
         try:
-            self._items = items = kind(self.lifecycle, start, timing, gate, thread)
+            self._epoch = epoch = kind(self.lifecycle, start, timing, buffer, thread)
         except BaseException:
-            # Nobody else would end what looks at this thread.
+            # Otherwise the sampler would watch this thread for ever.
             timing.end()
             raise
         self.timing = timing
-        return items
+        return epoch
 
     async def end_epoch(self) -> None:
-        """End the epoch that is under way, if there is one."""
-        while (items := self._items) is not None:
-            await items.aclose()
+        """End the present epoch, if there is one."""
+        while (epoch := self._epoch) is not None:
+            await epoch.aclose()
             # Another task may have begun the next one meanwhile.
-            if self._items is items:
-                self._left = items.cursors(self._gate.passed)
-                self._items = None
+            if self._epoch is epoch:
+                self._left_at = epoch.cursors(self._buffer.passed)
+                self._epoch = None
 
     async def aclose(self) -> None:
-        """Close everything; calls while one is at work share it."""
+        """Close everything; a second call waits for the first."""
         if self._closed is not None:
             await asyncio.wrap_future(self._closed)
             return
@@ -193,7 +192,7 @@ class Engine:
         if self._closed is not None:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
-        # Where there can be no loop to close on, the loader stays open, to be closed later.
+        # If no loop can be made to close on, this raises and the loader stays open.
         self._private_loop()
         closed = self._begin_to_close()
         with ends_within(CLOSE_SECONDS), contextlib.ExitStack() as closing:
@@ -203,17 +202,17 @@ class Engine:
             self._leave()
 
     def _begin_to_close(self) -> concurrent.futures.Future[None]:
-        with self._changing_hands:
+        with self._closing_thread:
             self._closed, self.refusal = uncancellable(), LoaderClosed(CLOSED)
             return self._closed
 
     def _leave(self) -> None:
-        """Close what is made in a thread of the caller's in the thread that asks for it."""
-        if self._items is not None:
-            self._items.leave()
+        """Close generators of the caller's thread in the thread that asks for it."""
+        if self._epoch is not None:
+            self._epoch.leave()
 
-    def _begin_with(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what starts the service on the private loop, which does not outlive a failure."""
+    def _run_start(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what starts the service on the private loop, and close that if it fails."""
         thread = self._private_loop()
         try:
             thread.call(start())
@@ -223,8 +222,8 @@ class Engine:
             raise
 
     def _may_drop_thread(self) -> bool:
-        """Forget the private loop, unless somebody needs it; whether it was forgotten."""
-        with self._changing_hands:
+        """Forget the private loop unless it is needed; whether it was forgotten."""
+        with self._closing_thread:
             if self._closed is not None or self.lifecycle.is_begun:
                 return False
             self._thread = None
@@ -245,26 +244,26 @@ class Engine:
     def _refuse_own_loop(self, what: str, instead: str) -> None:
         loop = running_loop()
         own = None if self._thread is None else self._thread.loop
-        is_needed = self._items is not None and self._items.runs_on(loop)
+        is_needed = self._epoch is not None and self._epoch.runs_on(loop)
         if is_needed or (loop is not None and loop in (own, self._closing_on)):
             raise LoopMismatchError(
-                f"{what} would block the event loop that the loader needs in order to end what is"
-                f" under way; {instead}"
+                f"{what} would block the event loop that the loader needs to end its present"
+                f" epoch; {instead}"
             )
 
     def _check_open(self) -> None:
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
 
-    def _next_start(self, gate: Gate) -> EpochStart:
-        # An epoch nobody saw anything of is not skipped: it is begun again.
-        if self._start is None or self._is_reseeded or self._gate.was_read():
+    def _next_start(self, buffer: ItemBuffer) -> EpochStart:
+        # An epoch of which nothing was taken is not skipped, but begun again.
+        if self._start is None or self._is_reseeded or self._buffer.was_read():
             self._start = self._seeds.start()
             self._seeds = self._seeds.advanced()
             self._is_reseeded = False
-        if not self.epochs or self._gate.was_read():
+        if not self.epochs or self._buffer.was_read():
             self.epochs += 1
-        self._gate = gate
+        self._buffer = buffer
         return self._start
 
     def _needs_loop(self) -> bool:
@@ -277,7 +276,7 @@ class Engine:
         return self._thread
 
     def _warn_if_dropped(self) -> bool:
-        # A forked child holds nothing of its parent's loaders.
+        # A forked child owns nothing of its parent's loaders.
         is_ours = self._pid == os.getpid()
         is_dropped = is_ours and self._closed is None and self.lifecycle.needs_finalize()
         if is_dropped:
@@ -300,11 +299,11 @@ class Engine:
 
 
 async def _end_dropped(
-    items: RunningItems | None, lifecycle: Lifecycle, thread: LoopThread | None
+    epoch: Epoch | None, lifecycle: Lifecycle, thread: LoopThread | None
 ) -> None:
     async def end_epoch() -> None:
-        if items is not None:
-            await items.aclose()
+        if epoch is not None:
+            await epoch.aclose()
 
     with ends_within(CLOSE_SECONDS):
         await _close_all(end_epoch, lifecycle, thread)
@@ -313,7 +312,7 @@ async def _end_dropped(
 async def _close_all(
     end_epoch: Callable[[], Awaitable[None]], lifecycle: Lifecycle, thread: LoopThread | None
 ) -> None:
-    """End an epoch, the service behind it, and a loop; each has time, and each is reached."""
+    """End an epoch, the service and a loop; each gets time, even if one before it fails."""
     try:
         with leaving_time(2):
             async with asyncio.timeout(CLOSE_SECONDS):

@@ -1,53 +1,101 @@
-"""One epoch, run by a task of its own.
+"""One epoch, as a loader's iterators draw its items.
 
-This file is about ``Epoch``: it begins the epoch, runs the graph where it
-belongs, and ends the epoch, whoever consumes it and however. The consumer only
-ever waits for what lies in the exchange, so cancelling it cannot hurt a pipe.
-
-    supervisor task ─ runs ─▶ graph ─▶ Exchange ─▶ consumer (a task, or a thread)
+This file is about ``Epoch`` and the three ways to run one: in a task on the consumer's own
+loop (``AsyncEpoch``), in a task on a private loop (``SyncEpoch``), or, where the whole graph
+is made of plain generators, right in the consumer's thread (``DirectEpoch``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursors
+from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.going_on.lasting import LastingError
+from asyncloader.datapipes.going_on.marks import Marks
 from asyncloader.datapipes.pipe.run import Run, is_async_pipe
 from asyncloader.datapipes.running.exchange import Exchange, Waiter
 from asyncloader.datapipes.running.home import Home, give_groups, run_at
+from asyncloader.datapipes.watch.watching import WatchedCalls
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of
+from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
-from asyncloader.loader.seeding import EpochStart
-from asyncloader.loader.timing import Timing
-from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled, running_loop
-from asyncloader.waiting import call_soon
+from asyncloader.loader.state import EpochStart
+from asyncloader.loader.stats import Timing
+from asyncloader.runtime import (
+    LoopThread,
+    begin_task,
+    is_being_cancelled,
+    not_cancelled,
+    running_loop,
+)
+from asyncloader.waiting import LoopWaiter, ThreadWaiter, call_soon
 
 _CLOSED = "the epoch was closed before its end"
 
 
-class Epoch:
-    """An epoch on the loop ``loop``; ``consumer`` is woken when there is something to take."""
+class Epoch(ABC):
+    """An epoch that runs, as its loader sees it.
+
+    Its iterator calls ``next``, a plain method or a coroutine method.
+    """
+
+    @property
+    @abstractmethod
+    def iterator(self) -> Any:
+        """The graph's own iterator, or None before there is one."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the epoch and wait until it is over, for a bounded time; on any loop."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """End the epoch without waiting, because its iterator is gone; from any thread."""
+
+    @abstractmethod
+    def cursors(self, passed: int) -> Cursors:
+        """Return where the graph was after so many items, or somewhat earlier."""
+
+    def leave(self) -> None:  # noqa: B027 - only a DirectEpoch has something to close
+        """Close the generators that a consumer's thread runs, in the present thread."""
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether the epoch needs this loop, one of the consumer's, to run."""
+        return False
+
+
+class LoopEpoch(Epoch):
+    """An epoch that a task of its own runs on an event loop.
+
+    The task begins the epoch, runs the graph and ends the epoch, whatever the consumer does.
+    The consumer only waits for what is in the exchange, so cancelling it cannot hurt a pipe;
+    it is woken when there is something to take.
+
+        supervisor task ─ runs ─▶ graph ─▶ Exchange ─▶ ItemBuffer ─▶ a task, or a thread
+    """
 
     def __init__(
         self,
         lifecycle: Lifecycle,
         start: EpochStart,
+        timing: Timing,
+        buffer: ItemBuffer,
         loop: asyncio.AbstractEventLoop,
         consumer: Waiter,
-        timing: Timing,
     ) -> None:
-        self.loop = loop
-        self.is_over = False
         self._lifecycle = lifecycle
         self._start = start
-        self._consumer = consumer
         self._timing = timing
+        self._buffer = buffer
+        self._loop = loop
+        self._consumer = consumer
         self._home = Home(loop, timing.watching)
         self._context = run_at(self._home)
         self._top: Run[Any] | None = None
@@ -55,48 +103,24 @@ class Epoch:
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_over = False
         self._iterator_of: Callable[[], Any] = lambda: None
 
     @property
     def iterator(self) -> Any:
-        """The iterator of the graph itself, or None before there is one."""
         return self._iterator_of()
 
-    def start(self) -> None:
-        """Begin the epoch; to be called on its loop."""
-        self._task = begin_task(self.loop, self._supervise(), "asyncloader epoch", self._context)
-        self._task.add_done_callback(self._ended)
-
-    def is_ready(self) -> bool:
-        """Whether there is something to take: items, the end, or an error."""
-        return self._exchange.has_items() or self.is_over
-
-    def ask(self) -> None:
-        """Have it go on, should an interrupt have kept ``take`` from saying so."""
-        self._exchange.ask()
-
-    def take(self, into: list[Any] | None = None) -> list[Any]:
-        """Return the items that are ready; [] at the end, and the error each time after one.
-
-        They are added to ``into``, which whoever may be interrupted holds already.
-        """
-        if self._exchange.has_items():
-            return self._exchange.take(into)
-        if self._error is not None:
-            raise self._error.again()
-        return []
-
-    def cursors(self) -> Cursors:
-        """Return where the graph stood when at most what was taken had been made."""
+    def cursors(self, passed: int) -> Cursors:
         into: Cursors = {}
         self._exchange.put_cursors(into)
         return into
 
     def abandon(self) -> None:
-        """End the epoch without waiting for it; any thread may call this."""
-        if self.is_over:
+        # Nobody takes the items at hand any more: they must not live as long as this.
+        self._buffer = ItemBuffer()
+        if self._is_over:
             return
-        if self.loop.is_closed():
+        if self._loop.is_closed():
             self._home.stop()
             warnings.warn(
                 "the event loop was closed while an epoch was running; use `async with loader`"
@@ -104,36 +128,49 @@ class Epoch:
                 ResourceWarning,
                 stacklevel=3,
             )
-        call_soon(self.loop, self._cancel)
+        call_soon(self._loop, self._cancel)
 
     async def aclose(self) -> None:
-        """End the epoch and wait until it is over, for a bounded time; on any loop."""
-        if self.is_over or self.loop.is_closed():
+        if self._is_over or self._loop.is_closed():
             return
-        if not self.loop.is_running():
-            # It ends when its loop next runs. Nobody can wait for that here.
+        if not self._loop.is_running():
+            # It ends when its loop runs next. Nobody can wait for that here.
             self._home.stop()
-            self.abandon()
+            call_soon(self._loop, self._cancel)
             return
-        if asyncio.get_running_loop() is self.loop:
+        if asyncio.get_running_loop() is self._loop:
             await self._close()
         else:
-            closing = asyncio.run_coroutine_threadsafe(self._close(), self.loop)
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
             await asyncio.wait([asyncio.wrap_future(closing)], timeout=time_left(CLOSE_SECONDS))
 
-    async def _close(self) -> None:
-        give_time_left(self._context)
-        self._cancel()
-        if self._task is not None:
-            _, stuck = await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
-            for task in stuck:
-                task.cancel()
+    def _begin(self) -> None:
+        """Begin the epoch; to be called on its loop."""
+        self._task = begin_task(self._loop, self._supervise(), "asyncloader epoch", self._context)
+        self._task.add_done_callback(self._ended)
 
-    def _cancel(self) -> None:
-        # Once is enough, and none where it ends by itself: it would disturb the cleaning up.
-        if self._task is not None and not self._is_closing:
-            self._is_closing = True
-            self._task.cancel()
+    def _is_ready(self) -> bool:
+        """Whether there is something to take: items, the end, or an error."""
+        return self._exchange.has_items() or self._is_over
+
+    def _take(self) -> bool:
+        """Let in the items that are ready; False at the end, and the error each time after one."""
+        buffer = self._buffer
+        try:
+            # An interrupt may have come before items that were taken were let in.
+            if not buffer.incoming:
+                if self._exchange.has_items():
+                    self._exchange.take(buffer.incoming)
+                elif self._error is not None:
+                    raise self._error.again()
+        except (Exception, SystemExit) as error:
+            buffer.end(error)
+            raise
+        if buffer.incoming:
+            buffer.let_in()
+            return True
+        buffer.end()
+        return False
 
     async def _supervise(self) -> None:
         try:
@@ -149,21 +186,6 @@ class Epoch:
         finally:
             self._finish()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs nothing of its own.
-        if not self.is_over:
-            self._error = LastingError(LoaderClosed(_CLOSED))
-            self._finish()
-
-    def _finish(self) -> None:
-        self.is_over = True
-        self._timing.end()
-        self._consumer.wake()
-
-    def _put_cursors(self, into: Cursors) -> None:
-        if self._top is not None:
-            self._top.put_own_cursors(into)
-
     async def _run(self, run: Run[Any]) -> None:
         self._top = run
         self._exchange.begin(run.first_cursors())
@@ -173,19 +195,203 @@ class Epoch:
                 iterator = run.astarted()
                 self._iterator_of = lambda: iterator
                 is_patient = run.is_made_elsewhere()
-                await give_groups(iterator, self._exchange, self.loop, is_patient=is_patient)
+                await give_groups(iterator, self._exchange, self._loop, is_patient=is_patient)
             else:
                 giver = self._home.start_thread(run, self._exchange)
                 self._iterator_of = lambda: giver.iterator
                 await giver.finish()
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
-            if running_loop() is self.loop:
+            if running_loop() is self._loop:
                 self._is_closing = True
-                await self._end()
+                if not self._home.is_empty():
+                    with leaving_time(1):
+                        await self._home.aclose()
+                await self._lifecycle.end_epoch()
 
-    async def _end(self) -> None:
-        if not self._home.is_empty():
-            with leaving_time(1):
-                await self._home.aclose()
+    def _put_cursors(self, into: Cursors) -> None:
+        if self._top is not None:
+            self._top.put_own_cursors(into)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs none of its own code.
+        if not self._is_over:
+            self._error = LastingError(LoaderClosed(_CLOSED))
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._timing.end()
+        self._consumer.wake()
+
+    async def _close(self) -> None:
+        give_time_left(self._context)
+        self._cancel()
+        if self._task is not None:
+            _, stuck = await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
+            for task in stuck:
+                task.cancel()
+
+    def _cancel(self) -> None:
+        # Only once, and not while it ends by itself: that would disturb the cleanup.
+        if self._task is not None and not self._is_closing:
+            self._is_closing = True
+            self._task.cancel()
+
+
+class AsyncEpoch(LoopEpoch):
+    """An epoch on the running loop, whose items one of its tasks takes."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, buffer: ItemBuffer
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = LoopWaiter(loop)
+        super().__init__(lifecycle, start, timing, buffer, loop, self._waiter)
+        self._begin()
+
+    async def next(self) -> Any:
+        """Wait for the next item; StopAsyncIteration at the end. Cancelling this loses nothing."""
+        buffer = self._buffer
+        while True:
+            for item in buffer.ready:
+                return item
+            if buffer.is_closed() or (buffer.wants_more() and not await self._more_came()):
+                raise StopAsyncIteration
+
+    async def _more_came(self) -> bool:
+        self._timing.begin_wait()
+        try:
+            await self._waiter.until(self._is_ready)
+        finally:
+            self._timing.end_wait()
+        return self._take()
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        return self._loop is loop and not self._is_over
+
+
+class SyncEpoch(LoopEpoch):
+    """An epoch on a private loop, whose items a thread takes."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        start: EpochStart,
+        timing: Timing,
+        buffer: ItemBuffer,
+        thread: LoopThread,
+    ) -> None:
+        self._waiter = ThreadWaiter()
+        super().__init__(lifecycle, start, timing, buffer, thread.loop, self._waiter)
+        thread.loop.call_soon_threadsafe(self._begin)
+
+    def next(self) -> Any:
+        """Wait for the next item; StopIteration at the end, and after an error it again."""
+        buffer = self._buffer
+        while True:
+            for item in buffer.ready:
+                return item
+            if buffer.is_closed() or (buffer.wants_more() and not self._more_came()):
+                raise StopIteration
+
+    def _more_came(self) -> bool:
+        if not self._buffer.incoming:
+            # An interrupt may have kept the last taking from asking for more.
+            self._exchange.ask()
+            self._timing.begin_wait()
+            try:
+                self._waiter.until(self._is_ready)
+            finally:
+                self._timing.end_wait()
+        return self._take()
+
+    async def aclose(self) -> None:
+        self._waiter.stop()
+        await super().aclose()
+
+
+class DirectEpoch(Epoch):
+    """An epoch whose items are made right in the consumer's thread, nothing ahead of it."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        start: EpochStart,
+        timing: Timing,
+        buffer: ItemBuffer,
+        thread: LoopThread,
+    ) -> None:
+        self._buffer = buffer
+        self._lifecycle = lifecycle
+        self._thread = thread
+        self._timing = timing
+        self._error: LastingError | None = None
+        self._is_closed = False
+        self._made = 0
+        self._watched = WatchedCalls(list, DirectEpoch.next.__code__)
+        run = thread.call(self._begin(start))
+        self._marks = Marks(run.put_cursors, lambda: self._made - 1, run.first_cursors())
+        self._iterator: Iterator[Any] = run.started()
+
+    @property
+    def iterator(self) -> Any:
+        return self._iterator
+
+    def next(self) -> Any:
+        """Make the next item; StopIteration at the end, and after an error it again."""
+        buffer = self._buffer
+        if buffer.arrived >= buffer.closes_at:
+            raise StopIteration
+        if self._error is not None:
+            raise self._error.again()
+        if self._watched.is_parked:
+            self._watched.go_on()
+        try:
+            item = next(self._iterator)
+            if self._is_closed:
+                close_items(self._iterator)
+            self._made += 1
+            self._marks.passed(self._made)
+            # It passes even if the buffer was closed meanwhile.
+            buffer.arrived += 1
+            return item
+        except BaseException as error:
+            # The end has no traceback: it would make a circle of references.
+            is_end = isinstance(error, StopIteration)
+            self._error = LastingError(StopIteration() if is_end else error)
+            self._timing.end()
+            # An interrupt is no error of the epoch.
+            if isinstance(error, Exception | SystemExit):
+                buffer.end(error)
+            self._thread.call(self._lifecycle.end_epoch())
+            raise
+
+    def cursors(self, passed: int) -> Cursors:
+        return self._marks.at(passed)
+
+    async def aclose(self) -> None:
+        self.leave()
         await self._lifecycle.end_epoch()
+
+    def abandon(self) -> None:
+        self.leave()
+        work = self._lifecycle.end_epoch()
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._thread.loop)
+        except RuntimeError:  # the private loop is closed, and with it the loader
+            work.close()
+
+    def leave(self) -> None:
+        self._is_closed = True
+        self._timing.end()
+        # A thread that is inside the generators closes them when it comes out.
+        if not getattr(self._iterator, "gi_running", False):
+            close_items(self._iterator)
+
+    async def _begin(self, start: EpochStart) -> Run[Any]:
+        run = await self._lifecycle.begin_epoch(start)
+        self._watched.restart(lambda: pipes_of(run.pipe))
+        self._timing.watching.begin(lambda: self._watched.pipes)
+        self._timing.watch_consumer(self._watched, self._thread.loop)
+        return run

@@ -1,8 +1,7 @@
 """A loader's iterators.
 
-This file is about what ``iter(loader)`` and ``aiter(loader)`` return. Both hand
-out the same items in the same order; a loader has one live iterator, and a new
-one takes the place of the one before.
+This file is about what ``iter(loader)`` and ``aiter(loader)`` return. Both yield the same
+items in the same order. A loader has one live iterator: a new one invalidates the one before.
 """
 
 from __future__ import annotations
@@ -23,39 +22,43 @@ from asyncloader.errors import (
     LoopMismatchError,
 )
 from asyncloader.loader.engine import Engine
-from asyncloader.loader.gate import Gate
-from asyncloader.loader.items import AsyncItems, DirectItems, LoopItems, RunningItems
+from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
+from asyncloader.loader.item_buffer import ItemBuffer
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class _Hand:
-    """What an iterator has at hand, and who may take it.
+class _IteratorState:
+    """What an iterator looks at for every item.
 
-    It is looked at for every item. An iterator that has ``__getattr__`` is slow to tell its
-    own attributes, so they are here.
+    It is an object of its own because a class with ``__getattr__`` is slow to look up its own
+    attributes.
     """
 
-    __slots__ = ("gate", "is_busy", "is_running", "loop", "refusal", "thread")
+    __slots__ = ("buffer", "is_busy", "is_running", "loop", "refusal", "thread")
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        # Why nothing is handed out any more; then the gate is shut.
+    def __init__(self, buffer: ItemBuffer) -> None:
+        self.buffer = buffer
+        # Why the iterator yields nothing any more; then the buffer is shut.
         self.refusal: BaseException | None = None
-        # Whether a thread or a task is at it to get the next item.
+        # Whether a thread or a task is getting the next item.
         self.is_busy = False
-        # Of an async iterator. That the loop runs, and in this thread, is known sooner than
-        # which loop runs in this thread.
+        # The loop of an async iterator, its is_running, and its thread: to ask these two is
+        # faster than to ask which loop runs in this thread.
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.is_running: Callable[[], bool] = bool
+        self.is_running: Callable[[], bool] = _is_never_running
         self.thread = 0
+
+
+def _is_never_running() -> bool:
+    return False
 
 
 class DataLoader2Iterator(Generic[T_co]):
     """What the sync and the async iterator of a loader share.
 
-    ``limit``, ``pause`` and ``resume`` are plain methods. Other attributes are
-    those of the graph's own iterator.
+    ``limit``, ``pause`` and ``resume`` are plain methods. Other attributes are those of the
+    graph's own iterator.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -70,49 +73,52 @@ class DataLoader2Iterator(Generic[T_co]):
     [2, 3, 4]
     """
 
-    def __init__(self, engine: Engine, gate: Gate) -> None:
+    #: The iterator's epoch, once it has begun.
+    _epoch: Epoch | None
+
+    def __init__(self, engine: Engine, buffer: ItemBuffer) -> None:
         self._engine = engine
-        self._hand = _Hand(gate)
-        self._running: RunningItems | None = None
+        self._state = _IteratorState(buffer)
+        self._epoch = None
         _alive.add(self)
 
     def limit(self, num_batches: int | None) -> None:
         """End iteration after ``num_batches`` more items without ending the epoch.
 
-        ``resume`` lets as many pass again. The limit holds for this and later
-        iterators of the loader, until None takes it away.
+        ``resume`` lets as many pass again. The limit holds for this and later iterators of
+        the loader, until ``limit(None)``.
         """
-        self._hand.gate.limit(num_batches)
+        self._state.buffer.limit(num_batches)
         if self._is_live():
             self._engine.lifecycle.limit(num_batches)
 
     def pause(self) -> None:
-        """Hand out nothing until ``resume``, and let no worker work."""
-        self._hand.gate.pause()
+        """Yield nothing until ``resume``, and let no worker work."""
+        self._state.buffer.pause()
         if self._is_live():
             self._engine.lifecycle.pause()
 
     def resume(self) -> None:
-        """Go on after ``pause`` or a limit."""
-        self._hand.gate.resume()
+        """Continue after ``pause`` or a limit."""
+        self._state.buffer.resume()
         if self._is_live():
             self._engine.lifecycle.resume()
 
     def invalidate(self, reason: BaseException) -> None:
         """Make every later next raise ``reason``."""
-        if self._hand.refusal is None:
-            self._hand.refusal = reason
-            self._hand.gate.shut()
+        if self._state.refusal is None:
+            self._state.refusal = reason
+            self._state.buffer.shut()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
-            "a loader's iterator cannot be copied or pickled; loader.state_dict() says where it"
-            " stands"
+            "a loader's iterator cannot be copied or pickled; to resume its place in another"
+            " loader, save loader.state_dict()"
         )
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
-            iterator = getattr(self.__dict__.get("_running"), "iterator", None)
+            iterator = getattr(self.__dict__.get("_epoch"), "iterator", None)
             if hasattr(iterator, name):
                 return getattr(iterator, name)
         raise AttributeError(
@@ -120,20 +126,20 @@ class DataLoader2Iterator(Generic[T_co]):
         )
 
     def __del__(self) -> None:
-        running = self.__dict__.get("_running")
-        if running is not None:
-            running.abandon()
+        epoch = self.__dict__.get("_epoch")
+        if epoch is not None:
+            epoch.abandon()
 
     def _is_live(self) -> bool:
-        # The service may be at work on a later iterator's epoch already.
-        return self._hand.refusal is None
+        # The service may already work for a later iterator's epoch.
+        return self._state.refusal is None
 
     def _forget_parent(self) -> None:
-        """In a forked child: refuse to go on, and leave the parent's epoch alone."""
-        self._running = None
-        # The parent's may be locked for ever here.
-        self._hand.gate = Gate()
-        self._hand.refusal = ForkedError(
+        """In a forked child: yield nothing more, and leave the parent's epoch alone."""
+        self._epoch = None
+        # The lock of the parent's buffer may be held for ever here.
+        self._state.buffer = ItemBuffer()
+        self._state.refusal = ForkedError(
             "this iterator belongs to the process that made it, not to its forked child;"
             " make a new DataLoader2 in the child"
         )
@@ -151,114 +157,110 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def _check_live(hand: _Hand) -> None:
-    if hand.refusal is not None:
-        raise hand.refusal.with_traceback(None)
+def _check_live(state: _IteratorState) -> None:
+    if state.refusal is not None:
+        raise state.refusal.with_traceback(None)
 
 
 class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
     """Iterates a loader with ``for``, in one thread at a time."""
 
-    def __init__(self, engine: Engine, gate: Gate) -> None:
-        super().__init__(engine, gate)
-        self._items: DirectItems | LoopItems | None = None
+    _epoch: DirectEpoch | SyncEpoch | None
 
     def __iter__(self) -> SyncIterator[T_co]:
         return self
 
     def __next__(self) -> T_co:
-        for item in self._hand.gate.passing:
+        for item in self._state.buffer.ready:
             return item  # type: ignore[no-any-return]  # an item
-        return self._next(self._hand)
+        return self._next(self._state)
 
-    def _next(self, hand: _Hand) -> T_co:
-        # Nothing is called here, so no other thread and no interrupt comes in between.
-        hand.is_busy, was_busy = True, hand.is_busy
+    def _next(self, state: _IteratorState) -> T_co:
+        # Nothing is called here, so no other thread and no interrupt can come in between.
+        state.is_busy, was_busy = True, state.is_busy
         if was_busy:
             raise ConcurrentIterationError(
-                "another next() on this iterator is still under way; let one thread iterate"
-                " and hand the items to the others"
+                "another thread's next() on this iterator has not returned yet; let one thread"
+                " iterate and pass the items to the others"
             )
         try:
-            _check_live(hand)
-            if self._items is None and hand.gate.is_closed():
+            _check_live(state)
+            if self._epoch is None and state.buffer.is_closed():
                 raise StopIteration
-            items = self._items or self._begin(hand)
-            return items.next()  # type: ignore[no-any-return]  # an item
+            epoch = self._epoch or self._begin(state)
+            return epoch.next()  # type: ignore[no-any-return]  # an item
         except BaseException:
-            if hand.refusal is not None:
-                raise hand.refusal.with_traceback(None) from None
+            if state.refusal is not None:
+                raise state.refusal.with_traceback(None) from None
             raise
         finally:
-            hand.is_busy = False
+            state.is_busy = False
 
-    def _begin(self, hand: _Hand) -> DirectItems | LoopItems:
+    def _begin(self, state: _IteratorState) -> DirectEpoch | SyncEpoch:
         try:
             with self._engine.beginning:
                 self._engine.prepare_sync()
-                _check_live(hand)
-                items = self._engine.begin_sync(hand.gate)
+                _check_live(state)
+                epoch = self._engine.begin_sync(state.buffer)
         except concurrent.futures.CancelledError:
-            # Another thread has shut the loader down meanwhile.
-            _check_live(hand)
+            # Another thread shut the loader down meanwhile.
+            _check_live(state)
             raise
-        self._running = self._items = items
-        return items
+        self._epoch = epoch
+        return epoch
 
 
 class AsyncIterator(DataLoader2Iterator[T_co]):
     """Iterates a loader with ``async for``, in one task at a time of one loop."""
 
-    def __init__(self, engine: Engine, gate: Gate) -> None:
-        super().__init__(engine, gate)
-        self._items: AsyncItems | None = None
+    _epoch: AsyncEpoch | None
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         return self
 
     async def __anext__(self) -> T_co:
-        # A short look at the usual case: this runs for every item.
-        hand = self._hand
-        if get_ident() == hand.thread and hand.is_running():
-            for item in hand.gate.passing:
+        # The usual case first and fast: this runs for every item.
+        state = self._state
+        if get_ident() == state.thread and state.is_running():
+            for item in state.buffer.ready:
                 return item  # type: ignore[no-any-return]  # an item
-        return await self._next(hand)
+        return await self._next(state)
 
     async def aclose(self) -> None:
         """End the epoch; every later ``anext`` raises LoaderClosed."""
         self.invalidate(LoaderClosed("this iterator was closed; take a new one from its loader"))
-        if self._items is not None:
-            await self._items.aclose()
+        if self._epoch is not None:
+            await self._epoch.aclose()
 
-    def _check_caller(self, hand: _Hand) -> None:
-        _check_live(hand)
-        if hand.is_busy:
+    def _check_caller(self, state: _IteratorState) -> None:
+        _check_live(state)
+        if state.is_busy:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"
-                " and hand the items to the others"
+                " and pass the items to the others"
             )
         loop = asyncio.get_running_loop()
-        if hand.loop is not None and hand.loop is not loop:
+        if state.loop is not None and state.loop is not loop:
             raise LoopMismatchError(
-                f"this iterator belongs to {hand.loop!r} and was used from {loop!r};"
-                " take a new one with aiter(loader) there"
+                f"this iterator belongs to the event loop {state.loop!r} and was used from"
+                f" {loop!r}; take a new iterator with aiter(loader) there"
             )
-        hand.loop, hand.is_running, hand.thread = loop, loop.is_running, get_ident()
+        state.loop, state.is_running, state.thread = loop, loop.is_running, get_ident()
 
-    async def _next(self, hand: _Hand) -> T_co:
-        self._check_caller(hand)
-        hand.is_busy = True
+    async def _next(self, state: _IteratorState) -> T_co:
+        self._check_caller(state)
+        state.is_busy = True
         try:
-            if self._items is None:
-                if hand.gate.is_closed():
+            if self._epoch is None:
+                if state.buffer.is_closed():
                     raise StopAsyncIteration
                 await self._engine.end_epoch()
-                _check_live(hand)
-                self._running = self._items = self._engine.begin_async(hand.gate)
-            return await self._items.next()  # type: ignore[no-any-return]  # an item
+                _check_live(state)
+                self._epoch = self._engine.begin_async(state.buffer)
+            return await self._epoch.next()  # type: ignore[no-any-return]  # an item
         except (Exception, SystemExit):
-            if hand.refusal is not None:
-                raise hand.refusal.with_traceback(None) from None
+            if state.refusal is not None:
+                raise state.refusal.with_traceback(None) from None
             raise
         finally:
-            hand.is_busy = False
+            state.is_busy = False

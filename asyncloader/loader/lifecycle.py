@@ -1,15 +1,18 @@
 """A graph and its reading service, from start to shutdown.
 
-This file is about the order in which a service's moments are called, whatever
-happens: started once, one epoch at a time, every epoch ended, finalized once.
+This file is about the order in which a service's methods are called, whatever happens:
+started once, one epoch at a time, every epoch ended, finalized once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterable, Iterable
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
@@ -21,12 +24,17 @@ from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerS
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import pipes_of
-from asyncloader.loader.seeding import EpochStart
-from asyncloader.loader.turns import Turns
-from asyncloader.runtime import begin_task
+from asyncloader.loader.state import EpochStart
+from asyncloader.runtime import begin_task, uncancellable
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import ServiceCalls, graph_changer
+from asyncloader.services.base import (
+    Facts,
+    IterResetFn,
+    ReadingServiceInterface,
+    ServiceCalls,
+    graph_changer,
+    unchanged,
+)
 from asyncloader.shield import shielded
 from asyncloader.strange_errors import note, repr_of
 from asyncloader.workers.worker_side.alike import check_added
@@ -35,76 +43,77 @@ CLOSE_SECONDS = 3.0
 
 
 class Lifecycle:
-    """Starts a service on a graph, opens its epochs one by one, and finalizes it."""
+    """Starts a service on a graph, begins its epochs one by one, and finalizes it."""
 
     def __init__(self, service: ReadingServiceInterface) -> None:
         self.adapted: Any = None
         self.is_closed = False
-        #: The seed of the present epoch, where a service took over another one than it began with.
+        #: The seed that a service gave the present epoch in place of its own, or None.
         self.adopted_seed: int | None = None
-        # What hands out in the present epoch in an order that does not come again.
+        # The pipes of the present epoch whose order does not repeat.
         self._unordered: list[Any] = []
         self._epoch = Epoch()
         self._datapipe: Any = None
-        # The pipes that were there before any service changed the graph.
+        # The pipes of the graph before any service changed it.
         self._given: list[Any] = []
-        # The state that the service is to start from, and that which it has started from.
+        # The state that the service is to start from, and the one it has started from.
         self._service_state: bytes | None = None
         self._started_from: bytes | None = None
         self._service = service
         self._calls = ServiceCalls(service)
-        self._starting = Turns()
+        # Loops of several threads may want to start the service.
+        self._starting = CrossLoopLock()
         self._epoch_open = False
 
     def use_graph(self, datapipe: Any) -> None:
-        """Run this graph, from the start on."""
+        """Set the graph to run, before the start."""
         self._datapipe = datapipe
 
     def restore_from(self, service_state: bytes | None) -> None:
-        """Let the service be restored when it starts; raise SnapshotError if it cannot be.
+        """Restore the service when it starts; raise SnapshotError if that is not possible.
 
-        One that has started from another state, or from none, will be started again.
+        A service that has started from another state, or from none, will start again.
         """
         if service_state is not None:
             self._calls.check(service_state)
         self._service_state = service_state
 
     def checkpoint(self) -> bytes | None:
-        """Return the service's own state; None where it has none."""
+        """Return the service's own state, or None if it has none."""
         if self._service_state != self._started_from:
             return self._service_state
         return self._calls.checkpoint()
 
     @property
     def has_order(self) -> bool:
-        """Whether all that was handed out in the present epoch comes in the same order again."""
+        """Whether the order of the present epoch would be the same again."""
         return not self._unordered
 
     def unnumbered(self) -> str:
-        """Return the name of a pipe of which no state can be taken, or nothing."""
+        """Return the name of a pipe of which no state can be taken, or ""."""
         return unnumbered(self._unordered)
 
     @property
     def is_started(self) -> bool:
-        """Whether the service has adapted the graph, from the state that it was to start from."""
+        """Whether the service has started, and from the state that it was to start from."""
         return self.adapted is not None and not self.is_outdated
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the service has started before it was given the state to start from."""
+        """Whether the service started before it was given the state to start from."""
         return self.adapted is not None and self._started_from != self._service_state
 
     @property
     def is_begun(self) -> bool:
-        """Whether the service adapts the graph, or has done so."""
-        return self.adapted is not None or self._starting.is_taken()
+        """Whether the service is starting or has started."""
+        return self.adapted is not None or self._starting.is_held()
 
     def needs_finalize(self) -> bool:
-        """Whether the service holds something that nobody has given back."""
+        """Whether the service holds something that it has not released yet."""
         return self.adapted is not None and not self.is_closed and self._service.needs_finalize()
 
     def length(self, datapipe: Any) -> int:
-        """Return how many items an epoch of a graph has; TypeError where that is not known yet."""
+        """Return how many items an epoch of a graph has; TypeError if that is not known yet."""
         changer = graph_changer(self._service)
         if not changer:
             return self._service.length(datapipe)
@@ -116,10 +125,10 @@ class Lifecycle:
         return len(self.adapted)
 
     async def start(self) -> None:
-        """Let the service adapt the graph; a start that fails may be tried again."""
+        """Start the service; a start that fails may be tried again."""
         if self.is_started and not self.is_closed:
             return
-        async with self._starting.turn():
+        async with self._starting.held():
             self._check_open()
             if self._datapipe is None:
                 raise RuntimeError("the loader has no graph yet: call load_state_dict first")
@@ -129,7 +138,7 @@ class Lifecycle:
                 await self._initialize()
 
     async def begin_epoch(self, start: EpochStart) -> Run[Any]:
-        """Open an epoch, after ending the one before; return the run of the graph, to be begun."""
+        """End the epoch before, begin one, and return the run of the graph to iterate."""
         await self.start()
         await self.end_epoch()
         self._epoch_open = True
@@ -140,23 +149,23 @@ class Lifecycle:
             raise
 
     async def end_epoch(self) -> None:
-        """Tell the service that the epoch is over, if one is open."""
+        """Tell the service that the epoch is over, if one runs."""
         if self._epoch_open:
             self._epoch_open = False
             await self._calls.finalize_iteration()
 
     def pause(self) -> None:
-        """Tell the service, and what runs in this process, to produce nothing more for now."""
+        """Let the service, and the pipes in this process, produce nothing for now."""
         self._service.pause()
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Tell the service, and what runs in this process, to go on."""
+        """Let the service, and the pipes in this process, produce items again."""
         self._set_paused(False)
         self._service.resume()
 
     def limit(self, num_items: int | None) -> None:
-        """Tell the service how many items will be handed out before a stop."""
+        """Tell the service after how many items the loader will stop for a while."""
         self._service.limit(num_items)
 
     async def aclose(self) -> None:
@@ -190,11 +199,11 @@ class Lifecycle:
             state = self._service_state
             adapted = await self._adapted(state)
             await self._calls.verify(Facts(graph, self._service.worker_count()))
-            # A close that came meanwhile found nothing to finalize yet.
+            # A close that came meanwhile has found nothing to finalize.
             self._check_open()
             self.adapted, self._started_from = adapted, state
         except BaseException as failure:
-            # What was begun is undone, so that the start may be tried again.
+            # Undo what was done, so that the start may be tried again.
             try:
                 await bounded(self._calls.finalize())
             except Exception as error:  # noqa: BLE001 - the failure itself matters more
@@ -235,7 +244,7 @@ class Lifecycle:
             check_added(self._given, prepared)
         pipes = pipes_of(prepared)
         self._epoch = epoch = Epoch(pipes)
-        # Where no state can be taken nobody needs to know what was handed out, maybe for ever.
+        # If no state can be taken, nothing has to be recorded for one, maybe without an end.
         takes_states = not any(map(has_no_place, pipes))
         cursors = with_orders(epoch, pipes, start.cursors) if takes_states else start.cursors
         self._unordered = list(filter(is_without_order, pipes))
@@ -245,7 +254,7 @@ class Lifecycle:
         return run
 
     async def _prepared(self, reset: IterResetFn, seed_generator: SeedGenerator) -> Any:
-        """Return the graph as a reset makes it, and give seeds to what came into it."""
+        """Return the graph that a reset makes, with seeds for the pipes that it added."""
         if reset is unchanged:
             return self.adapted
         known = pipes_of(self.adapted)
@@ -262,7 +271,7 @@ class Lifecycle:
         except Exception as error:
             if not self._service.worker_count():
                 raise
-            # The same reset runs in the workers: it must not matter where it fails first.
+            # The same reset runs in the workers. The error is the same wherever it fails first.
             raise WorkerStartupError(
                 f"the workers could not begin the epoch: a reset of {self._service!r} raised"
                 f" {error!r}"
@@ -270,7 +279,7 @@ class Lifecycle:
 
 
 async def bounded(work: Any) -> None:
-    """Finish closing work, for a bounded time, even if cancelled; then the cancel goes on."""
+    """Finish closing work, for a bounded time, even if cancelled; then raise the cancel."""
     task = begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
     try:
         await asyncio.shield(task)
@@ -281,9 +290,46 @@ async def bounded(work: Any) -> None:
 
 
 async def _wait_out(task: asyncio.Task[Any], seconds: float) -> None:
-    """Wait for a task for so long, however often whoever waits is cancelled meanwhile."""
+    """Wait so long for a task, however often this is cancelled meanwhile."""
     end = time.monotonic() + seconds
     with shielded():
         while not task.done() and (left := end - time.monotonic()) > 0:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([task], timeout=left)
+
+
+class CrossLoopLock:
+    """A lock for tasks of several event loops in several threads, first come, first served.
+
+    A lock of asyncio's own belongs to the first loop on which somebody waits for it.
+    """
+
+    def __init__(self) -> None:
+        # Garbage that is collected in here may release this lock.
+        self._lock = threading.RLock()
+        # The holder first, then those who wait.
+        self._queue: deque[Future[None]] = deque()
+
+    def is_held(self) -> bool:
+        """Whether somebody holds the lock."""
+        return bool(self._queue)
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Wait for the lock, and hold it for the block."""
+        turn: Future[None] = uncancellable()
+        with self._lock:
+            self._queue.append(turn)
+            self._wake_first()
+        try:
+            if not turn.done():
+                await asyncio.wrap_future(turn)
+            yield
+        finally:
+            with self._lock:
+                self._queue.remove(turn)
+                self._wake_first()
+
+    def _wake_first(self) -> None:
+        if self._queue and not self._queue[0].done():
+            self._queue[0].set_result(None)

@@ -1,21 +1,22 @@
 """How a loader is doing.
 
-This file is about ``LoaderStats``, a picture of one moment: what was handed out, who
-waited for whom, and where the time went.
+This file is about ``LoaderStats``, a picture of one moment: how many items there were, who
+waited for whom, and where the time went; as a table, as one sentence (the verdict) and as
+metrics for a program. ``Timing`` measures the time of an epoch.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.edges import edges_of
-from asyncloader.datapipes.watch.tallies import UNCOUNTED, Tally, tallies_of
+from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watched, Watching, tallies_of
 from asyncloader.graph.walk import breadth_first
-from asyncloader.loader import metrics, table, verdict
-from asyncloader.loader.timing import Timing
 from asyncloader.workers.worker_side.account import WorkerStats
 
 #: Where a pipe may run.
@@ -24,26 +25,26 @@ LOADER, WORKERS, DISPATCHER = "loader", "workers", "dispatcher"
 
 @dataclass(frozen=True)
 class StageStats:
-    """What one pipe of the graph has come to in the present epoch, in all processes together."""
+    """Items, errors and time of one pipe in the present epoch, in all processes together."""
 
-    #: What the pipe is called: ``map(decode)``.
+    #: The name of the pipe: ``map(decode)``.
     name: str
     #: "loader", "workers" or "dispatcher": where it runs.
     where: str
-    #: How many items it yielded, or None where it does not count them.
+    #: How many items it yielded, or None if it does not count them.
     items: int | None
     #: Items a second, or None.
     rate: float | None
-    #: How many items its function failed on, where that is tolerated.
+    #: How many items its function failed on, if it tolerates failures.
     errors: int
     #: How many seconds threads spent in it: in its function, or waiting for what it does.
     seconds: float
-    #: That as a part of the time that those who run it have had, from 0 to 1.
+    #: Those seconds as a part of the time of the threads or processes that run it, from 0 to 1.
     share: float
-    #: How many items it holds or has under way, and how many it may; 0 where it has no bound.
+    #: How many items it holds or works on, and how many it may; 0 if there is no bound.
     held: int
     room: int
-    #: Whether those are calls under way, so that it is busy when it is full.
+    #: Whether those are calls in progress, so that the pipe is busy when it is full.
     holds_calls: bool
     #: Whether it reads from no other pipe.
     is_source: bool
@@ -51,24 +52,24 @@ class StageStats:
 
 @dataclass(frozen=True, repr=False)
 class LoaderStats:
-    """How a loader is doing: in the present epoch, or in the last one where that is over.
+    """How a loader is doing in the present epoch, or in the last one if that is over.
 
-    Printed, it is a table. Time in the pipes is looked at a few times a tenth of a second, so
-    of an epoch that was shorter nothing is known.
+    Printed, it is a table. The time in the pipes is sampled about 20 times a second, so
+    nothing is known about the pipes of a very short epoch.
     """
 
     #: Epochs that were begun.
     epochs: int
-    #: Items that were handed out.
+    #: Items that the loader yielded in this epoch.
     items: int
-    #: Processes that died and were replaced, since the loader was started.
+    #: Processes that died and were replaced since the loader was started.
     restarts: int = 0
-    #: For how long the epoch has run, and for how much of that the consumer waited for items.
+    #: How many seconds the epoch has run, and for how many of them the consumer waited.
     seconds: float = 0.0
     waited: float = 0.0
-    #: The pipes, from the source on.
+    #: The pipes, sources first.
     stages: tuple[StageStats, ...] = ()
-    #: The worker processes, the dispatching one among them.
+    #: The worker processes, with the dispatching process if there is one.
     workers: tuple[WorkerStats, ...] = ()
 
     @property
@@ -78,23 +79,26 @@ class LoaderStats:
 
     @property
     def errors(self) -> int:
-        """Items that functions failed on, where that is tolerated."""
+        """Items that functions failed on, in pipes that tolerate failures."""
         return sum(stage.errors for stage in self.stages)
 
     def verdict(self) -> str:
-        """Return who is the bottleneck, and what to do about it, in one sentence."""
-        return verdict.verdict(self)
+        """Return what the bottleneck is, and what to do about it, in one sentence."""
+        return _verdict(self)
 
-    def as_metrics(self) -> Iterator[metrics.Metric]:
-        """Yield ``(name, labels, value)`` for each number, named as Prometheus would have it.
+    def as_metrics(self) -> Iterator[Metric]:
+        """Yield ``(name, labels, value)`` for each number, named by the rules of Prometheus.
+
+        Counters start again with each epoch, like those of a restarted program, which
+        Prometheus and OpenTelemetry understand.
 
         >>> [metric for metric in LoaderStats(epochs=2, items=7).as_metrics()][1]
         Metric(name='asyncloader_items_total', labels={}, value=7)
         """
-        return metrics.metrics_of(self)
+        return _metrics_of(self)
 
     def __repr__(self) -> str:
-        return table.table(self)
+        return _table(self)
 
 
 def stats_of(
@@ -109,61 +113,46 @@ def stats_of(
     """Return how the loader of a graph is doing."""
     seconds = timing.seconds() if epochs else 0.0
     end = timing.watching.pipes[:1]
-    tallies = tallies_of(timing.watching, {id(pipe): items for pipe in end})
-    names = Names(datapipe, seconds)
-    stages = names.stages(tallies, LOADER, seconds)
+    found = [
+        (tally, LOADER, seconds)
+        for tally in tallies_of(timing.watching, {id(pipe): items for pipe in end})
+    ]
     for where, those in _by_place(workers):
         total = sum(worker.working + worker.waiting for worker in those)
-        stages += names.stages(_merged(worker.pipes for worker in those), where, total)
-    stages.sort(key=names.order)
+        found += [(tally, where, total) for tally in _merged(worker.pipes for worker in those)]
+    # Sources first. A pipe that a service added has a name in place of a number, and comes last.
+    found.sort(key=lambda each: -each[0].pipe if isinstance(each[0].pipe, int) else 1)
+    pipes = [] if datapipe is None else breadth_first(datapipe)
     return LoaderStats(
         epochs=epochs,
         items=items,
         restarts=restarts,
         seconds=seconds,
         waited=timing.waited(),
-        stages=tuple(stages),
+        stages=tuple(_stage(*each, seconds, pipes) for each in found),
         workers=tuple(workers),
     )
 
 
-class Names:
-    """What the pipes of a loader's graph are called, by their numbers."""
-
-    def __init__(self, datapipe: Any, seconds: float) -> None:
-        self._seconds = seconds
-        pipes = [] if datapipe is None else breadth_first(datapipe)
-        self._names = [stage_name(pipe) for pipe in pipes]
-        self._sources = [not edges_of(pipe) for pipe in pipes]
-        self._numbers: dict[int, int] = {}
-
-    def stages(self, tallies: Iterable[Tally], where: str, total: float) -> list[StageStats]:
-        """Return what pipes have come to that run there, where there were so many seconds."""
-        return [self._stage(tally, where, total) for tally in tallies]
-
-    def order(self, stage: StageStats) -> int:
-        """Return where a stage comes, the source first and what a service added last."""
-        return -self._numbers.get(id(stage), -1)
-
-    def _stage(self, tally: Tally, where: str, total: float) -> StageStats:
-        number = tally.pipe
-        items = None if tally.items == UNCOUNTED else tally.items
-        stage = StageStats(
-            name=number if isinstance(number, str) else self._names[number],
-            where=where,
-            items=items,
-            rate=items / self._seconds if items is not None and self._seconds else None,
-            errors=tally.errors,
-            seconds=tally.seconds,
-            share=min(1.0, tally.seconds / total) if total else 0.0,
-            held=tally.held,
-            room=tally.room,
-            holds_calls=tally.holds_calls,
-            is_source=isinstance(number, int) and self._sources[number],
-        )
-        if isinstance(number, int):
-            self._numbers[id(stage)] = number
-        return stage
+def _stage(
+    tally: Tally, where: str, total: float, seconds: float, pipes: Sequence[Any]
+) -> StageStats:
+    """Return the stats of a pipe that runs where there were ``total`` seconds in all."""
+    pipe = None if isinstance(tally.pipe, str) else pipes[tally.pipe]
+    items = None if tally.items == UNCOUNTED else tally.items
+    return StageStats(
+        name=str(tally.pipe) if pipe is None else stage_name(pipe),
+        where=where,
+        items=items,
+        rate=items / seconds if items is not None and seconds else None,
+        errors=tally.errors,
+        seconds=tally.seconds,
+        share=min(1.0, tally.seconds / total) if total else 0.0,
+        held=tally.held,
+        room=tally.room,
+        holds_calls=tally.holds_calls,
+        is_source=pipe is not None and not edges_of(pipe),
+    )
 
 
 def _by_place(workers: Sequence[WorkerStats]) -> Iterator[tuple[str, list[WorkerStats]]]:
@@ -172,7 +161,7 @@ def _by_place(workers: Sequence[WorkerStats]) -> Iterator[tuple[str, list[Worker
 
 
 def _merged(tallies: Iterable[Sequence[Tally]]) -> list[Tally]:
-    """Return the sums of what the same pipes have come to in several processes."""
+    """Return the sums of the tallies of the same pipes in several processes."""
     merged: dict[int | str, Tally] = {}
     for tally in (each for one in tallies for each in one):
         before = merged.get(tally.pipe)
@@ -191,3 +180,320 @@ def _sum(one: Tally, other: Tally) -> Tally:
         one.room + other.room,
         one.holds_calls,
     )
+
+
+class Timing:
+    """The time of one epoch, which begins now."""
+
+    def __init__(self) -> None:
+        self.watching = Watching()
+        self._begun = perf_counter()
+        self._ended = 0.0
+        self._waited = 0.0
+        self._waiting_since = 0.0
+        self._direct: Watched | None = None
+
+    def watch_consumer(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
+        """Count as waiting the time in which the consumer's own thread runs the pipes.
+
+        To be called on the loop.
+        """
+        self.watching.add(watched, loop)
+        self._direct = watched
+
+    def begin_wait(self) -> None:
+        """Note that the consumer begins to wait."""
+        self._waiting_since = perf_counter()
+
+    def end_wait(self) -> None:
+        """Note that the consumer has what it waited for."""
+        self._waited += perf_counter() - self._waiting_since
+        self._waiting_since = 0.0
+
+    def end(self) -> None:
+        """Note that the epoch is over."""
+        if not self._ended:
+            self._ended = perf_counter()
+            if self._direct is not None:
+                self._direct.end()
+
+    def seconds(self) -> float:
+        """Return how many seconds the epoch has run."""
+        return self._now() - self._begun
+
+    def waited(self) -> float:
+        """Return how many of those seconds the consumer waited."""
+        if self._direct is not None:
+            return self._direct.working()
+        since = self._waiting_since
+        return self._waited + (max(0.0, self._now() - since) if since else 0.0)
+
+    def _now(self) -> float:
+        return self._ended or perf_counter()
+
+
+#: The text for a loader that nobody has iterated.
+_NOT_BEGUN = "no epoch was begun yet"
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def _table(stats: LoaderStats) -> str:
+    """Return the stats as a table of the stages and one of the processes."""
+    lines = [_headline(stats)]
+    if stats.stages:
+        lines += ["", *_aligned([_STAGE_HEADER, *map(_stage_row, stats.stages)])]
+    if stats.workers:
+        lines += ["", *_aligned([_WORKER_HEADER, *map(_worker_row, stats.workers)])]
+    return "\n".join(lines)
+
+
+def _percent(share: float) -> str:
+    """Return a part of a whole, from 0 to 1, as a text."""
+    return f"{100 * share:.0f} %"
+
+
+def _headline(stats: LoaderStats) -> str:
+    if not stats.epochs:
+        return _NOT_BEGUN
+    text = f"epoch {stats.epochs}: {stats.items:,} items in {stats.seconds:.1f} s"
+    text += f" ({_rate(stats.rate)})"
+    if stats.restarts:
+        text += f", {stats.restarts} restarts"
+    share = stats.waited / stats.seconds if stats.seconds else 0.0
+    return f"{text}; the consumer waited {_percent(share)} of the time"
+
+
+_STAGE_HEADER = ("stage", "runs in", "items", "rate", "errors", "time", "share", "held")
+
+
+def _stage_row(stage: StageStats) -> tuple[str, ...]:
+    return (
+        stage.name,
+        stage.where,
+        "" if stage.items is None else f"{stage.items:,}",
+        "" if stage.rate is None else _rate(stage.rate),
+        str(stage.errors or ""),
+        f"{stage.seconds:.2f} s" if stage.seconds else "",
+        _percent(stage.share) if stage.seconds else "",
+        f"{stage.held} of {stage.room}" if stage.room else "",
+    )
+
+
+_WORKER_HEADER = (
+    "process",
+    "pid",
+    "items",
+    "rate",
+    "works",
+    "sends",
+    "waits",
+    "ready",
+    "shared",
+    "restarts",
+)
+
+
+def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
+    total = (worker.working + worker.waiting) or 1.0
+    return (
+        worker.name,
+        str(worker.pid),
+        f"{worker.items:,}",
+        _rate(worker.rate),
+        _percent((worker.working - worker.handing) / total),
+        _percent(worker.handing / total),
+        _percent(worker.waiting / total),
+        str(worker.ready),
+        f"{_bytes(worker.shared_used)} of {_bytes(worker.shared_bytes)}",
+        str(worker.restarts or ""),
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows as text: names left-aligned, numbers right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [text.rjust(width) for text, width in zip(row, widths, strict=True)]
+        cells[:2] = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+
+
+def _bytes(count: float) -> str:
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return (
+        f"{count:.0f} {_UNITS[unit]}" if count >= 10 or not unit else f"{count:.1f} {_UNITS[unit]}"
+    )
+
+
+#: In a shorter time too little was seen.
+_EARLY_SECONDS = 0.5
+
+#: If the consumer waits for at most this part of the time, the loader is fast enough.
+_LITTLE = 0.1
+
+#: What takes more than this part of the time is the cause.
+_MUCH = 0.4
+
+
+def _verdict(stats: LoaderStats) -> str:
+    """Return what the bottleneck is in the present epoch, and what to do about it."""
+    if not stats.epochs:
+        return _NOT_BEGUN
+    if stats.seconds < _EARLY_SECONDS:
+        return f"too short to tell: the epoch has run for {stats.seconds:.2f} s"
+    share = stats.waited / stats.seconds
+    if share <= _LITTLE:
+        return (
+            f"the consumer is the bottleneck: it waits for items {_percent(share)} of the time,"
+            " and a faster loader would not help"
+        )
+    return f"the consumer waits {_percent(share)} of the time; {_cause(stats)}"
+
+
+def _cause(stats: LoaderStats) -> str:
+    workers = [worker for worker in stats.workers if not worker.is_dispatcher]
+    if not workers:
+        return _busiest(_stages(stats, "loader"), "the loader's", _FROM_LOADER)
+    waiting, handing = _share(workers, "waiting"), _share(workers, "handing")
+    if waiting > _MUCH:
+        return _behind_workers(stats, waiting)
+    stages = _stages(stats, "workers")
+    dealt = max((stage.share for stage in stages if _is_dealt(stage)), default=0.0)
+    if dealt > _MUCH:
+        why = _busiest(_stages(stats, "dispatcher"), "the dispatching process's", _FROM_DISPATCHER)
+        idle = f"the workers wait {_percent(dealt)} of their time for the dispatching process"
+        return f"{idle}; {why}"
+    if handing > _MUCH:
+        return (
+            f"{_percent(handing)} of a worker's time goes into sending items: send less data, or"
+            " give a larger prefetch_bytes if it waits for shared memory"
+        )
+    return _busiest(stages, "a worker's", "add workers or thread_map")
+
+
+_FROM_LOADER = "use workers (MultiProcessingReadingService), or thread_map if it releases the GIL"
+_FROM_DISPATCHER = "do it in the workers, after the dispatch, unless it must run only once"
+_FROM_LOADERS_PART = "do it in the workers if it can be copied there"
+
+
+def _behind_workers(stats: LoaderStats, waiting: float) -> str:
+    idle = f"the workers are idle {_percent(waiting)} of their time, because their prefetch is full"
+    stages = _stages(stats, "loader")
+    if max((stage.share for stage in stages), default=0.0) > _MUCH:
+        why = _busiest(stages, "the loader's", _FROM_LOADERS_PART)
+        return f"{idle}; {why}"
+    return f"{idle}: look at what runs on the event loop between the workers and the consumer"
+
+
+def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> str:
+    """Return which of the stages takes the time, and what to do about it."""
+    seen = [stage for stage in stages if stage.seconds or _is_full(stage)]
+    if not seen:
+        return "no sample of the pipes' work was taken yet"
+    stage = max(seen, key=lambda each: (each.share > _MUCH, _is_full(each), each.seconds))
+    time = f"{_percent(stage.share)} of {whose} time is in {stage.name}"
+    if _is_full(stage):
+        full = f"{stage.name} has {stage.held} of {stage.room} calls in progress"
+        return f"{full}: raise its concurrency"
+    if stage.holds_calls or stage.name.startswith("thread"):
+        return f"{time}: raise its concurrency, or add workers"
+    return f"waiting for the source: {time}" if stage.is_source else f"{time}: {advice}"
+
+
+def _stages(stats: LoaderStats, where: str) -> list[StageStats]:
+    return [stage for stage in stats.stages if stage.where == where]
+
+
+def _is_full(stage: StageStats) -> bool:
+    return stage.holds_calls and stage.held >= stage.room > 0
+
+
+def _is_dealt(stage: StageStats) -> bool:
+    return stage.name.startswith("FromDispatcher")
+
+
+def _share(workers: Sequence[WorkerStats], field: str) -> float:
+    total = sum(worker.working + worker.waiting for worker in workers)
+    return sum(getattr(worker, field) for worker in workers) / total if total else 0.0
+
+
+class Metric(NamedTuple):
+    """One number: a counter if its name ends in ``_total``, a gauge otherwise."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+    def __str__(self) -> str:
+        """The metric as a line that Prometheus reads."""
+        labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in self.labels.items())
+        return f"{self.name}{{{labels}}} {self.value}" if labels else f"{self.name} {self.value}"
+
+
+def _metrics_of(stats: LoaderStats) -> Iterator[Metric]:
+    """Yield every number of the stats; Prometheus wants those of one name together."""
+    by_name: dict[str, list[Metric]] = {}
+    for metric in _numbers(stats):
+        by_name.setdefault(metric.name, []).append(metric)
+    for metrics in by_name.values():
+        yield from metrics
+
+
+def _numbers(stats: LoaderStats) -> Iterator[Metric]:
+    yield from _metrics(
+        {},
+        {
+            "epochs_total": stats.epochs,
+            "items_total": stats.items,
+            "restarts_total": stats.restarts,
+            "epoch_seconds": stats.seconds,
+            "consumer_waited_seconds_total": stats.waited,
+        },
+    )
+    for number, stage in enumerate(stats.stages):
+        yield from _stage_metrics(stage, number)
+    for worker in stats.workers:
+        yield from _worker_metrics(worker)
+
+
+def _stage_metrics(stage: StageStats, number: int) -> Iterable[Metric]:
+    # Two stages may have the same name.
+    labels = {"stage": stage.name, "number": str(number), "where": stage.where}
+    values: dict[str, float] = {"stage_seconds_total": stage.seconds}
+    values["stage_errors_total"] = stage.errors
+    if stage.items is not None:
+        values["stage_items_total"] = stage.items
+    if stage.room:
+        values |= {"stage_held": stage.held, "stage_room": stage.room}
+    return _metrics(labels, values)
+
+
+def _worker_metrics(worker: WorkerStats) -> Iterable[Metric]:
+    return _metrics(
+        {"worker": worker.name},
+        {
+            "worker_items_total": worker.items,
+            "worker_working_seconds_total": worker.working,
+            "worker_sending_seconds_total": worker.handing,
+            "worker_waiting_seconds_total": worker.waiting,
+            "worker_ready_items": worker.ready,
+            "worker_restarts_total": worker.restarts,
+            "worker_shared_memory_used_bytes": worker.shared_used,
+            "worker_shared_memory_bytes": worker.shared_bytes,
+        },
+    )
+
+
+def _metrics(labels: dict[str, str], values: dict[str, float]) -> Iterator[Metric]:
+    for name, value in values.items():
+        yield Metric(f"asyncloader_{name}", labels, value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,28 +1,41 @@
-"""What a reading service is.
+"""What a reading service is, and how a loader calls one.
 
-This file is about the moments of a service's life, which a loader calls in this
-order:
+This file is about ``ReadingServiceInterface``: the moments of a service's life, which a
+loader calls in this order:
 
     initialize ── verify ── (initialize_iteration ── finalize_iteration) per epoch ── finalize
 
-and about resets, which services hand on to the graph at the start of an epoch.
+and about resets, the functions that services pass on to the graph at the start of an epoch.
+A user's service may be written in several styles: methods may be async or plain, take no
+``iter_reset_fn``, return None instead of a function, or return any iterable instead of a
+pipe. Behind ``ServiceCalls`` all of them look the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
+from asyncloader.datapipes.items.sources import IterableWrapper
+from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.deadline import time_left
+from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
+from asyncloader.transport.code import dumps_code, loads_code
 from asyncloader.workers.worker_side.account import WorkerStats
 
 P = ParamSpec("P")
 
-#: A coroutine function that prepares a graph for an epoch and returns it. It acts
-#: on the graph it is given, ignores pipes it does not find, and captures values
-#: only, since it may run in another process.
+#: A reset: a coroutine function that prepares a graph for an epoch and returns it. It acts on
+#: the graph it is given, ignores pipes it does not find, and captures plain values only,
+#: since it may run in another process.
 IterResetFn = Callable[[Any], Awaitable[Any]]
 
 
@@ -31,30 +44,21 @@ async def unchanged(datapipe: Any) -> Any:
     return datapipe
 
 
-def either_colour(method: Callable[P, Awaitable[Any]]) -> Callable[P, Any]:
-    """Let type checkers accept a plain ``def`` in place of this method, as a loader does."""
+def sync_or_async(method: Callable[P, Awaitable[Any]]) -> Callable[P, Any]:
+    """Typing only: accept a plain ``def`` that overrides this method, as a loader does."""
     return method
 
 
-def any_style(method: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Let them accept one that takes less, too, or other resets."""
+def any_signature(method: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """Typing only: accept sync overrides, fewer parameters, and other types of resets too."""
     return method
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a loader once its services are initialized, and must agree among ranks."""
-
-    #: Of the graph before any service adapted it.
-    graph: Fingerprint
-    num_workers: int
 
 
 class ReadingServiceInterface:
-    """Says how a graph is run; one method for each moment of a loader's life.
+    """Says how a graph is run, with one method for each moment of a loader's life.
 
-    Every method may be written as a plain ``def`` as well. A service must be
-    copyable and picklable before ``initialize``.
+    Every method may also be a plain ``def``. A service must be copyable and picklable
+    before ``initialize``.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -66,62 +70,62 @@ class ReadingServiceInterface:
     [[0, 1], [2, 3]]
     """
 
-    @either_colour
+    @sync_or_async
     async def initialize(self, datapipe: Any) -> Any:
-        """Adapt the graph, before the first epoch; return what is to be iterated.
+        """Change the graph before the first epoch, and return what is to be iterated.
 
-        That is done once, unless the start fails or comes before a state is loaded: then
-        ``finalize`` follows, and the next start.
+        This is called once, unless the start fails or a state is loaded after the start:
+        then ``finalize`` follows, and later the next start.
         """
         return datapipe
 
-    @either_colour
+    @sync_or_async
     async def verify(self, facts: Facts) -> None:
-        """Compare what must be the same elsewhere, once all services are initialized.
+        """Check what must be the same on all ranks, after all services are initialized.
 
-        What it raises keeps the loader from starting, as if ``initialize`` had raised it.
+        An error keeps the loader from starting, as if ``initialize`` had raised it.
         """
 
-    @any_style
+    @any_signature
     async def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
         """Begin an epoch.
 
-        ``seed_generator`` is this epoch's own: what is done to it is seen by the
-        services that follow and by the loader. Return a reset that includes
-        ``iter_reset_fn``, the reset of the services before.
+        ``seed_generator`` is this epoch's own: later services and the loader see what is
+        done to it. Return a reset that includes ``iter_reset_fn``, the reset of the services
+        before this one.
         """
         return iter_reset_fn
 
-    @either_colour
+    @sync_or_async
     async def finalize_iteration(self) -> None:
-        """End an epoch, at its natural end or when it is abandoned; once for each."""
+        """End an epoch, at its natural end or when it is abandoned; once for each epoch."""
 
-    @either_colour
+    @sync_or_async
     async def finalize(self) -> None:
-        """Give back everything the service holds; it may be called more than once."""
+        """Release everything the service holds; it may be called more than once."""
 
     def needs_finalize(self) -> bool:
-        """Whether ``finalize`` alone gives back what the service holds.
+        """Whether the service holds something that only ``finalize`` releases.
 
-        A loader that is dropped without a shutdown then calls it, with a warning.
+        Then a loader that is dropped without a shutdown calls it, with a warning.
         """
         return type(self).finalize is not ReadingServiceInterface.finalize
 
     def length(self, datapipe: Any) -> int:
-        """Return how many items an epoch of the graph has; TypeError where nobody can tell."""
+        """Return how many items an epoch of the graph has; TypeError if that is unknown."""
         return len(self.share(datapipe))
 
     def graph_changer(self) -> str:
-        """Return what may put other pipes into the graph when the loader starts; or nothing.
+        """Return the name of what may change the graph when the loader starts, or "".
 
-        Where there is something, the length is that of what ``initialize`` returned.
+        If there is something, the length is that of the graph that ``initialize`` returned.
         """
         return ""
 
     def share(self, datapipe: Any) -> Any:
-        """Return a graph with as many items as are left to this loader where others have theirs."""
+        """Return a graph with as many items as this rank's share of the graph."""
         return datapipe
 
     def worker_count(self) -> int:
@@ -133,7 +137,7 @@ class ReadingServiceInterface:
         return True
 
     def rank(self) -> tuple[int, int]:
-        """Return which rank this is, and of how many the items are divided among."""
+        """Return which rank this is, and how many ranks divide the items among them."""
         return 0, 1
 
     def worker_stats(self) -> list[WorkerStats]:
@@ -145,10 +149,10 @@ class ReadingServiceInterface:
         return 0
 
     def pause(self) -> None:
-        """Produce nothing more until ``resume``; the item in progress may finish."""
+        """Produce nothing more until ``resume``; an item in progress may finish."""
 
     def resume(self) -> None:
-        """Go on producing after ``pause`` or a limit."""
+        """Produce items again, after ``pause`` or a limit."""
 
     def seed_rest(self) -> None:
         """Give pipes that stay with the loader the seeds that were drawn for them in this epoch.
@@ -157,11 +161,11 @@ class ReadingServiceInterface:
         """
 
     def limit(self, num_items: int | None) -> None:
-        """Know that the loader hands out so many items and then stops for a while."""
+        """Note that the loader yields so many items and then stops for a while."""
 
 
 class CheckpointableReadingServiceInterface(ReadingServiceInterface):
-    """A reading service whose own state is part of a loader's snapshot.
+    """A reading service whose own state is part of the loader's state.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -189,13 +193,268 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
     """
 
     def checkpoint(self) -> bytes:
-        """Return the service's state; called at any moment, and must not wait."""
+        """Return the service's state. It is called at any moment, and must not wait."""
         raise NotImplementedError(f"{type(self).__qualname__} must define checkpoint")
 
-    @either_colour
+    @sync_or_async
     async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
-        """Adapt the graph as ``initialize`` does, going on from a checkpoint."""
+        """Change the graph as ``initialize`` does, resuming from a checkpoint."""
         raise NotImplementedError(f"{type(self).__qualname__} must define restore")
 
     def check(self, serialized_state: bytes) -> None:
-        """Raise an error if ``restore`` could not go on from a checkpoint; change nothing."""
+        """Raise an error if ``restore`` could not resume from a checkpoint; change nothing."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be the same on all ranks once a loader's services are initialized."""
+
+    #: The graph as it was before any service changed it.
+    graph: Fingerprint
+    num_workers: int
+
+
+#: How much longer than the time to close a user's service may take, in seconds.
+_LATE_SECONDS = 0.1
+
+#: Our own services keep to that time themselves, but may be late on a busy machine.
+_OURS_LATE_SECONDS = 2.0
+
+
+class ServiceCalls:
+    """The moments of one service's life, each as a coroutine with one meaning."""
+
+    def __init__(self, service: Any) -> None:
+        self.service = service
+
+    async def initialize(self, datapipe: Any, *, workers: int = 0) -> Any:
+        """Return the changed graph, as a pipe.
+
+        In a loader with workers, an error of a user's service becomes the cause of a
+        WorkerStartupError, like any other error that keeps workers from starting.
+        """
+        try:
+            adapted = await result_of(self.service.initialize(datapipe))
+        except LoaderError:
+            raise
+        except Exception as error:
+            if not workers or not is_users(self.service):
+                raise
+            raise WorkerStartupError(
+                f"the workers were not started: {self.service!r}.initialize raised {error!r}"
+            ) from error
+        return _as_pipe(self.service, "initialize", adapted)
+
+    async def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+        """Return the graph as the service changes it when it resumes from its state."""
+        return _as_pipe(
+            self.service,
+            "restore",
+            await result_of(self.service.restore(datapipe, serialized_state)),
+        )
+
+    async def verify(self, facts: Facts) -> None:
+        """Let the service check what must be the same on all ranks."""
+        await result_of(self.service.verify(facts))
+
+    @functools.cached_property
+    def _takes_reset(self) -> bool:
+        return _takes_reset(self.service.initialize_iteration)
+
+    @functools.cached_property
+    def _is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.service.initialize_iteration)
+
+    def checkpoint(self) -> bytes | None:
+        """Return the service's own state, or None if it has none."""
+        state: bytes | None = None
+        if hasattr(self.service, "checkpoint"):
+            state = self.service.checkpoint()
+        if state is not None and not isinstance(state, bytes):
+            raise SnapshotError(
+                f"{type(self.service).__qualname__}.checkpoint must be a plain method that"
+                f" returns bytes, got {type(state).__name__}"
+            )
+        return state
+
+    def check(self, serialized_state: bytes) -> None:
+        """Raise SnapshotError if the service cannot resume from a state."""
+        if not hasattr(self.service, "restore"):
+            raise SnapshotError(
+                f"the state holds a checkpoint of its reading service, but {self.service!r} has no"
+                " restore method; use the service that the state was taken with"
+            )
+        check = getattr(self.service, "check", None)
+        if check is None:
+            return
+        try:
+            check(serialized_state)
+        except SnapshotError:
+            raise
+        except Exception as error:
+            raise SnapshotError(
+                f"{self.service!r} cannot resume from reading_service_state: {error!r}"
+            ) from error
+
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn
+    ) -> IterResetFn:
+        """Return the reset that includes ``iter_reset_fn``."""
+        begin = self.service.initialize_iteration
+        if not self._takes_reset:
+            own = await result_of(begin(seed_generator))
+            return iter_reset_fn if own is None else self._own(_composed(iter_reset_fn, own))
+        given: Callable[[Any], Any] | None = iter_reset_fn
+        if not self._is_async:
+            given = None if iter_reset_fn is unchanged else PlainReset(iter_reset_fn)
+        returned = await result_of(begin(seed_generator, given))
+        if returned is None or returned is given:
+            return iter_reset_fn
+        return self._own(_awaited(returned))
+
+    def _own(self, reset: IterResetFn) -> ServiceReset:
+        return ServiceReset(reset, type(self.service).__qualname__)
+
+    async def finalize_iteration(self) -> None:
+        """End the epoch."""
+        await self._in_time("finalize_iteration", self.service.finalize_iteration)
+
+    async def finalize(self) -> None:
+        """Release everything."""
+        await self._in_time("finalize", self.service.finalize)
+
+    async def _in_time(self, moment: str, call: Callable[[], Any]) -> None:
+        """Await a method; if it outlasts the time to close, cancel it with a warning."""
+        left = time_left()
+        if left == math.inf:
+            await result_of(call())
+            return
+        try:
+            # A service that watches the time itself gives a better message, so it comes first.
+            late = _LATE_SECONDS if is_users(self.service) else _OURS_LATE_SECONDS
+            async with asyncio.timeout(left + late) as bound:
+                await result_of(call())
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            warnings.warn(
+                f"{self.service!r} was still inside {moment}() when the time to close its loader"
+                " was over, so the call was cancelled",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+async def result_of(result: Any) -> Any:
+    """Return a result, after awaiting it if it can be awaited."""
+    while inspect.isawaitable(result):
+        result = await result
+    return result
+
+
+def _as_pipe(service: Any, method: str, adapted: Any) -> Any:
+    if is_pipe(adapted):
+        return adapted
+    if isinstance(adapted, Iterable | AsyncIterable):
+        return IterableWrapper(adapted, deepcopy=False)
+    raise TypeError(
+        f"{type(service).__qualname__}.{method} must return a pipe or an iterable,"
+        f" got {type(adapted).__name__}"
+    )
+
+
+def _takes_reset(begin: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(begin).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(parameter.kind in kinds for parameter in parameters)
+    return count > 1 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def _awaited(reset: Callable[[Any], Any]) -> IterResetFn:
+    async def awaited(datapipe: Any) -> Any:
+        return await result_of(reset(datapipe))
+
+    return reset if inspect.iscoroutinefunction(reset) else awaited
+
+
+def _composed(first: IterResetFn, then: Callable[[Any], Any]) -> IterResetFn:
+    async def composed(datapipe: Any) -> Any:
+        return await result_of(then(await first(datapipe)))
+
+    return composed
+
+
+def as_reset(given: Callable[[Any], Any] | None) -> IterResetFn:
+    """Return a reset to await, made of what a service passes on: async, plain or None."""
+    if given is None:
+        return unchanged
+    return given.reset if isinstance(given, PlainReset) else _awaited(given)
+
+
+class ServiceReset:
+    """A reset that a service returned; an error names the service if it cannot be pickled."""
+
+    def __init__(self, reset: IterResetFn, service_name: str) -> None:
+        self._reset = reset
+        self._service_name = service_name
+
+    async def __call__(self, datapipe: Any) -> Any:
+        return await self._reset(datapipe)
+
+    def __reduce__(self) -> Any:
+        # Pickled by itself, so that a reset that includes this one is not blamed for it.
+        try:
+            return loads_code, (dumps_code(self._reset),)
+        except WorkerStartupError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise WorkerStartupError(
+                f"the reset of {self._service_name} cannot be sent to the workers: {error!r}; let"
+                " it capture plain values only"
+            ) from error
+
+
+class PlainReset:
+    """A reset for a service with plain methods, which calls it without awaiting."""
+
+    def __init__(self, reset: IterResetFn) -> None:
+        self.reset = reset
+
+    def __call__(self, datapipe: Any) -> Any:
+        return _finished(self.reset(datapipe))
+
+
+def _finished(work: Any) -> Any:
+    coroutine: Coroutine[Any, Any, Any] = result_of(work)
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise TypeError(
+        "this reset has to wait, which a plain initialize_iteration cannot do; write it as"
+        " `async def initialize_iteration`, and await iter_reset_fn(datapipe) in its reset"
+    )
+
+
+def is_users(service: Any) -> bool:
+    """Whether a service is the user's own class."""
+    return not type(service).__module__.startswith("asyncloader.")
+
+
+def graph_changer(service: Any) -> str:
+    """Return the name of what may change a service's graph, or "".
+
+    A user's service that defines ``length`` or ``share`` itself is believed.
+    """
+    kind = type(service)
+    if not _all_ours(kind, "length", "share"):
+        return ""
+    if not _all_ours(kind, "initialize"):
+        return f"{kind.__qualname__}.initialize"
+    changer: str = service.graph_changer()
+    return changer
+
+
+def _all_ours(kind: type, *methods: str) -> bool:
+    return all(getattr(kind, name).__module__.startswith("asyncloader.") for name in methods)

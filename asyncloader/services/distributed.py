@@ -1,8 +1,7 @@
 """Running a graph on several ranks.
 
-This file is about ``DistributedReadingService``: each rank of a torch.distributed run
-loads its own share of the items, in one order that all of them know, and as many as the
-others.
+This file is about ``DistributedReadingService``: each rank of a torch.distributed run loads
+its own share of the items, in one order that all ranks know, and as many as the others.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from asyncloader.adapters.full_sync import FullSync
+from asyncloader.adapters.endings import FullSync
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.calls import full_sync
 from asyncloader.datapipes.calls.meeting import Meeting
 from asyncloader.datapipes.pipe.arguments import checked_seconds
 from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
 from asyncloader.errors import RankError
-from asyncloader.graph.copying import copy_graph
 from asyncloader.graph.cut import no_order_in_dividing
+from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.graph.settings import apply_sharding
 from asyncloader.graph.walk import breadth_first
@@ -46,21 +45,21 @@ class DistributedReadingService(ReadingServiceInterface):
     """Load a share of the items on every rank of a torch.distributed run.
 
     A ``sharding_filter`` in the graph says where items are divided among the ranks. All
-    ranks shuffle alike, by the seed of rank 0, and each yields as many items as the rank
-    with the fewest, by a ``fullsync`` at the end of the graph. The loader of every rank must
-    have the same graph. ``timeout`` is how many seconds the ranks wait for one another.
+    ranks shuffle in the same order, by the seed of rank 0. Each yields as many items as the
+    rank with the fewest, by a ``fullsync`` at the end of the graph. The loader of every rank
+    must have the same graph. ``timeout`` is how many seconds the ranks wait for one another.
 
     For worker processes on every rank put it first:
     ``SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(2))``.
 
-    To go on later, keep the ``state_dict()`` of every rank, taken after the same number of
-    items. As many ranks as before load each its own, or all of them a list of all states,
-    ``loader.load_state_dict([of_rank_0, of_rank_1])``. From that list any other number of
-    ranks and workers goes on, where only one-to-one pipes follow the ``sharding_filter``
-    (batch before it); elsewhere a SnapshotError names the pipe in the way.
+    To resume later, keep the ``state_dict()`` of every rank, taken after the same number of
+    items. With as many ranks as before, each rank loads its own state, or all load a list of
+    all states, ``loader.load_state_dict([of_rank_0, of_rank_1])``. From that list any other
+    number of ranks and workers can resume if only one-to-one pipes follow the
+    ``sharding_filter`` (batch before it); otherwise a SnapshotError names the pipe that
+    prevents it.
 
-    Under torchrun, with ``init_process_group("gloo")`` alone, each rank has its share; this is a
-    run of one rank.
+    Under torchrun, a plain ``init_process_group("gloo")`` is enough. This is a run of one rank:
 
     >>> import torch.distributed as dist
     >>> from asyncloader import DataLoader2
@@ -99,7 +98,7 @@ class DistributedReadingService(ReadingServiceInterface):
         if others := _differing(said):
             raise RankError(
                 f"the graph on {ranks_in_words(others)} differs from that on rank 0, and all ranks"
-                f" must have the same; here, on rank {self._meeting.group.rank}, it is"
+                f" must have the same graph; on this rank, {self._meeting.group.rank}, it is"
                 f" {_graph_in_words(facts.graph)}",
                 ranks=tuple(others),
             )
@@ -121,7 +120,7 @@ class DistributedReadingService(ReadingServiceInterface):
         _check_seeds(said)
         for pipe in self._synced:
             pipe.meeting.epoch = self._meeting.epoch
-        # The generator is this epoch's clone: services after this one draw from what is set here.
+        # The generator is this epoch's own: later services draw from what is set here.
         seed_generator.adopt(said[0].count)
         seed_generator.spawn(self._meeting.group.rank, inplace=True)
         return iter_reset_fn
@@ -142,7 +141,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return own_rank(), world_size()
 
     def share(self, datapipe: Any) -> Any:
-        # The last rank has the fewest, where all of them divide the same items.
+        # The last rank has the fewest items, and all ranks yield as many as that one.
         size = world_size()
         return apply_sharding(copy_graph(datapipe), size, size - 1, SHARDING_PRIORITIES.DISTRIBUTED)
 
@@ -150,29 +149,29 @@ class DistributedReadingService(ReadingServiceInterface):
         return f"DistributedReadingService(timeout={self.timeout:g})"
 
     async def _check_places(self, said: Sequence[Statement], step: int) -> None:
-        """Compare how many items each rank has of an epoch that is gone on with."""
+        """Check that all ranks resume their epoch after the same number of items."""
         places = await self._meeting.agree(Kind.PLACE, count=step)
         if others := _differing(places):
             counts = ", ".join(str(each.count) for each in places)
             raise RankError(
-                f"{ranks_in_words(others)} would go on after another item of the epoch than rank 0"
-                f" (by rank: {counts}); load states of one moment on every rank",
+                f"{ranks_in_words(others)} would resume after another item of the epoch than rank"
+                f" 0 (by rank: {counts}); load states of the same moment on every rank",
                 ranks=tuple(others),
             )
-        # The ranks agree on a seed with the first item. Until then, each has its own.
+        # The ranks agree on a seed at the first item. Until then, each has its own.
         if step and (others := _differing(said)):
             raise RankError(
-                f"{ranks_in_words(others)} would go on with an epoch of another seed than rank 0;"
-                " load states of one moment on every rank",
+                f"{ranks_in_words(others)} would resume an epoch with another seed than rank 0;"
+                " load states of the same moment on every rank",
                 ranks=tuple(others),
             )
 
     async def _equip(self, end: Any) -> None:
-        """Give the pipes that synchronize a meeting each; the last one shares this service's."""
+        """Give each fullsync pipe a meeting of its own; the last one shares this service's."""
         pipes = [pipe for pipe in breadth_first(end) if isinstance(pipe, full_sync.FullSync)]
         for pipe in pipes:
             self._synced.append(pipe)
-            # Two that met in one place could come to it in a different order on each rank.
+            # Two pipes with one meeting could come to it in another order on each rank.
             is_last = pipe is end
             pipe.meeting = self._meeting if is_last else Meeting(await open_group(pipe.timeout))
 
@@ -188,7 +187,7 @@ def _check_run() -> None:
 def _check_order(pipes: Sequence[Any]) -> None:
     if any(isinstance(pipe, FromWorkers) for pipe in pipes):
         raise ValueError(
-            "the graph is in worker processes already, where it cannot be divided among ranks any"
+            "the graph runs in worker processes already and cannot be divided among ranks any"
             " more; put DistributedReadingService before MultiProcessingReadingService"
         )
 
@@ -198,7 +197,7 @@ def _warn_of_repeats(pipes: Sequence[Any]) -> None:
         warnings.warn(
             "nothing shards the graph, so every rank will load all its items. Put"
             " .sharding_filter() where items are to be divided (after shuffle), or give the loader"
-            " a ShardingPolicy adapter. Where the ranks read different data, say so by"
+            " a ShardingPolicy adapter. If each rank reads different data, use"
             " .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)",
             stacklevel=2,
         )
@@ -214,8 +213,8 @@ def _check_seeds(said: Sequence[Statement]) -> None:
     if overruled:
         raise RankError(
             f"the seed that was given to {ranks_in_words(overruled)} for this epoch differs from"
-            " that of rank 0, which counts; call seed() with the same number on every rank, or on"
-            " rank 0 alone",
+            " the seed of rank 0, which is used; call seed() with the same number on every rank, or"
+            " only on rank 0",
             ranks=tuple(overruled),
         )
 

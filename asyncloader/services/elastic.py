@@ -1,38 +1,47 @@
-"""A graph's place under another number of workers.
+"""The place of a run, made that of a run with other numbers of workers or ranks.
 
-This file is about ``refit``: cursors that were taken under some number of workers, made
-those that another number of workers, or none, goes on from. That can be done where the
-order does not depend on the number: where each item behind the division is made of one
-item before it.
+This file is about ``refit``: cursors taken under one number of workers become the cursors
+that another number of workers, or none, resumes from. That is possible where the order does
+not depend on the number: where each item after the division is made of one item before it.
 
     source ─ shuffle ─ sharding_filter ─ map ─ map      the same order for 0, 1, 2 … workers
     source ─ shuffle ─ sharding_filter ─ batch          each number has batches of its own
+
+And it is about ``regroup``: the places of all ranks of a run become the place of one rank of
+a run with other ranks. That is possible where all ranks together have yielded the beginning
+of one order, and where each item after the division among the ranks is made of one item
+before it. Each rank has as many items in a row as it has workers:
+
+    2 ranks with 2 workers each    0 1 │ 2 3 │ 0 1 │ 2 3 │ …
+    3 ranks without workers        0 │ 1 │ 2 │ 0 │ 1 │ 2 │ …
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.kinds import functional_name, is_dispatch
+from asyncloader.datapipes.pipe.kinds import functional_name, is_dispatch, is_filter_of_shards
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
+from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.workers.conversation.messages import DealStart, Mark
 from asyncloader.workers.loader_side.place import StreamPlace, WorkerStart, place_of_cursor
 from asyncloader.workers.worker_side.alike import keeps_positions
 from asyncloader.workers.worker_side.supply import FromDispatcher
 
-#: The cursor of a part that goes on by its position alone, in however many workers.
+#: The key of the cursor of a part that resumes by its position alone, in any number of workers.
 SPREAD = "spread"
 
 
 def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
-    """Return the cursors for ``run_with`` workers; SnapshotError, naming the pipe in the way.
+    """Return the cursors for ``run_with`` workers; SnapshotError names a pipe that prevents it.
 
     ``datapipe`` is the graph before it was divided.
     """
@@ -40,7 +49,7 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
         return cursors
     fitted = dict(cursors)
     clash = (
-        f"the state was taken with {_workers(taken_with)} and cannot go on with"
+        f"the state was taken with {_workers(taken_with)} and cannot be resumed with"
         f" {_workers(run_with)}"
     )
     for part in cut_graph(datapipe).parts:
@@ -50,8 +59,8 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
         found = {number: fitted.pop(number) for number in list(fitted) if number in above}
         if own is not None and not own.get("in_order", True):
             raise SnapshotError(
-                f"the state was taken with {_workers(taken_with)} and in_order=False, so that it"
-                f" cannot go on with {_workers(run_with)}: use as many workers as before"
+                f"the state was taken with {_workers(taken_with)} and in_order=False, so it"
+                f" cannot be resumed with {_workers(run_with)}: use as many workers as before"
             )
         if own is not None and "workers" in own:
             found = _least_advanced(own, above)
@@ -68,17 +77,17 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
 
 
 def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
-    """Raise SnapshotError, naming the pipe in the way, if a place cannot be divided anew.
+    """Raise SnapshotError, naming the pipe, if another number of workers cannot resume.
 
     ``parts`` are what workers run, as the services made it; they may be divided already.
     """
-    clash = f"the state was taken with {_workers(taken_with)}, and no other number can go on"
+    clash = f"the state was taken with {_workers(taken_with)}, and no other number can resume it"
     for part in parts:
         _division_of(part.end, clash)
 
 
 def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
-    """Return where each of the workers goes on after so many items of all of them together."""
+    """Return where each worker resumes after ``position`` items of all of them together."""
     above: Cursors = dict(cursor[SPREAD])
     deals = cursor["deals"]
     taken = [len(range(worker, position, workers)) for worker in range(workers)]
@@ -95,21 +104,21 @@ def _division_of(end: Any, clash: str) -> Any:
     """Return the pipe that divides a part's items, if only one-to-one pipes follow it."""
     wiring, pipe = Wiring(end), end
     is_dealt = any(map(_deals, breadth_first(end)))
-    # What is dealt is divided already: a filter behind it divides among ranks alone.
+    # Items from a dispatcher are divided already: a filter after it divides among ranks only.
     while not (_deals(pipe) if is_dealt else divides(pipe)):
         sources = wiring.sources(pipe)
         if len(sources) != 1 or not keeps_positions(pipe):
             raise SnapshotError(
-                f"{clash}: {_named(pipe)} comes out otherwise for another number of workers."
-                " Put it in the loader's process (for a batch: across_workers=True), or before the"
-                " pipe that divides the items, or use as many workers as before"
+                f"{clash}: {_named(pipe)} yields other items for another number of workers."
+                " Run it in the loader's process (for a batch: across_workers=True), or put it"
+                " before the pipe that divides the items, or use as many workers as before"
             )
         pipe = sources[0]
     return pipe
 
 
 def _deals(pipe: Any) -> bool:
-    """Whether items are dealt by a pipe, or come from one that was cut off here."""
+    """Whether a pipe deals items to workers, or stands for one that does."""
     return is_dispatch(pipe) or isinstance(pipe, FromDispatcher)
 
 
@@ -126,12 +135,12 @@ def divides(pipe: Any) -> bool:
 
 
 def takes_turns(pipe: Any) -> bool:
-    """Whether a pipe gives every n-th item to the same one; a user's own may do otherwise."""
+    """Whether a pipe gives every n-th item to the same worker; a user's own pipe may not."""
     return functional_name(pipe) == "sharding_filter"
 
 
 def _least_advanced(own: Cursor, above: set[int | None]) -> Cursors:
-    """Return where the worker that was furthest behind stood before the division."""
+    """Return the place, above the division, of the worker that was furthest behind."""
     place = place_of_cursor(own)
     if place.deal is not None:
         return place.deal.mark.cursors
@@ -148,3 +157,145 @@ def _number(pipe: Any) -> int:
 
 def _workers(count: int) -> str:
     return "no workers" if count == 0 else f"{count} worker{'s' if count > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Role:
+    """Which rank of how many a loader is, and in how many workers its graph runs."""
+
+    workers: int
+    in_order: bool
+    rank: int
+    ranks: int
+
+    @classmethod
+    def of(cls, service: ReadingServiceInterface) -> Role:
+        """Return the role of the loader that has this service."""
+        rank, ranks = service.rank()
+        return cls(service.worker_count(), service.is_in_order(), rank, ranks)
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """How many items a rank has yielded, and where its pipes were then or earlier."""
+
+    items: int
+    cursors: Cursors
+    #: How many more items it has yielded than the rank with the fewest.
+    ahead: int = 0
+
+
+def regroup(
+    datapipe: Any, places: Sequence[RankPlace], *, taken_with: int, role: Role
+) -> RankPlace:
+    """Return where a rank resumes, given the places of all ranks of the earlier run.
+
+    SnapshotError names the pipe that prevents it. Each of the earlier ranks had
+    ``taken_with`` workers; ``datapipe`` is the graph before it was divided.
+    """
+    counts = [place.items for place in places]
+    if not any(counts):
+        return RankPlace(0, {})
+    division = _division(datapipe, len(places), role)
+    position = whole_position(counts, _block(datapipe, division, taken_with))
+    above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
+    # The first rank's cursors are of its last item or earlier, so they are not after position.
+    alone = refit(datapipe, places[0].cursors, taken_with=taken_with, run_with=0)
+    whole = {number: cursor for number, cursor in alone.items() if number in above}
+    block = _block(datapipe, division, role.workers)
+    items = [items_before(position, rank, role.ranks, block) for rank in range(role.ranks)]
+    cursors = refit(datapipe, whole, taken_with=0, run_with=role.workers)
+    return RankPlace(items[role.rank], cursors, items[role.rank] - min(items))
+
+
+def divides_alike(datapipe: Any, workers: int, other: int) -> bool:
+    """Whether each rank has the same items with one number of workers as with another."""
+    divisions = [pipe for pipe in breadth_first(datapipe) if _divides_among_ranks(pipe)]
+    return all(
+        _block(datapipe, each, workers) == _block(datapipe, each, other) for each in divisions
+    )
+
+
+def items_before(position: int, rank: int, ranks: int, block: int) -> int:
+    """Return how many of the first ``position`` items of the whole order are a rank's."""
+    rounds, rest = divmod(position, ranks * block)
+    return rounds * block + min(max(rest - rank * block, 0), block)
+
+
+def whole_position(counts: Sequence[int], block: int) -> int:
+    """Return how many items of the whole order were yielded, given the number on each rank.
+
+    SnapshotError if those are not the first items of that order.
+    """
+    position, ranks = sum(counts), len(counts)
+    expected = [items_before(position, rank, ranks, block) for rank in range(ranks)]
+    if list(counts) != expected:
+        advice = "the same number of items on every rank"
+        if block > 1:
+            advice += f", which is a multiple of the number of workers ({block})"
+        raise SnapshotError(
+            "another number of ranks or workers can resume only where all ranks together yielded"
+            f" the first items and no later ones, but the states ({_listed(counts)} items, by rank)"
+            f" leave gaps; take the states after {advice}"
+        )
+    return position
+
+
+def _division(datapipe: Any, ranks: int, role: Role) -> Any:
+    """Return the pipe that divides the items among ranks, if only one-to-one pipes follow it."""
+    if not any(map(_divides_among_ranks, breadth_first(datapipe))):
+        raise SnapshotError(
+            f"the states were taken on {_ranks(ranks)}, and this run has {_ranks(role.ranks)}:"
+            " nothing divides the items among the ranks, so each rank's place is its own. Use as"
+            " many ranks as before"
+        )
+    for pipe in _way_up(datapipe):
+        if _divides_among_ranks(pipe) and takes_turns(pipe):
+            return pipe
+        # A pipe that divides items among the workers of a rank leaves their order as it is.
+        if not keeps_positions(pipe) and not divides(pipe):
+            break
+    raise SnapshotError(
+        f"the states were taken on {_ranks(ranks)}, and this run has {_ranks(role.ranks)} with"
+        f" {role.workers} workers each: {stage_name(pipe)} yields other items for other numbers."
+        " Put it before the pipe that divides the items among the ranks, or use as many ranks and"
+        " workers as before"
+    )
+
+
+def _block(datapipe: Any, division: Any, workers: int) -> int:
+    """Return how many items in a row are one rank's."""
+    if not workers:
+        return 1
+    for pipe in _way_up(datapipe):
+        if pipe is division:
+            break
+        if divides(pipe):
+            # The workers divide what belongs to this rank already.
+            return 1
+    parts = cut_graph(datapipe).parts
+    is_in_workers = any(pipe is division for part in parts for pipe in part.pipes)
+    return workers if is_in_workers else 1
+
+
+def _way_up(datapipe: Any) -> Iterator[Any]:
+    """Yield the pipes from the last one up to one with several sources, or none."""
+    wiring, pipe = Wiring(datapipe), datapipe
+    while True:
+        yield pipe
+        sources = wiring.sources(pipe)
+        if len(sources) != 1:
+            return
+        pipe = sources[0]
+
+
+def _divides_among_ranks(pipe: Any) -> bool:
+    return is_filter_of_shards(pipe) and acts_for(pipe, SHARDING_PRIORITIES.DISTRIBUTED)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))

@@ -1,13 +1,16 @@
-"""What stands in the loader's graph for what workers run.
+"""What takes the place, in the loader's graph, of the pipes that workers run.
 
-This file is about ``FromWorkers``: it yields the items of a part, and knows where all its
-workers stand.
+This file is about ``FromWorkers``: it yields the items of a part of the graph that runs in
+workers, and knows where all the workers are. And it is about ``FedFromWorkers``, for a part
+whose source lives in the loader's process.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -34,9 +37,12 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_without_order
 from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
+from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
+from asyncloader.runtime import begin_task
 from asyncloader.services.elastic import SPREAD, spread_place
+from asyncloader.workers.loader_side.fed_stream import FedStream
 from asyncloader.workers.loader_side.place import (
     cursor_of_place,
     later_place,
@@ -49,13 +55,222 @@ from asyncloader.workers.loader_side.worker_stream import WorkerStream
 Stretch = list[int]
 
 
+class FromWorkers(IterDataPipe[Any]):
+    """Yield the items of a part that runs in workers, in whose place it is.
+
+    Where items are taken from workers in the order they arrive, or workers yield in the order
+    that results arrive, that order does not repeat by itself. Then a cursor also has what was
+    taken after it, and what the workers told since.
+    """
+
+    edges = ()
+
+    is_stand_in = True
+
+    def __init__(self, end: Any) -> None:
+        self.part = stage_name(end)
+        self.length: int | None = None
+        #: Whether the workers run other pipes, which may yield another number of items.
+        self.is_changed = False
+        #: The names of pipes that may read this twice: how they read is not known.
+        self.readers = ""
+        #: The name of a pipe in the workers of which no state can be taken, or "".
+        self.unnumbered = ""
+        self.stream: WorkerStream | None = None
+        self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
+        # Pipes that a reading service added have no number.
+        numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
+        take_number_of(self, next(numbered, end))
+
+    def __len__(self) -> int:
+        if self.is_changed:
+            raise TypeError(
+                f"{self!r} has no length, because worker_init_fn returned pipes that may yield"
+                " another number of items; put them into the graph instead, where they are counted"
+            )
+        if self.length is None:
+            raise TypeError(f"{self!r} has no length")
+        return self.length
+
+    def is_made_elsewhere(self) -> bool:
+        return True
+
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> FromWorkersPass:
+        return FromWorkersPass(run)
+
+    def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
+        """Yield the items of this stream in the next iteration.
+
+        ``may_be_changed`` says whether the workers may run other pipes than those of the part.
+        """
+        self.stream = stream
+        self.unnumbered = ""
+        self.is_in_order = stream.is_in_order
+        self.tells = may_be_changed or not self._workers_have_order
+        if self.tells:
+            stream.keep_told()
+        self.stretches, self.told = Journal(), Journal()
+
+    def has_no_order(self) -> bool:
+        """Whether the order of the items depends on which results arrive first."""
+        return self.stream is not None and (self.tells or not self.is_in_order)
+
+    def first_cursor(self, epoch: Epoch) -> Cursor:
+        """Return the initial cursor, which records what is taken after it."""
+        assert self.stream is not None
+        return self.cursor(self.stream, 0)
+
+    def cursor(self, stream: WorkerStream, taken: int) -> Cursor:
+        """Return the place of a stream of which so many items were taken."""
+        return {
+            "taken": taken,
+            "in_order": self.is_in_order,
+            **self.later(),
+            **cursor_of_place(stream.place()),
+        }
+
+    def later(self, stretches: Iterable[Stretch] = (), told: Iterable[Any] = ()) -> Cursor:
+        """Return these and, where the order does not repeat, all that will follow them."""
+        return {
+            "runs": [*stretches] if self.is_in_order else self.stretches.since_now(stretches),
+            "told": self.told.since_now(told) if self.tells else [*told],
+        }
+
+    def read_twice(self) -> LoaderError:
+        """Return the error of a second reading in one epoch."""
+        return LoaderError(
+            f"{self.readers or 'a pipe'} reads the workers' items twice in one epoch, but they"
+            " come only once. Read them once, or put the pipe that reads twice before the pipes"
+            " that have to run in the loader's process"
+        )
+
+    def __repr__(self) -> str:
+        return f"FromWorkers({self.part})"
+
+
+class FromWorkersPass(Pass[Any]):
+    """The one pass over a FromWorkers: what was taken from its stream."""
+
+    marks = ()
+
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        #: The stream, once items are taken from it.
+        self._stream: WorkerStream | None = None
+        self.taken = 0
+        self._unwanted = 0
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for items in self.groups():
+            for item in items:
+                yield item
+            # Keep no item alive while waiting for the next.
+            del items, item
+
+    async def groups(self) -> AsyncGenerator[list[Any], None]:
+        """Yield the items in the lists in which they are taken from the workers."""
+        pipe: FromWorkers = self.pipe
+        stream, pipe.stream = pipe.stream, None
+        if stream is None:
+            raise pipe.read_twice()
+        self._stream = stream
+        while items := await self._take(pipe, stream):
+            unwanted = min(self._unwanted, len(items))
+            self._unwanted -= unwanted
+            self.taken += len(items)
+            if unwanted < len(items):
+                yield items[unwanted:] if unwanted else items
+            # Keep nothing alive while waiting for more.
+            del items
+
+    async def _take(self, pipe: FromWorkers, stream: WorkerStream) -> list[Any]:
+        if pipe.is_in_order and not pipe.tells:
+            return await stream.take()
+        seen = stream.positions()
+        items = await stream.take()
+        if not pipe.is_in_order:
+            for stretch in _stretches(seen, stream.positions()):
+                pipe.stretches.add(stretch)
+        for worker, pieces in stream.told():
+            pipe.unnumbered = pipe.unnumbered or unnumbered_in(pieces)
+            pipe.told.add([worker, pieces])
+        return items
+
+    def cursor(self) -> Cursor:
+        stream = self._stream
+        cursor: Cursor = {} if stream is None else self.pipe.cursor(stream, self.taken)
+        return cursor
+
+    def put_above(self, into: Cursors) -> None:
+        """Add nothing: the pipes above run in the workers."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        stream: WorkerStream | None = self.pipe.stream
+        if stream is None:
+            raise self.pipe.read_twice()
+        if cursor is None:
+            self._unwanted = position
+        elif SPREAD in cursor:
+            self.taken = position
+            stream.go_on(spread_place(cursor, position, stream.workers))
+        else:
+            self._go_on_from(stream, position, cursor)
+        return 0
+
+    def _go_on_from(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
+        before, following = _parted(cursor["runs"], position - cursor["taken"])
+        told = list(cursor["told"])
+        place = later_place(place_of_cursor(cursor), _counts(before), told)
+        self.taken = cursor["taken"] + sum(count for _, count in before)
+        self._unwanted = position - self.taken
+        if self._unwanted < 0:
+            raise SnapshotError(
+                f"the state contradicts itself: {self.taken} items were taken from {self.pipe!r},"
+                f" but only {position} were passed on; the state is damaged, load another one"
+            )
+        # A pipe of which nothing is known reads all items again, in their order.
+        stream.go_on(place, following)
+        # The cursor stays valid later on, because it records what follows.
+        cursor |= self.pipe.later(before, told)
+
+
+def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
+    """Return the runs of the first ``count`` items, and the runs of the others."""
+    before, following = [], []
+    for worker, items in runs:
+        first = max(0, min(items, count))
+        if first:
+            before.append([worker, first])
+        if first < items:
+            following.append([worker, items - first])
+        count -= first
+    return before, following
+
+
+def _counts(runs: Iterable[Stretch]) -> Counter[int]:
+    """Return how many items of each worker are in these runs."""
+    counts: Counter[int] = Counter()
+    for worker, count in runs:
+        counts[worker] += count
+    return counts
+
+
+def _stretches(before: Sequence[int], now: Sequence[int]) -> list[Stretch]:
+    """Return the runs between two counts of the items taken from each worker."""
+    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
+    return [[worker, count] for worker, count in enumerate(counts) if count]
+
+
 def from_workers_form(
     workers: int, *, in_order: bool, dispatch: int | None, inside: FormOf
 ) -> Form:
     """Return the form of the cursors of a part that ran in so many workers.
 
-    ``dispatch`` is the number of the pipe that dealt its items, if there was one, and ``inside``
-    says what form the cursors of the part's pipes have.
+    ``dispatch`` is the number of the pipe that dealt its items, if there was one;
+    ``inside`` gives the forms of the cursors of the part's pipes.
     """
     place, may_have = place_form(workers, dispatch)
     worker = whole(most=workers - 1)
@@ -101,209 +316,61 @@ def _is_dealt(dispatch: int | None, cursor: Cursor) -> bool:
     return bool(had == dealt and mark[0] <= first)
 
 
-class FromWorkers(IterDataPipe[Any]):
-    """Yield the items of a part that runs in workers; stands in the part's place.
-
-    Where workers are taken as they come, or hand out as they come, no order comes again by
-    itself: then what was taken after a cursor belongs to it, and what the workers told since.
-    """
-
-    edges = ()
+class FedFromWorkers(IterDataPipe[Any]):
+    """Send a source's items to workers, and yield their results in the order they arrive."""
 
     is_stand_in = True
 
-    def __init__(self, end: Any) -> None:
+    def __init__(self, end: Any, source: Any) -> None:
         self.part = stage_name(end)
-        self.length: int | None = None
-        #: Whether the workers run pipes that may yield another number of items.
-        self.is_changed = False
-        #: The names of those who may read this twice, as nobody knows how they read.
+        self.source = source
+        self.stream: FedStream | None = None
+        #: The names of pipes that may read this twice.
         self.readers = ""
-        #: The name of a pipe in the workers of which no state can be taken, if there is one.
-        self.unnumbered = ""
-        self.stream: WorkerStream | None = None
-        self._workers_have_order = not any(map(is_without_order, breadth_first(end)))
-        # What a reading service put into the graph has no number there.
-        numbered = (pipe for pipe in breadth_first(end) if number_of(pipe) is not None)
-        take_number_of(self, next(numbered, end))
-
-    def __len__(self) -> int:
-        if self.is_changed:
-            raise TypeError(
-                f"{self!r} has no length, as worker_init_fn returned pipes that may yield another"
-                " number of items; put them into the graph instead, where they are counted"
-            )
-        if self.length is None:
-            raise TypeError(f"{self!r} has no length")
-        return self.length
-
-    def is_made_elsewhere(self) -> bool:
-        return True
+        take_number_of(self, end)
 
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> FromWorkersPass:
-        return FromWorkersPass(run)
+    def new_pass(self, run: Run[Any]) -> FedPass:
+        return FedPass(run)
 
-    def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
-        """Yield the items of this stream when iterated next.
-
-        ``may_be_changed`` says whether the workers may run other pipes than this stands for.
-        """
+    def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
+        """Yield the items of this stream in the next iteration."""
         self.stream = stream
-        self.unnumbered = ""
-        self.is_in_order = stream.is_in_order
-        self.tells = may_be_changed or not self._workers_have_order
-        if self.tells:
-            stream.keep_told()
-        self.stretches, self.told = Journal(), Journal()
-
-    def has_no_order(self) -> bool:
-        """Whether the workers' items are taken, or may be handed out there, as they come."""
-        return self.stream is not None and (self.tells or not self.is_in_order)
-
-    def first_cursor(self, epoch: Epoch) -> Cursor:
-        """Return the cursor of the beginning, which is to know what is taken after it."""
-        assert self.stream is not None
-        return self.cursor(self.stream, 0)
-
-    def cursor(self, stream: WorkerStream, taken: int) -> Cursor:
-        """Return where a stream stands of which so many items were taken."""
-        return {
-            "taken": taken,
-            "in_order": self.is_in_order,
-            **self.later(),
-            **cursor_of_place(stream.place()),
-        }
-
-    def later(self, stretches: Iterable[Stretch] = (), told: Iterable[Any] = ()) -> Cursor:
-        """Return these and, where no order says it, all that will follow them."""
-        return {
-            "runs": [*stretches] if self.is_in_order else self.stretches.since_now(stretches),
-            "told": self.told.since_now(told) if self.tells else [*told],
-        }
-
-    def read_twice(self) -> LoaderError:
-        """Return the error of a second reading in one epoch."""
-        return LoaderError(
-            f"{self.readers or 'a pipe'} reads twice in one epoch what comes from the workers, in"
-            " which it comes once. Read it once, or put the pipe that reads twice before those"
-            " that have to stay in the loader's process"
-        )
 
     def __repr__(self) -> str:
-        return f"FromWorkers({self.part})"
+        return f"FedFromWorkers({self.part})"
 
 
-class FromWorkersPass(Pass[Any]):
-    """The one pass over a FromWorkers: what was taken of its stream."""
-
-    marks = ()
-
-    def __init__(self, run: Run[Any]) -> None:
-        super().__init__(run)
-        #: The stream, once items are taken of it.
-        self._stream: WorkerStream | None = None
-        self.taken = 0
-        self._unwanted = 0
+class FedPass(Pass[Any]):
+    """The one pass over a FedFromWorkers. It has no place, because requests never come again."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async for items in self.groups():
-            for item in items:
-                yield item
-            # Nothing handed out is kept alive here while the next is waited for.
-            del items, item
+        async with aclosing(self.groups()) as groups:
+            async for items in groups:
+                for item in items:
+                    yield item
+                # Keep no item alive while waiting for the next.
+                del items, item
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
-        """Yield the items in the lists in which they are taken from the workers."""
-        pipe: FromWorkers = self.pipe
+        """Yield the items in the lists in which they come."""
+        pipe: FedFromWorkers = self.pipe
         stream, pipe.stream = pipe.stream, None
         if stream is None:
-            raise pipe.read_twice()
-        self._stream = stream
-        while items := await self._take(pipe, stream):
-            unwanted = min(self._unwanted, len(items))
-            self._unwanted -= unwanted
-            self.taken += len(items)
-            if unwanted < len(items):
-                yield items[unwanted:] if unwanted else items
-            # What was yielded is not kept alive here while more is waited for.
-            del items
-
-    async def _take(self, pipe: FromWorkers, stream: WorkerStream) -> list[Any]:
-        if pipe.is_in_order and not pipe.tells:
-            return await stream.take()
-        seen = stream.positions()
-        items = await stream.take()
-        if not pipe.is_in_order:
-            for stretch in _stretches(seen, stream.positions()):
-                pipe.stretches.add(stretch)
-        for worker, pieces in stream.told():
-            pipe.unnumbered = pipe.unnumbered or unnumbered_in(pieces)
-            pipe.told.add([worker, pieces])
-        return items
-
-    def cursor(self) -> Cursor:
-        stream = self._stream
-        cursor: Cursor = {} if stream is None else self.pipe.cursor(stream, self.taken)
-        return cursor
-
-    def put_above(self, into: Cursors) -> None:
-        """Add nothing: what is above runs in the workers."""
-
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        stream: WorkerStream | None = self.pipe.stream
-        if stream is None:
-            raise self.pipe.read_twice()
-        if cursor is None:
-            self._unwanted = position
-        elif SPREAD in cursor:
-            self.taken = position
-            stream.go_on(spread_place(cursor, position, stream.workers))
-        else:
-            self._go_on_from(stream, position, cursor)
-        return 0
-
-    def _go_on_from(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        before, following = _parted(cursor["runs"], position - cursor["taken"])
-        told = list(cursor["told"])
-        place = later_place(place_of_cursor(cursor), _counts(before), told)
-        self.taken = cursor["taken"] + sum(count for _, count in before)
-        self._unwanted = position - self.taken
-        if self._unwanted < 0:
-            raise SnapshotError(
-                f"the state contradicts itself: {self.taken} items were taken of {self.pipe!r},"
-                f" but only {position} handed on"
+            raise LoaderError(
+                f"{pipe!r} was read twice in one epoch, but the workers' items come only once;"
+                " read it once"
             )
-        # A pipe of which nothing is known reads all of it again, and goes by its order.
-        stream.go_on(place, following)
-        # The cursor stays good for what follows, as long as that belongs to it.
-        cursor |= self.pipe.later(before, told)
-
-
-def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
-    """Return the runs of the first ``count`` items, and those of the others."""
-    before, following = [], []
-    for worker, items in runs:
-        first = max(0, min(items, count))
-        if first:
-            before.append([worker, first])
-        if first < items:
-            following.append([worker, items - first])
-        count -= first
-    return before, following
-
-
-def _counts(runs: Iterable[Stretch]) -> Counter[int]:
-    """Return how many items of each worker these runs have."""
-    counts: Counter[int] = Counter()
-    for worker, count in runs:
-        counts[worker] += count
-    return counts
-
-
-def _stretches(before: Sequence[int], now: Sequence[int]) -> list[Stretch]:
-    """Return what was taken of each worker, where so many of each were taken before and now."""
-    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
-    return [[worker, count] for worker, count in enumerate(counts) if count]
+        stream.begin()
+        loop = asyncio.get_running_loop()
+        dealing = stream.deal(self.source.abegin())
+        dealer = begin_task(loop, dealing, f"asyncloader {pipe!r}")
+        try:
+            while items := await stream.take():
+                yield items
+                del items
+        finally:
+            await cancelled([dealer])
+            await stream.aclose()

@@ -20,11 +20,16 @@ from asyncloader.datapipes.pipe.arguments import (
     takes,
 )
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import as_reset, result_of
+from asyncloader.services.base import (
+    IterResetFn,
+    ReadingServiceInterface,
+    as_reset,
+    result_of,
+    unchanged,
+)
 from asyncloader.worker_info import WorkerInfo, this_worker
 
-#: What functions for workers are told when there is no worker: this process is the only one.
+#: What functions for workers are given when there are no workers.
 HERE = WorkerInfo(num_workers=1, worker_id=0)
 
 
@@ -33,8 +38,8 @@ class InProcessReadingService(ReadingServiceInterface):
 
     ``prefetch_cnt`` items are held ready at the end of the graph. ``init_fn(pipe)`` is
     called once, ``reset_fn(pipe)`` at each epoch; both return the pipe and may be async.
-    Those of ``MultiProcessingReadingService`` do as well: what takes more than the pipe is
-    given a ``WorkerInfo``, and ``reset_fn`` the ``SeedGenerator``.
+    The functions of ``MultiProcessingReadingService`` work as well: one that takes more than
+    the pipe is given a ``WorkerInfo``, and ``reset_fn`` also the ``SeedGenerator``.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -73,7 +78,7 @@ class InProcessReadingService(ReadingServiceInterface):
 
         async def reset(datapipe: Any) -> Any:
             datapipe = await before(datapipe)
-            # In a row with workers this runs in each of them.
+            # In a sequence with workers this runs in each of them.
             info = this_worker() or HERE
             own = seed_generator.spawn(info.worker_id)
             return await result_of(_called(reset_fn, datapipe, info, own))
@@ -95,5 +100,5 @@ def _checked(name: str, function: Any, count: int) -> Any:
 
 
 def _called(function: Callable[..., Any], datapipe: Any, *more: Any) -> Any:
-    """Call a function with a graph; with all the rest as well where it needs more."""
+    """Call a function with a graph, and with the rest too if it needs more arguments."""
     return function(datapipe) if takes(function, 1) else function(datapipe, *more)

@@ -1,7 +1,7 @@
 """Running a graph in worker processes.
 
-This file is about ``MultiProcessingReadingService``: it cuts the graph, sends its
-replicable part to workers, and puts their items where that part was.
+This file is about ``MultiProcessingReadingService``: it cuts the graph, sends the part that
+can be copied to workers, and puts their items where that part was (``divide``).
 
     source ─ shuffle ─ sharding_filter ─ map ┆ pin_memory
     each worker runs a copy                  ┆ the loader runs the rest
@@ -9,13 +9,24 @@ replicable part to workers, and puts their items where that part was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import (
+    Callable,
+    Sequence,
+)
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.calls.prefetching import Prefetcher
+from asyncloader.datapipes.going_on.cursors import (
+    number_of,
+    take_number_of,
+)
+from asyncloader.datapipes.items.sources import IterableWrapper, twice
 from asyncloader.datapipes.naming import function_name, stage_name
+from asyncloader.datapipes.patterns.replaying import is_replayed
 from asyncloader.datapipes.pipe.arguments import (
     checked_count,
     checked_function,
@@ -23,30 +34,46 @@ from asyncloader.datapipes.pipe.arguments import (
     checked_seconds,
     iterable_source,
 )
-from asyncloader.datapipes.pipe.kinds import lives_with_loader
+from asyncloader.datapipes.pipe.kinds import functional_name, lives_with_loader
 from asyncloader.errors import WorkerStartupError
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing, no_order_in_dividing, read_again
-from asyncloader.graph.fingerprint import read_without_fork
+from asyncloader.graph.cut import (
+    Cut,
+    WorkerPart,
+    cut_graph,
+    divided_twice,
+    dividers_of,
+    no_order_in_dealing,
+    no_order_in_dividing,
+    read_again,
+    read_without_fork,
+)
+from asyncloader.graph.edit import copy_graph, replaced
+from asyncloader.graph.settings import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import IterResetFn, ReadingServiceInterface, unchanged
-from asyncloader.services.calls import as_reset, result_of
-from asyncloader.services.division import Division, divide, warn_of_repeats
+from asyncloader.services.base import (
+    IterResetFn,
+    ReadingServiceInterface,
+    as_reset,
+    result_of,
+    unchanged,
+)
 from asyncloader.services.elastic import check_division
-from asyncloader.services.fed import FedFromWorkers
-from asyncloader.services.from_workers import FromWorkers
+from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.conversation.messages import Pause, Resume
 from asyncloader.workers.loader_side.pool import WorkerPool
+from asyncloader.workers.loader_side.starting import DealPlan
 from asyncloader.workers.loader_side.worker_stream import PoolSettings
 from asyncloader.workers.processes.birth import check_method
 from asyncloader.workers.worker_side.account import WorkerStats
 from asyncloader.workers.worker_side.alike import check_alike
-from asyncloader.workers.worker_side.main import WorkerPlan
+from asyncloader.workers.worker_side.dispatch import DispatchPlan
+from asyncloader.workers.worker_side.from_loader import FromLoader
+from asyncloader.workers.worker_side.main import WorkerPlan, shard_for_worker
 from asyncloader.workers.worker_side.resets import NO_RESETS, dump_resets, resets_name
 from asyncloader.workers.worker_side.supply import FromDispatcher
 
@@ -55,31 +82,30 @@ ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]
 
 
 class MultiProcessingReadingService(ReadingServiceInterface):
-    """Run the graph in ``num_workers`` processes, which persist across epochs.
+    """Run the graph in ``num_workers`` processes, which stay alive between epochs.
 
-    The part of the graph that can be copied runs in every worker; a sharding pipe
-    in it says which items are whose. Pipes that cannot be copied stay with the
-    loader. With ``num_workers=0`` everything runs in this process.
+    The part of the graph that can be copied runs in every worker; a sharding pipe in it says
+    which items belong to which worker. Pipes that cannot be copied stay in the loader's
+    process. With ``num_workers=0`` everything runs in this process.
 
-    ``worker_prefetch_cnt`` is how far a worker may be ahead: by so many times 64 items or
-    1 MiB of them, whichever is less, or one that is larger (0: one item at a time, on
-    demand); ``main_prefetch_cnt`` is what is held ready after the loader's own pipes.
+    ``worker_prefetch_cnt`` is how far a worker may run ahead: so many times 64 items or 1 MiB
+    of items, whichever is less, or one larger item (0: one item at a time, on demand).
+    ``main_prefetch_cnt`` is how many items are held ready after the loader's own pipes.
     ``worker_init_fn(pipe, info)`` is called once in each worker,
-    ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the
-    pipe and may be async. What they add to it has to be one to one where a state that was
-    taken in the middle of an epoch is to go on with another number of workers; otherwise
-    that is refused by a SnapshotError. ``multiprocessing_context`` is None for a template process
-    of our own, or "fork", "spawn" or "forkserver".
+    ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the pipe and may
+    be async. A state from the middle of an epoch can be resumed with another number of
+    workers only if the pipes that they add are one to one; otherwise a SnapshotError says so.
+    ``multiprocessing_context`` is None for a template process of our own, or "fork", "spawn"
+    or "forkserver".
 
-    A worker that owes an item and says nothing for ``timeout`` seconds is killed, and a
-    ``WorkerTimeout`` says where it stood; or the dispatching process is, if the worker waits for
-    that. While the loader's program is stopped itself, little of that time passes. Without a
-    timeout there is a warning every 30 s.
+    If a worker owes an item and is silent for ``timeout`` seconds, it is killed, and a
+    ``WorkerTimeout`` says where it was; if it waits for the dispatching process, that one is
+    killed. Time in which the loader's own process is stopped hardly counts. Without a timeout
+    there is a warning every 30 s.
 
-    With ``on_worker_death="restart"`` a worker that is killed, for its silence too, is replaced by
-    one that goes on where it stood, so that every item still comes once and in its place;
-    ``max_restarts`` is how often in a row that is tried for workers that die before they
-    have delivered anything.
+    With ``on_worker_death="restart"`` a worker that dies or is killed is replaced by one that
+    resumes at the same place, so every item still comes once and in its order.
+    ``max_restarts`` is how many workers in a row may die before they deliver an item.
 
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -135,11 +161,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.max_restarts = checked_count("max_restarts", max_restarts, at_least=0)
         self._division: Division | None = None
         self._pool: WorkerPool | None = None
-        #: Raises SnapshotError where what runs cannot go on from so many workers.
+        #: Raises SnapshotError if what runs cannot resume a state of so many workers.
         self._check_refit: Callable[[int], None] = _nothing_to_check
         #: How many processes were replaced before the pool was closed.
         self._restarts = 0
-        #: A graph and its length, while there are workers for it.
+        #: A graph and its length, as long as the workers run.
         self._measured: tuple[Any, int] = (None, 0)
 
     async def initialize(self, datapipe: Any) -> Any:
@@ -154,7 +180,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         _check_read_once(division)
         if self.num_workers > 1:
             _check_divided_alike(division)
-            warn_of_repeats(division)
+            _warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
         self._check_refit = partial(check_division, division.parts)
@@ -213,7 +239,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             await pool.aclose()
 
     def needs_finalize(self) -> bool:
-        # A pool that is dropped ends its processes by itself, and warns.
+        # A dropped pool ends its processes itself, with a warning.
         return False
 
     def worker_stats(self) -> list[WorkerStats]:
@@ -238,7 +264,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return length
         length = len(divide(copy_graph(datapipe), self.num_workers).root)
         if self._pool is not None:
-            # What the workers run does not change any more, and every list() asks again.
+            # The workers' graph does not change any more, and every list() asks again.
             self._measured = (datapipe, length)
         return length
 
@@ -270,7 +296,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
         def check_refit(taken_with: int) -> None:
             check_alike(pipes, datapipe, self.graph_changer())
-            # Among other ranks alone, no workers' items are divided anew.
+            # Where only the ranks differ, no worker's items are divided again.
             if taken_with:
                 check_division(cut_graph(given).parts, taken_with)
 
@@ -278,7 +304,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self._prefetched(datapipe)
 
     def _prefetched(self, datapipe: Any) -> Any:
-        # Requests wait where more of them may still join a batch, not in finished ones.
+        # With a Feed nothing runs ahead: waiting requests can still join a batch.
         if not self.main_prefetch_cnt or any(map(lives_with_loader, breadth_first(datapipe))):
             return datapipe
         return Prefetcher(datapipe, self.main_prefetch_cnt)
@@ -314,24 +340,24 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _nothing_to_check(taken_with: int) -> None:
-    """What there is to check before there is a graph."""
+    """Do nothing: there is no graph yet."""
 
 
 def _check_is_here(datapipe: Any) -> None:
     if any(isinstance(pipe, FromWorkers | FedFromWorkers) for pipe in breadth_first(datapipe)):
         raise ValueError(
-            "the graph is in worker processes already; give SequentialReadingService one"
-            " MultiProcessingReadingService only"
+            "the graph runs in worker processes already; give SequentialReadingService only one"
+            " MultiProcessingReadingService"
         )
 
 
 def _no_place(division: Division) -> str | None:
-    """Say what keeps anybody from going on where a process that died stood, if anything does."""
+    """Return why no process could resume where one that died was, or None."""
     ends = [*division.ends, *([] if division.dispatch is None else [division.dispatch])]
     for pipe in (pipe for end in ends for pipe in read_without_fork(end)):
         return (
-            f"{stage_name(pipe)} is read in several passes at once, so that nobody can say where"
-            " it stood. Use fork() to read it several times"
+            f"{stage_name(pipe)} is read in several passes at once, so its place is not known."
+            " Use fork() to read it several times"
         )
     return None
 
@@ -348,17 +374,17 @@ def _check_read_once(division: Division) -> None:
             reader = read_again(end, inlet) if isinstance(inlet, FromDispatcher) else None
             if reader is not None:
                 raise ValueError(
-                    f"{stage_name(reader)} follows sharding_round_robin_dispatch(), which deals"
-                    " each item once in an epoch, and has them read more than once. Put it before"
-                    " sharding_round_robin_dispatch()"
+                    f"{stage_name(reader)} reads its source more than once in an epoch, but"
+                    " follows sharding_round_robin_dispatch(), which sends each item only once. Put"
+                    f" {stage_name(reader)} before sharding_round_robin_dispatch()"
                 )
     for outlet in division.outlets:
         reader = read_again(division.root, outlet)
         if reader is not None:
             raise ValueError(
-                f"{stage_name(reader)} stays in the loader's process, and has the workers' items"
-                " read more than once in an epoch, in which they come once. Put it before the"
-                " pipes that have to stay in the loader's process"
+                f"{stage_name(reader)} runs in the loader's process and reads its source more than"
+                " once in an epoch, but the workers' items come only once. Put it before the pipes"
+                " that have to run in the loader's process"
             )
 
 
@@ -373,9 +399,157 @@ def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None)
     try:
         return dump_resets(iter_reset_fn, worker_reset_fn)
     except WorkerStartupError:
-        raise  # which says whose it is
+        raise  # it names the service already
     except (Exception, SystemExit) as error:
         raise WorkerStartupError(
             f"{resets_name(worker_reset_fn)} cannot be sent to the workers: {error!r}; let it"
             " capture plain values only"
         ) from error
+
+
+@dataclass(frozen=True)
+class Division:
+    """The loader's part of a graph, and the parts that workers run."""
+
+    #: What the loader iterates.
+    root: Any
+    #: The parts that workers run, as they were cut out of the graph.
+    parts: tuple[WorkerPart, ...]
+    #: The last pipe of each part.
+    ends: tuple[Any, ...]
+    #: What takes the place of each part in the loader's graph.
+    outlets: tuple[FromWorkers | FedFromWorkers, ...]
+    seed_places: tuple[SeedPlaces, ...]
+    shared: SharedPipes
+    #: The last pipe of what the dispatching process runs, if there is one.
+    dispatch: Any | None
+    #: The names of pipes in the parts that may drop items.
+    droppers: tuple[str, ...]
+
+    def forget_lengths(self) -> None:
+        """Note that the workers may yield another number of items than these pipes."""
+        for outlet in self.outlets:
+            if isinstance(outlet, FromWorkers):
+                outlet.is_changed = True
+
+    def deal_plan(self, backlog_bytes: int) -> DealPlan | None:
+        """Return what the dispatching process is told to run, or None if there is none."""
+        if self.dispatch is None:
+            return None
+        places = self.shared.places_in(self.dispatch)
+        plan = DispatchPlan(self.dispatch, places, backlog_bytes, self.droppers)
+        dealt = [self.dispatch in part.inlets for part in self.parts]
+        number = number_of(self.dispatch)
+        return DealPlan(pack_code(plan), -1 if number is None else number, dealt.index(True))
+
+    def plan(self, init_fn: Callable[[Any, WorkerInfo], Any] | None) -> WorkerPlan:
+        """Return what each worker is told to run."""
+        return WorkerPlan(self.ends, self.seed_places, init_fn)
+
+    @property
+    def fed(self) -> int | None:
+        """The index of the part whose source lives in the loader's process, if there is one."""
+        fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
+        return next(fed, None)
+
+    def connect(self, streams: Sequence[Any], *, may_be_changed: bool) -> None:
+        """Let the outlets yield an epoch's items.
+
+        ``may_be_changed`` says whether the workers may run other pipes than these.
+        """
+        for outlet, stream in zip(self.outlets, streams, strict=True):
+            outlet.begin_epoch(stream, may_be_changed=may_be_changed)
+
+
+def divide(datapipe: Any, num_workers: int) -> Division:
+    """Take the parts for workers out of the graph, which is changed in place."""
+    shared = SharedPipes(datapipe)
+    cut = cut_graph(datapipe)
+    if num_workers > 1:
+        _check_divided_once(cut)
+    is_read = any(cut.dispatch in part.inlets for part in cut.parts)
+    dispatch = cut.dispatch if is_read else None
+    root, outlets, ends = datapipe, [], []
+    droppers: tuple[str, ...] = ()
+    for part in cut.parts:
+        droppers += tuple(stage_name(pipe) for pipe in part.pipes if _may_drop(pipe))
+        is_fed = cut.feed is not None and any(inlet is cut.feed for inlet in part.inlets)
+        outlet: Any = FedFromWorkers(part.end, cut.feed) if is_fed else FromWorkers(part.end)
+        root = replaced(root, part.end, outlet)
+        end = part.end
+        for inlet in part.inlets:
+            stand_in = FromLoader() if inlet is cut.feed else FromDispatcher()
+            unknown = (stage_name(pipe) for pipe in part.pipes if is_replayed(pipe))
+            stand_in.readers = " or ".join(unknown)
+            take_number_of(stand_in, inlet)
+            end = replaced(end, inlet, stand_in)
+        if not is_fed:
+            outlet.length = _dealt_length(end, dispatch, num_workers)
+        outlets.append(outlet)
+        ends.append(end)
+    readers = [stage_name(pipe) for pipe in breadth_first(root) if is_replayed(pipe)]
+    for outlet in outlets:
+        outlet.readers = " or ".join(readers)
+    return Division(
+        root=root,
+        parts=cut.parts,
+        outlets=tuple(outlets),
+        ends=tuple(ends),
+        seed_places=tuple(shared.places_in(end) for end in ends),
+        shared=shared,
+        dispatch=dispatch,
+        droppers=droppers if dispatch is not None else (),
+    )
+
+
+def _check_divided_once(cut: Cut) -> None:
+    """Raise ValueError if workers would divide items that are divided already.
+
+    An iterable that divides its items without saying so is found out when it calls
+    ``get_worker_info``.
+    """
+    found = divided_twice(cut)
+    if found is not None:
+        pipe, divider = found
+        raise ValueError(twice(pipe, stage_name(divider)))
+    for part in cut.parts:
+        for divider in dividers_of(part, cut.dispatch):
+            for source in pipes_of(divider):
+                if isinstance(source, IterableWrapper):
+                    source.divided_by = stage_name(divider)
+
+
+def _may_drop(pipe: Any) -> bool:
+    return functional_name(pipe) in {"filter", "flatmap", "demux", "header", "groupby"}
+
+
+def _dealt_length(end: Any, dispatch: Any, num_workers: int) -> int | None:
+    try:
+        dealt = 0 if dispatch is None else len(dispatch)
+        infos = (WorkerInfo(num_workers, worker) for worker in range(num_workers))
+        return sum(_dealt_length_in(end, dealt, info) for info in infos)
+    except TypeError:
+        return None
+
+
+def _dealt_length_in(end: Any, dealt: int, info: WorkerInfo) -> int:
+    copy = copy_graph(end)
+    for pipe in breadth_first(copy):
+        if isinstance(pipe, FromDispatcher):
+            pipe.length = len(range(info.worker_id, dealt, info.num_workers))
+    shard_for_worker(copy, info)
+    return len(copy)
+
+
+def _warn_of_repeats(division: Division) -> None:
+    """Warn of parts that nothing shards, so that every worker yields all items."""
+    for part in division.parts:
+        if not part.is_sharded:
+            warnings.warn(
+                f"nothing shards the graph above {stage_name(part.end)}: every item will come"
+                " once from each worker. Put .sharding_filter() where items are to be divided"
+                " (after shuffle), or give the loader a ShardingPolicy adapter. If your iterable"
+                " uses get_worker_info() to take its share, say so:"
+                " IterableWrapper(..., shards_itself=True)",
+                stacklevel=2,
+            )

@@ -1,7 +1,7 @@
 """Several reading services as one.
 
-This file is about ``SequentialReadingService``: the graph and the resets pass
-through its services forwards, and they are finalized backwards.
+This file is about ``SequentialReadingService``: the graph and the resets pass through its
+services from first to last, and the services are finalized from last to first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from asyncloader.services.base import (
     Facts,
     IterResetFn,
     ReadingServiceInterface,
+    ServiceCalls,
+    as_reset,
+    graph_changer,
+    is_users,
     unchanged,
 )
-from asyncloader.services.calls import ServiceCalls, as_reset, graph_changer, is_users
 from asyncloader.workers.worker_side.account import WorkerStats
 
 
@@ -31,8 +34,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """Run several services one after the other, each on what the one before returned.
 
     Typical is ``SequentialReadingService(DistributedReadingService(),
-    MultiProcessingReadingService(...))``. Finalizing reaches every service, even
-    where one fails; all failures come out in one ExceptionGroup.
+    MultiProcessingReadingService(...))``. Every service is finalized, even if one fails;
+    all failures are raised in one ExceptionGroup.
 
     >>> from asyncloader import DataLoader2, InProcessReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -50,8 +53,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         for service in reading_services:
             if not isinstance(service, ReadingServiceInterface):
                 raise TypeError(
-                    "SequentialReadingService takes reading services, one after the other, that"
-                    f" derive from ReadingServiceInterface, got {service!r}"
+                    "SequentialReadingService takes reading services, which derive from"
+                    f" ReadingServiceInterface, got {service!r}; pass several as several arguments"
                 )
         self.reading_services = list(reading_services)
         self._calls = [ServiceCalls(service) for service in reading_services]
@@ -59,7 +62,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
     async def initialize(self, datapipe: Any) -> Any:
         for service in self._calls:
-            # One that fails on the way may hold something already: it is finalized too.
+            # A service that fails half-way may hold something, so it is finalized too.
             self._initialized.append(service)
             datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
@@ -87,7 +90,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             if state is not None:
                 datapipe = await service.restore(datapipe, state)
                 continue
-            _warn_of_restart(service.service)
+            _warn_of_lost_state(service.service)
             datapipe = await service.initialize(datapipe, workers=self.worker_count())
         return datapipe
 
@@ -97,12 +100,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             states = [None if text is None else base64.b64decode(text) for text in texts]
         except (ValueError, TypeError, RecursionError) as error:
             raise SnapshotError(
-                f"reading_service_state is none of SequentialReadingService: {error}"
+                f"reading_service_state was not made by SequentialReadingService: {error}"
             ) from error
         if len(states) != len(self._calls):
             raise SnapshotError(
-                f"reading_service_state is of {len(states)} services in sequence, and here are"
-                f" {len(self._calls)}"
+                f"reading_service_state is of {len(states)} services in sequence, but this loader"
+                f" has {len(self._calls)}; use the services that the state was taken with"
             )
         return states
 
@@ -127,7 +130,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
     def length(self, datapipe: Any) -> int:
         share = self.share(datapipe)
-        # The one that divides the graph among workers knows; the others count it as it is.
+        # The service that divides the graph among workers knows its length best.
         for service in reversed(self.reading_services):
             if type(service).length is not ReadingServiceInterface.length:
                 return int(service.length(share))
@@ -148,7 +151,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return all(service.is_in_order() for service in self.reading_services)
 
     def rank(self) -> tuple[int, int]:
-        # The one that divides the items among ranks knows.
+        # The service that divides the items among ranks knows.
         ranks: list[tuple[int, int]] = [service.rank() for service in self.reading_services]
         return max(ranks, key=itemgetter(1))
 
@@ -178,18 +181,18 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return f"SequentialReadingService({', '.join(map(repr, self.reading_services))})"
 
 
-def _warn_of_restart(service: Any) -> None:
-    # Ours have no state beside the place in the graph, which every snapshot has.
+def _warn_of_lost_state(service: Any) -> None:
+    # Our own services have no state but their place in the graph, which every state has.
     if is_users(service):
         warnings.warn(
-            f"{service!r} does not checkpoint; it is initialized anew beside services that are"
-            " restored",
+            f"{service!r} has no checkpoint in the state, so it is initialized from the start"
+            " while other services are restored",
             stacklevel=2,
         )
 
 
 async def all_of(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Make every call, one after the other; raise what failed together at the end."""
+    """Make every call, one after the other; raise all failures together at the end."""
     errors = []
     calls = list(calls)
     for done, call in enumerate(calls, 1):

@@ -1,8 +1,7 @@
-"""Requests in, answers out: a graph that serves an async server."""
+"""Requests in, answers out: a graph that answers the requests of an async server."""
 
 from asyncloader.errors import Overloaded
 from asyncloader.serving.feed import Feed
-from asyncloader.serving.stats import FeedStats
-from asyncloader.serving.unanswered import FedBatch, FedItem
+from asyncloader.serving.requests import FedBatch, FedItem, FeedStats
 
 __all__ = ["FedBatch", "FedItem", "Feed", "FeedStats", "Overloaded"]

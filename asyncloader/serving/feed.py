@@ -1,6 +1,8 @@
 """Where requests enter a graph.
 
-This file is about ``Feed``: a source whose items are asked for, one answer to each.
+This file is about ``Feed``: a source whose items are asked for, with one answer to each. At
+most one loader reads a feed at a time, which ``Readership`` knows; a ``Server`` is a reader
+that answers in the background.
 
     ask(item) ─▶ Feed ─ map ─ batch ─▶ loader ─▶ batch.reply(outputs) ─▶ ask returns
 """
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol, Self
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
 from asyncloader.datapipes.items.envelope import Envelope
@@ -18,34 +21,31 @@ from asyncloader.datapipes.pipe.arguments import checked_count, checked_limit
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import lives_with_loader
 from asyncloader.datapipes.running.exchange import Nobody, Waiter
-from asyncloader.errors import LoaderClosed, LoaderError, Overloaded
+from asyncloader.datapipes.running.home import cancelled
+from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
 from asyncloader.graph.walk import breadth_first
-from asyncloader.serving.ledger import Ledger, Request
-from asyncloader.serving.readership import Readership
+from asyncloader.runtime import begin_task
+from asyncloader.serving.requests import FeedCounts, FeedStats, PendingRequests, Request
 from asyncloader.serving.rewiring import rewired
-from asyncloader.serving.server import Loader, Server
-from asyncloader.serving.stats import Counts, FeedStats
 from asyncloader.waiting import LoopWaiter
-
-T = TypeVar("T")
 
 DRAIN_SECONDS = 30.0
 
-#: How long what is to be drained may wait for somebody to read it.
+#: How long a drain waits for a loader to read the feed.
 READER_SECONDS = 30.0
 
 
 class Feed(IterDataPipe[Any]):
     """The source of a graph that answers requests: ``await feed.ask(item)``.
 
-    At most ``max_pending`` requests are accepted and not yet answered. Build a graph on the
+    At most ``max_pending`` requests can wait for an answer at one time. Build a graph on the
     feed (map, async_map, thread_map, collate, ``batch(n, max_wait=seconds)``, your own
-    one-to-one pipes) and give it to a DataLoader2 that is iterated with ``async for``:
-    each item then has ``data`` and ``reply``. Or let ``feed.serve(loader)`` do that, where
-    the graph itself ends in the answers.
+    one-to-one pipes) and give it to a DataLoader2 that is iterated with ``async for``: each
+    item then has ``data`` and ``reply``. If the graph itself makes the answers, let
+    ``feed.serve(loader)`` do that.
 
-    An error in a pipe is the answer to the request it belongs to, and to no other. The
-    feed stays with the loader; requests go to the least busy worker process.
+    An error in a pipe is the answer to the request it belongs to, and to no other. The feed
+    stays in the loader's process; each request goes to the least busy worker process.
 
     >>> import asyncio
     >>> from asyncloader import DataLoader2
@@ -61,9 +61,9 @@ class Feed(IterDataPipe[Any]):
 
     def __init__(self, max_pending: int = 1024) -> None:
         self.max_pending = checked_count("max_pending", max_pending, at_least=1)
-        self._counts = Counts()
-        self._ledger = Ledger(self._counts, self._on_news)
-        self._readership = Readership(self._ledger, self._on_news)
+        self._counts = FeedCounts()
+        self._pending = PendingRequests(self._counts, self._on_news)
+        self._readership = Readership(self._pending, self._on_news)
         self._reader: Waiter = Nobody()
         self._drains: set[LoopWaiter] = set()
         self._is_closed = False
@@ -71,20 +71,20 @@ class Feed(IterDataPipe[Any]):
     async def ask(
         self, item: Any, timeout: float | None = None, *, idempotent: bool = False
     ) -> Any:
-        """Hand one request to the graph, and return the answer to it.
+        """Send one request through the graph, and return its answer.
 
-        Raises ``Overloaded`` at once where too many requests are pending, ``TimeoutError``
+        Raises ``Overloaded`` at once if too many requests are pending, ``TimeoutError``
         after ``timeout`` seconds, ``LoaderClosed`` when the feed is closed, and what a pipe
-        raised for this item. Cancelling it is how a client goes away: what was not begun
-        is dropped. A request that is ``idempotent`` is begun once more if the worker that
-        has it dies; others fail with ``WorkerDied``.
+        raised for this item. A client that goes away cancels this: work that was not begun
+        is dropped. If the worker that has the request dies, an ``idempotent`` request is
+        tried once more; any other fails with ``WorkerDied``.
         """
         timeout = checked_limit("timeout", timeout)
         request = self._accepted(item, idempotent)
-        # It is held only as long as it is wanted.
+        # Held by the request alone, which drops it when it is not needed any more.
         del item
         try:
-            # Both may come in one tick: whether there is an answer is what counts.
+            # The answer and the timeout may come in one tick: then the answer counts.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(timeout):
                     await request.answer
@@ -93,29 +93,29 @@ class Feed(IterDataPipe[Any]):
             self._counts.cancelled += 1
             raise
         finally:
-            self._ledger.forget(request)
+            self._pending.forget(request)
 
     def serve(self, loader: Loader, *, drain_timeout: float | None = DRAIN_SECONDS) -> Server:
         """Answer requests with what the graph of ``loader`` makes of them, in the background.
 
-        To be entered with ``async with``, which starts the loader. Leaving it refuses new
-        requests, finishes those that were accepted (those still open after
-        ``drain_timeout`` seconds fail), and shuts the loader down.
+        Use it with ``async with``, which starts the loader. Leaving it refuses new requests,
+        finishes those that were accepted (those without an answer after ``drain_timeout``
+        seconds fail), and shuts the loader down.
         """
         checked_limit("drain_timeout", drain_timeout)
         return Server(self, self._readership, loader, drain_timeout)
 
     def close(self) -> None:
-        """Refuse new requests; iteration ends when those that were accepted are through."""
+        """Refuse new requests; iteration ends after the last request that was accepted."""
         self._is_closed = True
         self._on_news()
 
     async def drain(self, timeout: float | None = None) -> None:
         """Close, and wait until every request that was accepted has its answer.
 
-        After ``timeout`` seconds those that are left fail with LoaderClosed. They fail too
-        where nobody has iterated a loader of this feed for 30 s, so that no answer would
-        come; then a LoaderError says so here.
+        After ``timeout`` seconds the rest fail with LoaderClosed. They also fail if nobody
+        has iterated a loader of this feed for 30 s, so that no answer can come; then this
+        raises a LoaderError.
         """
         timeout = checked_limit("timeout", timeout)
         self._readership.check_loop()
@@ -131,29 +131,29 @@ class Feed(IterDataPipe[Any]):
             self._drains.discard(waiter)
 
     async def _drained(self, waiter: LoopWaiter) -> None:
-        while len(self._ledger):
-            await waiter.until(lambda: not (len(self._ledger) and self._readership.is_read()))
+        while len(self._pending):
+            await waiter.until(lambda: not (len(self._pending) and self._readership.is_read()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READER_SECONDS):
-                    await waiter.until(lambda: not len(self._ledger) or self._readership.is_read())
-            if len(self._ledger) and not self._readership.is_read():
-                raise self._unread(len(self._ledger))
+                    await waiter.until(lambda: not len(self._pending) or self._readership.is_read())
+            if len(self._pending) and not self._readership.is_read():
+                raise self._unread(len(self._pending))
 
     def _unread(self, count: int) -> LoaderError:
         nobody = f"nobody has iterated a loader of this feed for {READER_SECONDS:g} s"
         self.fail_all(LoaderClosed(f"the feed was closed, and {nobody}"))
         return LoaderError(
             f"{count} requests were left without an answer: {nobody}; drain a feed while"
-            " `async for batch in loader` is running, or leave `async with feed.serve(loader)`"
+            " `async for batch in loader` runs, or use `async with feed.serve(loader)`"
         )
 
     def fail_all(self, error: Exception) -> None:
         """Answer every request that is pending with an error."""
-        self._ledger.fail_all(error)
+        self._pending.fail_all(error)
 
     def stats(self) -> FeedStats:
         """Return how the feed is doing; to be called at any moment."""
-        return self._counts.picture(self._ledger.queued, self._ledger.under_way)
+        return self._counts.stats(self._pending.queued, self._pending.under_way)
 
     def is_replicable(self) -> bool:
         return False
@@ -164,11 +164,11 @@ class Feed(IterDataPipe[Any]):
     def rewired(self, graph: Any) -> Any:
         others = [pipe for pipe in breadth_first(graph) if lives_with_loader(pipe)]
         if len(others) > 1:
-            raise LoaderError(f"a graph has one source that lives with the loader, got {others}")
-        return rewired(graph, self, self._ledger, self._readership.held)
+            raise LoaderError(f"a graph can have one Feed only, got {others}")
+        return rewired(graph, self, self._pending, self._readership.held)
 
     def __copy__(self) -> Feed:
-        # Who asks and who answers meet here: a loader's graph has the feed itself.
+        # The copied graph of a loader has the feed itself: requests and answers meet here.
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Feed:
@@ -183,12 +183,12 @@ class Feed(IterDataPipe[Any]):
         self._reader = waiter = LoopWaiter(loop)
         while True:
             await waiter.until(self._has_something)
-            # One whose loader is being closed must not take what waits for the next.
-            if not self._ledger.queued or not self._readership.is_held_by(reading):
+            # If this loader is being closed, the waiting requests are for the next one.
+            if not self._pending.queued or not self._readership.is_held_by(reading):
                 return
-            request = self._ledger.take(loop.time())
+            request = self._pending.take(loop.time())
             envelope = Envelope(request.key, request.taken())
-            # It has the answer in the end, which is not kept here until somebody asks again.
+            # Keep neither the request nor its later answer alive while waiting.
             del request
             yield envelope
             del envelope
@@ -198,17 +198,17 @@ class Feed(IterDataPipe[Any]):
         if self._is_closed:
             raise LoaderClosed("the feed is closed and takes no more requests")
         self._readership.check_read()
-        if len(self._ledger) >= self.max_pending:
+        if len(self._pending) >= self.max_pending:
             self._counts.refused += 1
             raise Overloaded(
-                f"{self.max_pending} requests are pending, as many as this feed accepts; try"
+                f"{self.max_pending} requests are pending, which is max_pending of this feed; try"
                 " again later"
             )
         loop = asyncio.get_running_loop()
-        return self._ledger.accept(item, loop, idempotent=idempotent)
+        return self._pending.accept(item, loop, idempotent=idempotent)
 
     def _outcome(self, request: Request, timeout: float | None) -> Any:
-        """Return or raise what the caller sees, which is counted here and nowhere else."""
+        """Return or raise what the caller of ``ask`` gets; only this counts the outcomes."""
         if not request.is_settled():
             self._counts.expired += 1
             raise TimeoutError(f"there was no answer within {timeout:g} s")
@@ -219,11 +219,185 @@ class Feed(IterDataPipe[Any]):
         return request.answer.result()
 
     def _has_something(self) -> bool:
-        if self._ledger.queued:
+        if self._pending.queued:
             return True
-        return self._is_closed and not self._ledger.has_retryable()
+        return self._is_closed and not self._pending.has_retryable()
 
     def _on_news(self) -> None:
         self._reader.wake()
         for drain in self._drains:
             drain.wake()
+
+
+class Readership:
+    """The loop of a feed, which loader reads it there, and why the last one stopped.
+
+    ``on_news`` is called when reading begins or ends.
+    """
+
+    def __init__(self, pending: PendingRequests, on_news: Callable[[], None]) -> None:
+        self._pending = pending
+        self._on_news = on_news
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: A token of the present reader; None while nobody reads.
+        self.reading: object | None = None
+        self._is_served = False
+        #: What ended the last reading, until the next begins.
+        self.failure: BaseException | None = None
+
+    def check_loop(self) -> None:
+        """Raise LoopMismatchError on any loop but the one where the feed is in use."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is None or self._loop.is_closed():
+            self._forget_all()
+        elif self.is_read() or len(self._pending):
+            raise LoopMismatchError(
+                f"this feed is in use on the event loop {self._loop!r}, and was used from another"
+                f" one, {loop!r} in {threading.current_thread().name}; ask on the loop that"
+                " iterates its loader"
+            )
+        self._loop = loop
+
+    def check_read(self) -> None:
+        """Raise LoaderClosed if the last reading failed."""
+        if self.failure is not None:
+            raise _unread(self.failure)
+
+    def is_read(self) -> bool:
+        """Whether a loader reads the feed, or is about to."""
+        return self._is_served or self.reading is not None
+
+    def is_held_by(self, reading: object | None) -> bool:
+        """Whether the reader with this token still reads."""
+        return reading is not None and self.reading is reading
+
+    def take(self) -> None:
+        """Reserve the feed for a server; LoaderError if it has a reader already."""
+        self.check_loop()
+        self._check_is_free(is_taken=self.is_read())
+        self._is_served, self.failure = True, None
+        self._on_news()
+
+    def give_up(self, reason: BaseException) -> None:
+        """Fail all pending requests, and refuse new ones until the feed is read again."""
+        self._is_served = False
+        # The first failure is the cause of the later ones.
+        self.failure = self.failure or reason
+        self._pending.fail_all(reason if isinstance(reason, Exception) else _unread(reason))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Read the feed for the block. If it ends early, requests under way fail.
+
+        Waiting requests keep waiting for the next reader, unless an error ended this one.
+        """
+        self.check_loop()
+        self._check_is_free(is_taken=self.reading is not None)
+        self.reading = reading = object()
+        self.failure = None
+        self._on_news()
+        try:
+            yield
+        except BaseException as reason:
+            if self.reading is reading:
+                self._abandon(reason)
+            raise
+        finally:
+            if self.reading is reading:
+                self.reading = None
+                self._on_news()
+
+    def _check_is_free(self, *, is_taken: bool) -> None:
+        if is_taken:
+            raise LoaderError(
+                "this feed is being read already by another loader; give each loader a feed of"
+                " its own"
+            )
+
+    def _abandon(self, reason: BaseException) -> None:
+        if self._loop is None or self._loop.is_closed():
+            self._forget_all()
+        elif isinstance(reason, asyncio.CancelledError | GeneratorExit):
+            closed = LoaderClosed("the request was being worked on when its loader was closed")
+            self._pending.fail_under_way(closed)
+        else:
+            self.give_up(reason)
+
+    def _forget_all(self) -> None:
+        # Those who waited for answers ended with their loop.
+        self._pending.drop_all()
+        self.reading, self._is_served = None, False
+
+
+def _unread(reason: BaseException) -> LoaderClosed:
+    error = LoaderClosed(f"the feed is no longer read, after {reason!r}")
+    error.__cause__ = reason
+    return error
+
+
+class Loader(Protocol):
+    """What a server needs of a DataLoader2, which this part may not import."""
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+    async def start(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Server:
+    """Answers a feed's requests while the block runs; at its end all of them have an answer."""
+
+    def __init__(
+        self, feed: Feed, readership: Readership, loader: Loader, drain_timeout: float | None
+    ) -> None:
+        self._feed = feed
+        self._readership = readership
+        self._loader = loader
+        self._drain_timeout = drain_timeout
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._readership.take()
+        try:
+            await self._loader.start()
+        except BaseException as error:
+            self._readership.give_up(LoaderClosed(f"the loader could not be started: {error!r}"))
+            raise
+        work = self._answer()
+        self._task = begin_task(asyncio.get_running_loop(), work, "asyncloader serving")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        try:
+            await self._feed.drain(self._drain_timeout)
+        finally:
+            await self._close()
+        # Raise what kept the loader from answering. Closing it is no failure.
+        failure = self._readership.failure
+        if failure is not None and not isinstance(failure, LoaderClosed):
+            raise failure
+
+    async def _close(self) -> None:
+        assert self._task is not None
+        try:
+            await self._loader.aclose()
+        finally:
+            await cancelled([self._task])
+
+    async def _answer(self) -> None:
+        reason: Exception = LoaderClosed(
+            "the loader of this feed yields no more items; it was closed or paused, or reached its"
+            " limit"
+        )
+        try:
+            async for unanswered in self._loader:
+                unanswered.answer()
+                del unanswered
+        except Exception as error:  # noqa: BLE001 - user code ran; whoever leaves raises it
+            reason = error
+        finally:
+            # Nobody may keep waiting for an answer that cannot come.
+            self._readership.give_up(reason)

@@ -1,105 +1,124 @@
 """A graph made to carry requests.
 
 This file is about ``rewired``: every pipe below a feed is made to work on envelopes, or
-refused by name where a request would not come out of it with an answer of its own.
+refused by name where a request would not get an answer of its own.
 
     Feed ─ map ─ batch ─ collate    becomes    Feed ─ map* ─ RequestBatcher ─ collate* ─ Results
+
+An envelope has a request's key and its item, or the error that took the item's place and
+that reaches this request only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
-from collections.abc import AsyncIterator, Callable
+import os
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing
+from queue import SimpleQueue
+from types import CoroutineType
 from typing import Any
 
+from asyncloader.datapipes.calls.async_mapping import AsyncMapPass, AsyncMapper
 from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
 from asyncloader.datapipes.going_on.cursors import take_number_of
+from asyncloader.datapipes.going_on.iterating import aclose_items, close_items, groups_of
 from asyncloader.datapipes.groups.batching import Batcher
+from asyncloader.datapipes.groups.timed_batching import timed_batches
+from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.columns import ColumnFunction
 from asyncloader.datapipes.pipe.edges import edges_of
+from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
 from asyncloader.datapipes.pipe.kinds import can, is_splitter
 from asyncloader.datapipes.pipe.run import Pass, Run, is_async_pipe
+from asyncloader.datapipes.running.home import ended_threads
 from asyncloader.errors import LoaderError
-from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.walk import breadth_first, traverse_dps
-from asyncloader.serving.carrying import Wants, carried
-from asyncloader.serving.ledger import Ledger
-from asyncloader.serving.stages import Lockstep, RequestBatcher, sifted
-from asyncloader.serving.threads import ThreadStage
-from asyncloader.serving.unanswered import FedBatch, FedItem, unanswered
+from asyncloader.graph.edit import replaced
+from asyncloader.graph.walk import breadth_first
+from asyncloader.runtime import in_thread, start_thread
+from asyncloader.serving.requests import FedBatch, FedItem, PendingRequests, unanswered
+from asyncloader.worker_info import this_worker
+from asyncloader.workers.conversation.failure import pack_error
 
 BeingRead = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-def rewired(end: Any, feed: Any, ledger: Ledger, being_read: BeingRead) -> Any:
-    """Return the end of the graph, whose pipes are changed; LoaderError for one that cannot be."""
-    stages = Stages(ledger)
+def rewired(end: Any, feed: Any, pending: PendingRequests, being_read: BeingRead) -> Any:
+    """Change the pipes of a graph and return its end; LoaderError for one that cannot be used."""
+    rewiring = _Rewiring(pending)
     for pipe in reversed(breadth_first(end)):
         if pipe is not feed:
             _check_has_one_source(pipe)
-            end = _with(end, pipe, stages.stage_for(pipe))
-    return Results(end, ledger, being_read)
+            end = _with(end, pipe, rewiring.stage_for(pipe))
+    return Results(end, pending, being_read)
 
 
-class Stages:
-    """Finds what stands in a pipe's place, from the feed on downwards."""
+class _Rewiring:
+    """Finds what takes each pipe's place, from the feed down."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._wants = Wants(ledger.wants)
+    def __init__(self, pending: PendingRequests) -> None:
+        self._pending = pending
+        self._wants = Wants(pending.wants)
         self._is_batched = False
 
     def stage_for(self, pipe: Any) -> Any:
-        """Return what stands in a pipe's place; it may be the pipe itself, changed."""
+        """Return what takes a pipe's place; it may be the pipe itself, changed."""
         if isinstance(pipe, Batcher):
             return self._batcher(pipe)
         if isinstance(pipe, ThreadMapper):
             return ThreadStage(pipe, self._wants)
         if can(pipe, "carry") and pipe.carry(
-            functools.partial(carried, pipe=pipe, wants=self._wants)
+            functools.partial(on_envelopes, pipe=pipe, wants=self._wants)
         ):
             return pipe
         if isinstance(pipe, OneToOne) and _is_users(pipe):
             _check_is_plain(pipe)
-            return Lockstep(pipe, self._wants)
+            return OneByOne(pipe, self._wants)
         raise LoaderError(
-            f"{stage_name(pipe)} cannot stand below a feed: it does not make exactly one item of"
-            " one, so requests would lose their answers. Use map, async_map, thread_map, collate"
+            f"{stage_name(pipe)} cannot follow a Feed: it does not make exactly one item of each"
+            " item, so requests would lose their answers. Use map, async_map, thread_map, collate"
             " and batch(n, max_wait=...), or a pipe of your own that derives from OneToOne"
         )
 
     def _batcher(self, pipe: Batcher[Any]) -> RequestBatcher:
         if pipe.max_wait is None:
             raise LoaderError(
-                f"below a feed {stage_name(pipe)} could wait for ever for company; say how long,"
-                f" by batch({pipe.batch_size}, max_wait=seconds)"
+                f"{stage_name(pipe)} follows a Feed, where it could wait for ever for a full"
+                f" batch; limit the wait: batch({pipe.batch_size}, max_wait=seconds)"
             )
         if pipe.drop_last:
             raise LoaderError(
-                f"below a feed {stage_name(pipe)} would drop requests that wait for an answer;"
-                " leave drop_last out"
+                f"{stage_name(pipe)} follows a Feed, where drop_last would drop requests that wait"
+                " for an answer; leave drop_last out"
             )
         if self._is_batched:
-            raise LoaderError(f"requests are put together once: take {stage_name(pipe)} out")
+            raise LoaderError(
+                f"requests can be batched only once; remove {stage_name(pipe)}, the second batch"
+                " after the Feed"
+            )
         self._is_batched = True
         return RequestBatcher(
-            pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, self._ledger
+            pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, self._pending
         )
 
 
 class Results(IterDataPipe[FedItem | FedBatch]):
-    """Yield what the graph made of the requests, to be answered; the rest is settled.
+    """Yield what the graph made of the requests; settle those that failed or are unwanted.
 
-    It is inside of ``being_read()`` from the first item asked for to the end.
+    It holds ``being_read()`` from the first item asked for to the end.
     """
 
-    def __init__(self, source: Any, ledger: Ledger, being_read: BeingRead) -> None:
+    def __init__(self, source: Any, pending: PendingRequests, being_read: BeingRead) -> None:
         self.source = source
-        self.ledger = ledger
+        self.pending = pending
         self.being_read = being_read
 
     def is_replicable(self) -> bool:
@@ -113,42 +132,359 @@ class Results(IterDataPipe[FedItem | FedBatch]):
 
 
 class ResultsPass(Pass[FedItem | FedBatch]):
-    """One pass over the Results. It has no place: what was asked does not come again."""
+    """One pass over the Results. It has no place, because requests do not come again."""
 
     async def __aiter__(self) -> AsyncIterator[FedItem | FedBatch]:
         pipe: Results = self.pipe
         loop = asyncio.get_running_loop()
         with pipe.being_read():
-            async with contextlib.aclosing(sifted(self.source, pipe.ledger)) as envelopes:
+            async with contextlib.aclosing(sifted(self.source, pipe.pending)) as envelopes:
                 async for envelope in envelopes:
-                    yield unanswered(envelope, pipe.ledger, loop)
+                    yield unanswered(envelope, pipe.pending, loop)
                     del envelope
 
 
 def _with(end: Any, pipe: Any, stage: Any) -> Any:
     if stage is pipe:
         return end
-    # In stats and errors it goes by the name of the pipe that the user wrote.
+    # Stats and errors name the pipe that the user wrote.
     take_number_of(stage, pipe)
     stage.known_as = stage_name(pipe)
-    return next(iter(replace_dp(traverse_dps(end), pipe, stage).values()))[0]
+    return replaced(end, pipe, stage)
 
 
 def _check_has_one_source(pipe: Any) -> None:
     if is_splitter(pipe) or len(edges_of(pipe)) != 1:
         raise LoaderError(
-            f"{stage_name(pipe)} cannot stand in a graph with a feed: only a chain of pipes from"
-            " the feed to the end gives each request one answer"
+            f"{stage_name(pipe)} cannot be used in a graph with a Feed: only a single chain of"
+            " pipes from the Feed to the end gives each request one answer"
         )
 
 
 def _check_is_plain(pipe: OneToOne) -> None:
     if is_async_pipe(pipe):
         raise LoaderError(
-            f"{stage_name(pipe)} cannot stand below a feed, since it has an __aiter__: each"
-            " request would wait for the one before; give what it awaits to async_map"
+            f"{stage_name(pipe)} cannot follow a Feed, because it has an __aiter__: each request"
+            " would wait for the one before it; await in a function for async_map instead"
         )
 
 
 def _is_users(pipe: Any) -> bool:
     return not type(pipe).__module__.startswith("asyncloader.")
+
+
+class RequestBatcher(IterDataPipe[Envelope]):
+    """Put requests together in batches; those that failed are settled at once."""
+
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int,
+        max_wait: float,
+        wrapper_class: Callable[[list[Any]], Any],
+        pending: PendingRequests,
+    ) -> None:
+        self.source = source
+        self.batch_size = batch_size
+        self.max_wait = max_wait
+        self.wrapper_class = wrapper_class
+        self.pending = pending
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> RequestBatchPass:
+        return RequestBatchPass(run)
+
+    def together(self, batch: list[Envelope]) -> Envelope:
+        """Return one envelope for the items of several."""
+        whole = Envelope(tuple(envelope.key for envelope in batch))  # type: ignore[misc]  # ints
+        items = [envelope.item for envelope in batch]
+        try:
+            return whole.with_item(self.wrapper_class(items))
+        except BaseException as error:  # noqa: BLE001 - user code ran; its requests get the error
+            return whole.failed(failure_in(self, error))
+
+
+class RequestBatchPass(Pass[Envelope]):
+    """One pass over a RequestBatcher. It has no place, because requests do not come again."""
+
+    async def __aiter__(self) -> AsyncIterator[Envelope]:
+        pipe: RequestBatcher = self.pipe
+        envelopes = sifted(self.source, pipe.pending)
+        batches = timed_batches(envelopes, pipe.batch_size, pipe.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                # Some may have been given up while they waited for others.
+                wanted = [envelope for envelope in batch if pipe.pending.sift(envelope)]
+                if wanted:
+                    pipe.pending.counts.filled(len(wanted) / pipe.batch_size)
+                    yield pipe.together(wanted)
+                # Keep no item alive while waiting for more.
+                del batch, wanted
+
+
+async def sifted(source: Run[Any], pending: PendingRequests) -> AsyncGenerator[Envelope, None]:
+    """Yield the envelopes to be worked on; settle those that failed or are unwanted."""
+    envelopes = aiter(source.abegin())
+    try:
+        async for envelope in envelopes:
+            if pending.sift(envelope):
+                yield envelope
+            del envelope
+    finally:
+        await aclose_items(envelopes)
+
+
+class OneByOne(OneToOne, IterDataPipe[Envelope]):
+    """Run a user's own one-to-one pipe on what is in the envelopes, one after the other.
+
+    After an error the pipe is iterated from the start.
+    """
+
+    is_stand_in = True
+
+    def __init__(self, pipe: Any, wants: Wants) -> None:
+        self.source = pipe.source
+        self.pipe = pipe
+        self.source_item = pipe.source = OneItem(stage_name(pipe))
+        self._wants = wants
+
+    def results(self, source: Run[Any]) -> Iterator[Envelope]:
+        envelopes = source.begin()
+        results = iter(self.pipe)
+        try:
+            for envelope in envelopes:
+                if self._wants(envelope):
+                    envelope = self._passed_on(results, envelope)
+                    if envelope.error is not None:
+                        close_items(results)
+                        results = iter(self.pipe)
+                yield envelope
+                del envelope
+        finally:
+            close_items(results)
+            close_items(envelopes)
+
+    def _passed_on(self, results: Iterator[Any], envelope: Envelope) -> Envelope:
+        self.source_item.items = [envelope.item]
+        try:
+            result = next(results)
+            self.source_item.check_is_empty()
+        except StopIteration:
+            early = LoaderError(
+                f"{stage_name(self.pipe)} ended before its source did, so the request has no answer"
+            )
+            return envelope.failed(failure_in(self.pipe, early))
+        except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
+            return envelope.failed(failure_in(self.pipe, error))
+        return envelope.with_item(result)
+
+
+class OneItem(IterDataPipe[Any]):
+    """The source of a user's pipe: it yields one item for each request."""
+
+    edges = ()
+    is_stand_in = True
+
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
+        self.items: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.items:
+            yield self.items.pop()
+        raise self._not_one_to_one("asked for a second item before it yielded the first")
+
+    def check_is_empty(self) -> None:
+        """Raise LoaderError if the pipe yielded something without having read the item."""
+        if self.items:
+            raise self._not_one_to_one("yielded a second item before it asked for one")
+
+    def _not_one_to_one(self, what_it_did: str) -> LoaderError:
+        return LoaderError(
+            f"{self.reader} {what_it_did}: it is not one to one, so requests would not get"
+            " answers of their own"
+        )
+
+
+Jobs = SimpleQueue[tuple[Future[Any], Any] | None]
+
+
+class ThreadStage(AsyncMapper[Envelope]):
+    """thread_map after a feed: call its function on the items in envelopes, in threads.
+
+    It stays on the feed's loop, passes each result on when it is ready, and does not begin
+    the work of a request that was given up. A plain thread_map reads its source in a thread
+    of its own and knows nothing of requests.
+    """
+
+    def __init__(self, pipe: ThreadMapper[Any], wants: Wants) -> None:
+        apply = ColumnFunction.of(pipe.fn, pipe.input_col, pipe.output_col)
+        count = pipe.concurrency or os.cpu_count() or 1
+        self.threads = InThreads(on_envelopes(apply, pipe, wants))
+        super().__init__(pipe.source, self.threads, concurrency=count, ordered=pipe.ordered)
+        # The pipe is out of the graph, but errors still name it.
+        pipe.source = ()
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return ThreadStagePass(run)
+
+
+class ThreadStagePass(AsyncMapPass[Envelope]):
+    """One pass over a ThreadStage, which has threads while it is iterated."""
+
+    def groups(self) -> AsyncGenerator[list[Envelope], None]:
+        return groups_of(aiter(self))
+
+    async def __aiter__(self) -> AsyncIterator[Envelope]:
+        pipe: ThreadStage = self.pipe
+        pipe.threads.start(pipe.concurrency)
+        try:
+            async with aclosing(super().__aiter__()) as results:  # type: ignore[type-var]
+                async for result in results:
+                    yield result
+                    del result
+        finally:
+            await pipe.threads.aclose()
+
+
+class InThreads:
+    """A plain function as an async one: it runs in daemon threads."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._jobs: Jobs | None = None
+        self._threads: list[threading.Thread] = []
+
+    async def __call__(self, item: Any) -> Any:
+        assert self._jobs is not None
+        future: Future[Any] = Future()
+        self._jobs.put((future, item))
+        del item
+        return await asyncio.wrap_future(future)
+
+    def start(self, count: int) -> None:
+        """Start the threads, for one pass."""
+        jobs: Jobs = SimpleQueue()
+        self._jobs = jobs
+        self._threads = [_started(self._function, jobs, number) for number in range(count)]
+
+    async def aclose(self) -> None:
+        """End the threads after the calls in progress, within two seconds."""
+        assert self._jobs is not None
+        for _ in self._threads:
+            self._jobs.put(None)
+        await in_thread(ended_threads, self._threads)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InThreads, (self._function,)
+
+
+def _started(function: Callable[[Any], Any], jobs: Jobs, number: int) -> threading.Thread:
+    run = contextvars.copy_context().run
+    thread = threading.Thread(
+        target=run,
+        args=(_work, function, jobs),
+        name=f"asyncloader thread_map {number}",
+        daemon=True,
+    )
+    start_thread(thread)
+    return thread
+
+
+def _work(function: Callable[[Any], Any], jobs: Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        future, item = job
+        del job
+        # A cancelled call is not begun.
+        if future.set_running_or_notify_cancel():
+            _run(future, function, item)
+        del future, item
+
+
+def _run(future: Future[Any], function: Callable[[Any], Any], item: Any) -> None:
+    try:
+        result = function(item)
+    except BaseException as error:  # noqa: BLE001 - whoever awaits raises it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class Wants:
+    """Says whether a request is still wanted; in a worker, which cannot know, always yes."""
+
+    def __init__(self, is_wanted: Callable[[Key], bool]) -> None:
+        self._is_wanted = is_wanted
+
+    def __call__(self, envelope: Envelope) -> bool:
+        return envelope.error is None and self._is_wanted(envelope.key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Wants, (_any_key,)
+
+
+def _any_key(key: Key) -> bool:
+    return True
+
+
+def on_envelopes(apply: Callable[[Any], Any], pipe: Any, wants: Wants) -> EnvelopeFunction:
+    """Return a function of envelopes that applies a pipe's function of items."""
+    return (AsyncEnvelopeFunction if is_async(apply) else EnvelopeFunction)(apply, pipe, wants)
+
+
+class EnvelopeFunction:
+    """Applies a pipe's function to the items in envelopes.
+
+    An envelope with an error, or one that nobody waits for, passes unchanged.
+    """
+
+    def __init__(self, apply: Callable[[Any], Any], pipe: Any, wants: Wants) -> None:
+        self._apply = apply
+        self._pipe = pipe
+        self._wants = wants
+
+    def __call__(self, envelope: Envelope) -> Any:
+        if not self._wants(envelope):
+            return envelope
+        try:
+            result = self._apply(envelope.item)
+            if result.__class__ is CoroutineType:
+                raise unawaited(self._pipe, result)
+        except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
+            return envelope.failed(failure_in(self._pipe, error))
+        return envelope.with_item(result)
+
+
+class AsyncEnvelopeFunction(EnvelopeFunction):
+    """Applies a pipe's async function to the items in envelopes."""
+
+    async def __call__(self, envelope: Envelope) -> Any:
+        if not self._wants(envelope):
+            return envelope
+        try:
+            result = await self._apply(envelope.item)
+        except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
+            return envelope.failed(failure_in(self._pipe, error))
+        return envelope.with_item(result)
+
+
+def failure_in(pipe: Any, error: BaseException) -> BaseException | bytes:
+    """Return an error as it travels in an envelope; raise one that is no Exception.
+
+    To be called where the error is caught.
+    """
+    try:
+        blame(error, pipe)
+    except RuntimeError as translated:
+        error = translated
+    if not isinstance(error, Exception):
+        raise error
+    info = this_worker()
+    if info is None:
+        return error
+    return pack_error(error, f"in worker {info.worker_id} of {info.num_workers}")

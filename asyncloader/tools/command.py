@@ -1,24 +1,33 @@
 """The commands of ``python -m asyncloader``.
 
-This file is about ``main``: arguments in, text out, and an exit status: 0 if it did what
-was asked, 2 if it was asked for something that is not there or fails.
+This file is about ``main``: arguments in, text out, and an exit status: 0 if it did what was
+asked, 2 if what was named does not exist or fails. Both commands are about a ``Target``, the
+graph that ``module:pipe`` names: the module or file is imported, and the name in it is a
+pipe, a ``DataLoader2``, or a function without arguments that returns one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
+import importlib
+import inspect
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import get_args
+from types import ModuleType
+from typing import Any, Literal, get_args
 
-from asyncloader.tools.doctor import examine
-from asyncloader.tools.drawing import Format, drawing
-from asyncloader.tools.target import load_target
-from asyncloader.tools.trials import ExaminationError
+from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.graph.cut import Place, cut_graph
+from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
+from asyncloader.loader.dataloader2 import DataLoader2
+from asyncloader.tools.doctor import ExaminationError, examine
 
 WHAT_IT_DOES = "Draw a graph of datapipes, or examine what its stages and its workers are worth."
 
@@ -27,8 +36,9 @@ NAMED = (
     " or src/train.py:pipe"
 )
 
-#: What a file's name says about its format.
+#: The format of a file, by the ending of its name.
 _FORMAT_OF: dict[str, Format] = {".svg": "svg", ".mmd": "mermaid", ".txt": "text", "": "text"}
+Format = Literal["text", "mermaid", "svg"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,31 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _graph(options: argparse.Namespace) -> None:
-    form = options.format or (_format_of(options.output) if options.output else "text")
-    text = drawing(load_target(options.target), form, options.workers)
-    if options.output:
-        options.output.write_text(f"{text.rstrip()}\n", encoding="utf-8")
-    else:
-        print(text.rstrip())
-
-
-def _format_of(file: Path) -> Format:
-    form = _FORMAT_OF.get(file.suffix.lower())
-    if form is None:
-        names = ", ".join(filter(None, _FORMAT_OF))
-        raise ValueError(
-            f"{file.name} does not say its format: end it in {names}, or pass --format"
-        )
-    return form
-
-
-def _doctor(options: argparse.Namespace) -> None:
-    # At once: workers end with this process, and there is nothing else to wind up.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    asyncio.run(examine(load_target(options.target), options.seconds, options.workers))
-
-
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -115,3 +100,208 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a number of workers is 0 or more, got {text!r}")
     return int(text)
+
+
+def _graph(options: argparse.Namespace) -> None:
+    form = options.format or (_format_of(options.output) if options.output else "text")
+    text = drawing(load_target(options.target), form, options.workers)
+    if options.output:
+        options.output.write_text(f"{text.rstrip()}\n", encoding="utf-8")
+    else:
+        print(text.rstrip())
+
+
+def _format_of(file: Path) -> Format:
+    form = _FORMAT_OF.get(file.suffix.lower())
+    if form is None:
+        names = ", ".join(filter(None, _FORMAT_OF))
+        raise ValueError(
+            f"the format of {file.name} is unknown: use a name that ends in {names}, or pass"
+            " --format"
+        )
+    return form
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    # Ctrl-C ends it at once: workers end with this process, and nothing else needs closing.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    asyncio.run(examine(load_target(options.target).graph, options.seconds, options.workers))
+
+
+#: The number of workers if neither the command nor a loader says one.
+_WORKERS = 2
+
+
+def drawing(target: Target, form: Format, workers: int | None = None) -> str:
+    """Return a drawing of the graph as it runs in so many workers."""
+    if workers is None:
+        workers = _WORKERS if target.workers is None else target.workers
+    labels = places(target, workers)
+    match form:
+        case "text":
+            return to_text(target.graph, labels)
+        case "mermaid":
+            return to_mermaid(target.graph, labels)
+        case "svg":
+            return to_svg(target.graph, labels)
+
+
+def places(target: Target, workers: int) -> Labels:
+    """Return where each pipe of the graph runs, in words."""
+    cut = cut_graph(target.graph)
+    words: dict[Place, str] = {
+        "loader": "loader",
+        "dispatcher": "dispatching process",
+        "workers": f"each of {workers} workers" if workers > 1 else "worker",
+    }
+    if workers == 0:
+        return [(pipe, words["loader"]) for pipe, _ in cut.places]
+    if not any(cut.dispatch in part.inlets for part in cut.parts):
+        # There are no workers to dispatch to.
+        words["dispatcher"] = words["loader"]
+    return [(pipe, words[place]) for pipe, place in cut.places]
+
+
+class TargetError(ValueError):
+    """What a command was given is not a graph; the cause is the user's own error, if any."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A graph that ends in an iter pipe, and in how many workers its own loader runs it."""
+
+    graph: Any
+    #: None where there is no loader that says it.
+    workers: int | None
+
+
+def load_target(text: str) -> Target:
+    """Import what ``module:pipe`` or ``path/to/file.py:pipe`` names, or raise TargetError."""
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise TargetError(
+            f"name the module and the pipe in it, as in train:pipe or src/train.py:pipe;"
+            f" got {text!r}"
+        )
+    module = _module_of(place)
+    return _target(text, _made(text, _attribute(module, name)))
+
+
+def _module_of(place: str) -> ModuleType:
+    path = Path(place)
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise TargetError(f"there is no file {place!r} in {Path.cwd()}")
+    name = path.stem if is_file else place
+    if is_file and "." in name:
+        raise TargetError(
+            f"a file named {path.name} cannot be imported, because its name has a dot in it; give"
+            " it another name"
+        )
+    # As Python does for a script. Workers import the module by the same name.
+    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module ran
+        raise TargetError(_why_not(name, error)) from _own_error(name, error)
+    if is_file and not _is_of(module, path):
+        raise TargetError(
+            f"a file named {path.name} has the name of the module {module.__name__!r}, which is"
+            " imported already; give it another name"
+        )
+    return module
+
+
+def _why_not(name: str, error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and _leads_to(name, error.name):
+        return (
+            f"there is no module {error.name!r} in {Path.cwd()} nor on Python's path; for a"
+            " file elsewhere give its path, as in src/train.py:pipe"
+        )
+    if isinstance(error, SystemExit):
+        return (
+            f"importing {name} ended the program; put the code to run under `if __name__ =="
+            ' "__main__":`'
+        )
+    return f"importing {name} failed: {error!r}"
+
+
+def _own_error(name: str, error: BaseException) -> BaseException | None:
+    """Return the error whose traceback leads into the user's code, if it does."""
+    if isinstance(error, ModuleNotFoundError) and _leads_to(name, error.name):
+        return None
+    return error
+
+
+def _leads_to(name: str, missing: str | None) -> bool:
+    return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _is_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else _listed(_graphs_in(module))
+        raise TargetError(f"{module.__name__} has no {name!r}{hint}") from None
+
+
+def _graphs_in(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if _is_graph(value)]
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = ", ".join(names)
+    return f"; its pipes and loaders are {listed}" if listed else ", and no pipe with another name"
+
+
+def _made(text: str, value: Any) -> Any:
+    """Return the pipe or loader, by a call where it is a function that makes one."""
+    if _is_graph(value) or not callable(value):
+        return value
+    if inspect.iscoroutinefunction(value):
+        raise TargetError(
+            f"{text} is an async function; name a plain function that returns the pipe"
+        )
+    try:
+        inspect.signature(value).bind()
+    except TypeError as error:
+        raise TargetError(f"{text} must take no arguments: {error}") from None
+    except ValueError:
+        pass  # it does not tell its parameters
+    try:
+        return value()
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"{text}() failed: {error!r}") from error
+
+
+def _is_graph(value: Any) -> bool:
+    return isinstance(value, DataLoader2) or is_pipe(value)
+
+
+def _target(text: str, value: Any) -> Target:
+    if isinstance(value, DataLoader2):
+        if value.datapipe is None:
+            raise TargetError(f"{text} is a DataLoader2 that has no graph yet")
+        return Target(value.datapipe, value.reading_service.worker_count())
+    if not is_pipe(value):
+        raise TargetError(
+            f"{text} is {_described(value)}; name a pipe, a DataLoader2, or a function of no"
+            " arguments that returns one"
+        )
+    try:
+        return Target(DataLoader2(value).datapipe, None)
+    except Exception as error:
+        raise TargetError(f"{text} is not a graph that a DataLoader2 can load: {error}") from error
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "None"
+    kind = type(value)
+    return f"of type {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")

@@ -1,52 +1,59 @@
-"""A graph examined: what is around it, what each stage costs, how many workers help.
+"""A graph examined: what it runs on, what each stage costs, how many workers help.
 
-This file is about ``examine``. The report goes to the output as it grows; what is being
-done meanwhile goes to the error output.
+This file is about ``examine``. The report goes to the output as it grows; what is being done
+meanwhile goes to the error output. Rates vary, so a ``Trial`` of a number of workers measures
+several, and two trials whose ranges overlap do not say which number is better.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import math
+import os
+import platform
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+from asyncloader.adapters.sharding_policy import ShardingPolicy
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.kinds import lives_with_loader
+from asyncloader.errors import LoaderError
+from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.dataloader2 import DataLoader2
-from asyncloader.tools.environment import findings, usable_cores
-from asyncloader.tools.stages import Stage, timed
-from asyncloader.tools.target import Target
-from asyncloader.tools.trials import (
-    ExaminationError,
-    Trial,
-    as_rate,
-    counts_up_to,
-    tried,
-    verdict,
-    what_is_tried,
-)
+from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.tools.stopwatches import Stopwatch, timed
 
-#: What is below this is mostly the stopwatch itself.
+#: A shorter time is mostly the stopwatch itself.
 _RESOLUTION = 2e-6
-#: How much of the time goes to the stages; the trials share the rest.
-_FOR_STAGES = 0.3
-_AT_LEAST = 0.5
-#: How much longer the first item of all may take.
-_WARM_UP = 10.0
 
+#: The part of the time that is for the stages; the trials share the rest.
+_FOR_STAGES = 0.3
+
+#: A trial takes at least so many seconds.
+_AT_LEAST = 0.5
+
+#: How many seconds the very first item may take besides.
+_WARM_UP = 10.0
 _NOTHING = object()
 
 
-async def examine(target: Target, seconds: float, counts: Sequence[int] | None = None) -> None:
+async def examine(datapipe: Any, seconds: float, counts: Sequence[int] | None = None) -> None:
     """Print a report on a graph, measuring for about so many seconds."""
-    _check(target.graph)
+    _check(datapipe)
     _say("Environment", *_environment())
     _note(f"running the graph by itself for up to {seconds * _FOR_STAGES:.3g} s")
     try:
-        if await _stages(target.graph, seconds * _FOR_STAGES):
-            await _workers(target.graph, seconds * (1 - _FOR_STAGES), counts)
+        if await _stages(datapipe, seconds * _FOR_STAGES):
+            await _workers(datapipe, seconds * (1 - _FOR_STAGES), counts)
     except ExaminationError:
         raise
     except Exception as error:
@@ -57,8 +64,8 @@ def _check(datapipe: Any) -> None:
     for pipe in breadth_first(datapipe):
         if lives_with_loader(pipe):
             raise ExaminationError(
-                f"{stage_name(pipe)} waits for requests, of which there are none here; examine"
-                " the same graph over an IterableWrapper of sample requests"
+                f"{stage_name(pipe)} waits for requests, and there are none here; examine the same"
+                " graph over an IterableWrapper of sample requests"
             )
 
 
@@ -73,12 +80,12 @@ def _environment() -> Iterator[str]:
 
 
 async def _stages(datapipe: Any, seconds: float) -> bool:
-    """Print what each stage takes; return whether any item came out."""
+    """Print the time of each stage; return whether any item came out."""
     graph, stages = timed(datapipe)
     items, outcome = 0, f"in {seconds + _WARM_UP:.3g} s"
     try:
         async with asyncio.timeout(seconds + _WARM_UP) as limit, DataLoader2(graph) as loader:
-            # Much is done once only, for the first item: modules are imported, files opened.
+            # Much work is done only for the first item: imports, opening files.
             await _first_item(loader)
             for stage in stages:
                 stage.begin_again()
@@ -90,7 +97,7 @@ async def _stages(datapipe: Any, seconds: float) -> bool:
     except TimeoutError:
         if not limit.expired():
             raise
-    _say("Stages", *_table(stages), f"  {items:,} items came out, {outcome}")
+    _say("Stages", *_stage_rows(stages), f"  {items:,} items came out, {outcome}")
     if not items:
         slowest = max(stages, key=lambda stage: stage.seconds)
         _print(f"  ! most of the time went to {slowest.name}; workers were not tried")
@@ -106,7 +113,7 @@ async def _first_item(loader: DataLoader2[Any]) -> None:
         await items.aclose()
 
 
-def _table(stages: Sequence[Stage]) -> Iterator[str]:
+def _stage_rows(stages: Sequence[Stopwatch]) -> Iterator[str]:
     seconds = [stage.seconds for stage in stages]
     whole = sum(seconds) or 1.0
     yield "  share  own time per item      items  stage"
@@ -114,7 +121,7 @@ def _table(stages: Sequence[Stage]) -> Iterator[str]:
         yield f"  {own / whole:5.1%}  {_per_item(stage, own):>17} {stage.items:>10,}  {stage.name}"
 
 
-def _per_item(stage: Stage, seconds: float) -> str:
+def _per_item(stage: Stopwatch, seconds: float) -> str:
     if not stage.items:
         return f"over {_duration(seconds)}"
     own = seconds / stage.items
@@ -140,13 +147,13 @@ async def _workers(datapipe: Any, seconds: float, counts: Sequence[int] | None) 
         each = max(seconds / len(counts), _AT_LEAST)
         _note(f"trying {count} worker{'s' * (count != 1)} for {each:.3g} s")
         trials.append(await tried(datapipe, adapters, count, each))
-        _print(_row(trials[-1]))
+        _print(_trial_row(trials[-1]))
     _print(f"  {verdict(trials)}")
     if remark:
         _print(f"  ! {remark}")
 
 
-def _row(trial: Trial) -> str:
+def _trial_row(trial: Trial) -> str:
     if trial.first_item_seconds is None:
         return f"  {trial.workers:>7}  no item came"
     if not trial.rates:
@@ -171,3 +178,279 @@ def _print(*lines: str) -> None:
 
 def _note(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
+
+
+#: A trial is cut into so many stretches of time, each of which gives a rate.
+STRETCHES = 5
+
+#: How many seconds a trial may take to start and to fill its buffers, besides measuring.
+STARTUP_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The rates of a graph in some number of workers, in items a second."""
+
+    workers: int
+    #: Empty if there was no item for each stretch.
+    rates: Sequence[float]
+    #: From starting the workers to the first item; None if none came.
+    first_item_seconds: float | None
+
+    @property
+    def rate(self) -> float:
+        """The median of the rates, 0 without any."""
+        return median(self.rates) if self.rates else 0.0
+
+    def overlaps(self, other: Trial) -> bool:
+        """Whether the ranges of the two overlap, so that neither is surely better."""
+        if not self.rates or not other.rates:
+            return False
+        return max(self.rates) >= min(other.rates) and max(other.rates) >= min(self.rates)
+
+
+class ExaminationError(LoaderError):
+    """A graph cannot be examined, or it failed; the cause is its own error."""
+
+
+def counts_up_to(cores: int) -> list[int]:
+    """Return the numbers of workers to try: all up to 4, then fewer and fewer of them."""
+    steps = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    return sorted({count for count in steps if count < cores} | {cores})
+
+
+def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
+    """Return the adapters that a graph needs to be divided among workers, and a remark."""
+    parts = cut_graph(datapipe).parts
+    if not parts:
+        return [], "no part of this graph can be copied into workers, so they cannot help"
+    if all(part.is_sharded for part in parts):
+        return [], ""
+    return [ShardingPolicy()], (
+        "nothing shards this graph: it was tried as ShardingPolicy() divides it; to use workers,"
+        " divide it the same way (see sharding_filter)"
+    )
+
+
+async def tried(
+    datapipe: Any, adapters: Iterable[ShardingPolicy], workers: int, seconds: float
+) -> Trial:
+    """Run epochs of a graph in so many workers for so long; raise what it raises."""
+    watch = Stretches(seconds / STRETCHES)
+    service = MultiProcessingReadingService(workers)
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(seconds + STARTUP_SECONDS) as limit:
+            async with DataLoader2(datapipe, adapters, service) as loader:
+                await _watch(loader, watch)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    first = None if watch.began is None else watch.began - began
+    return Trial(workers, watch.rates, first)
+
+
+async def _watch(loader: DataLoader2[Any], watch: Stretches) -> None:
+    while True:
+        items = aiter(loader)
+        try:
+            async for _ in items:
+                if watch.note():
+                    return
+        finally:
+            await items.aclose()
+        if watch.began is None:
+            raise ExaminationError("the graph yields no items")
+
+
+class Stretches:
+    """Counts items in stretches of time; the first one, which fills the buffers, is dropped."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.began: float | None = None
+        self.rates: list[float] = []
+        self._since = self._ends = 0.0
+        self._items = 0
+        self._is_filled = False
+
+    def note(self) -> bool:
+        """Count an item that came now; return whether there are enough stretches."""
+        now = time.perf_counter()
+        if self.began is None:
+            self.began = now
+            self._begin(now)
+            return False
+        self._items += 1
+        if now < self._ends:
+            return False
+        if self._is_filled:
+            self.rates.append(self._items / (now - self._since))
+        self._is_filled = True
+        self._begin(now)
+        return len(self.rates) == STRETCHES
+
+    def _begin(self, now: float) -> None:
+        self._since, self._ends, self._items = now, now + self.seconds, 0
+
+
+def verdict(trials: Sequence[Trial]) -> str:
+    """Say which number of workers to take: the smallest that no other surely beats."""
+    measured = [trial for trial in trials if trial.rates]
+    if not measured:
+        return "undecided: no trial saw enough items; try again with more --seconds"
+    best = max(measured, key=lambda trial: trial.rate)
+    alike = sorted(_alike(best, measured), key=lambda trial: trial.workers)
+    if len(alike) == 1:
+        return f"best here: {_counted(best.workers)}, {as_rate(best.rate)} items/s"
+    *others, last = (str(trial.workers) for trial in alike)
+    numbers = f"{', '.join(others)} and {last}"
+    return (
+        f"undecided between {numbers} workers, because their ranges overlap: take"
+        f" {alike[0].workers}, or try again with more --seconds"
+    )
+
+
+def as_rate(rate: float) -> str:
+    """Return a rate as a text with no more digits than were measured."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _alike(best: Trial, trials: Iterable[Trial]) -> Iterator[Trial]:
+    return (trial for trial in trials if trial is best or trial.overlaps(best))
+
+
+def _counted(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+#: File descriptors for the loader itself, and for each worker.
+_FDS, _FDS_PER_WORKER = 64, 8
+
+_CGROUP_QUOTAS = (
+    Path("/sys/fs/cgroup/cpu.max"),
+    Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about this machine or process, and what to do about it, if anything."""
+
+    name: str
+    what: str
+    advice: str = ""
+
+
+def findings() -> Iterator[Finding]:
+    """Yield the facts that decide how well a loader can run here."""
+    yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
+    yield _torch()
+    yield _uvloop()
+    yield _cores()
+    yield _start_method()
+    yield _threads()
+    yield from _descriptors()
+    yield from _shared_memory()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use at the same time, at least 1."""
+    quota = cgroup_cores()
+    allowed = _allowed_cores()
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def cgroup_cores(files: tuple[Path, ...] = _CGROUP_QUOTAS) -> float | None:
+    """Return how many cores this container may use, from the first file that says so."""
+    for file in files:
+        try:
+            quota, *period = file.read_text().split()
+            if not period:
+                period = file.with_name("cpu.cfs_period_us").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota.isdecimal():
+            return int(quota) / int(period[0])
+    return None
+
+
+def _allowed_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _torch() -> Finding:
+    version = _version("torch")
+    if version is None:
+        return Finding("torch", "not installed", "pip install torch")
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return Finding("torch", f"{version}; the graph does not import it, so workers start fast")
+    threads = torch.get_num_threads()
+    advice = ""
+    if threads > usable_cores():
+        advice = f"more threads than cores: torch.set_num_threads({usable_cores()})"
+    return Finding("torch", f"{version}, {threads} threads here, one in each worker", advice)
+
+
+def _uvloop() -> Finding:
+    version = _version("uvloop")
+    if version is None:
+        return Finding("uvloop", "not installed", "pip install uvloop, for a faster `for`")
+    return Finding("uvloop", version)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cores() -> Finding:
+    usable, there = usable_cores(), os.cpu_count() or 1
+    what = f"{usable} usable" if usable == there else f"{usable} usable of {there}"
+    advice = "workers will share one core with this process" if usable == 1 else ""
+    return Finding("cores", what, advice)
+
+
+def _start_method() -> Finding:
+    if sys.platform.startswith("linux"):
+        return Finding("start method", "forked by a template process of our own")
+    return Finding(
+        "start method", "none", "worker processes need Linux; here the graph runs in-process"
+    )
+
+
+def _threads() -> Finding:
+    others = [thread.name for thread in threading.enumerate() if not _is_ours(thread)]
+    if not others:
+        return Finding("threads", "only the main thread and ours")
+    names = ", ".join(sorted(others))
+    return Finding("threads", names, 'multiprocessing_context="fork" is refused while they run')
+
+
+def _is_ours(thread: threading.Thread) -> bool:
+    return thread is threading.main_thread() or thread.name.startswith("asyncloader")
+
+
+def _descriptors() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FDS + _FDS_PER_WORKER * usable_cores()
+    advice = f"ulimit -n {needed}, for as many workers as cores" if soft < needed else ""
+    more = f" ({hard} by ulimit -n {hard})" if soft != hard else ""
+    yield Finding("open files", f"at most {soft}{more}", advice)
+
+
+def _shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return
+    yield Finding(folder, f"{usage.free >> 20:,} MiB free; asyncloader uses none of it")

@@ -102,7 +102,7 @@ def test_a_prefetch_follows_the_last_pipe() -> None:
 
 def test_a_prefetch_follows_streams_and_not_what_is_looked_up_by_key() -> None:
     keyed = SequenceWrapper([1]).map(str)
-    with pytest.raises(TypeError, match=r"after names 'map', .* map\(str\) are looked up by key"):
+    with pytest.raises(TypeError, match=r"after names 'map', .* map\(str\) is a MapDataPipe"):
         PrefetchPolicy(after={"map": 4})(keyed.to_iter_datapipe().batch(1))
     both = PrefetchPolicy(after={"map": 4})(keyed.to_iter_datapipe().map(int))
     assert to_text(both).splitlines()[-2:] == ["map(int)", "prefetch(4)"]
@@ -123,7 +123,7 @@ def test_policies_that_make_no_sense_say_so() -> None:
         PrefetchPolicy(after="map")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"after\['map'\] must be an integer, got float"):
         PrefetchPolicy(after={"map": 1.5})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="no pipe of the graph is called so"):
+    with pytest.raises(ValueError, match="no pipe of the graph has that fluent name"):
         PrefetchPolicy(after={"mpa": 1})(left)
     with pytest.raises(ValueError, match="only its branches"):
         PrefetchPolicy(after={"fork": 1})(left.zip(right))

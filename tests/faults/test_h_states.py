@@ -183,7 +183,7 @@ def test_h2_another_number_of_workers_is_exact_where_the_order_is_the_same(make,
 def test_h2_elsewhere_it_is_refused_with_the_pipe_in_the_way_named(before):
     for count in (1, 9):
         state, *_ = taken(batched_in_workers, count, before)
-        refused = pytest.raises(SnapshotError, match=r"batch\(2\) comes out otherwise")
+        refused = pytest.raises(SnapshotError, match=r"batch\(2\) yields other items")
         with loader_of(batched_in_workers, 2) as loader, refused:
             loader.load_state_dict(state)
 

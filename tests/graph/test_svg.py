@@ -10,8 +10,8 @@ from hypothesis import given
 
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.graph import breadth_first, cut_graph, edges_of, to_svg
-from asyncloader.graph.labels import shown_name
-from asyncloader.graph.picture.cells import cells, shortened
+from asyncloader.graph.draw import shown_name
+from asyncloader.graph.svg import cells, shortened
 from tests.graph.pictures import Picture, Rectangle
 from tests.graph.test_random_graphs import every_time, graphs
 

@@ -229,7 +229,7 @@ def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_only_pipes_have_a_graph() -> None:
-    with pytest.raises(TypeError, match="ends in a datapipe, got list"):
+    with pytest.raises(TypeError, match="must end in a datapipe, got list"):
         traverse_dps([1, 2])
     with pytest.raises(TypeError, match="got the class IterableWrapper"):
         traverse_dps(IterableWrapper)

@@ -21,8 +21,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.running.exchange import Exchange
 from asyncloader.errors import IteratorInvalidated, LoaderClosed, ResourceExhausted
 from asyncloader.loader import engine, epoch
-from asyncloader.loader.epoch import Epoch
-from asyncloader.loader.items import LoopItems
+from asyncloader.loader.epoch import LoopEpoch, SyncEpoch
 from asyncloader.loader.iterators import SyncIterator
 from asyncloader.runtime import LoopThread
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
@@ -489,8 +488,9 @@ PARTS = {
     for part in (
         SyncIterator.__next__,
         SyncIterator._next,
-        LoopItems.next,
-        Epoch.take,
+        SyncEpoch.next,
+        SyncEpoch._more_came,
+        LoopEpoch._take,
         Exchange.take,
         LoopWaiter.wake,
         ThreadWaiter.until,

@@ -189,7 +189,9 @@ def test_what_is_no_pipe_is_refused_with_the_wrapper_to_use(data):
 
 
 def test_the_class_of_a_pipe_is_told_from_a_pipe():
-    with pytest.raises(TypeError, match=r"got the class IterableWrapper; make one .* by Iterable"):
+    with pytest.raises(
+        TypeError, match=r"got the class IterableWrapper; make an object of it: Iterable"
+    ):
         DataLoader2(IterableWrapper)
 
 

@@ -565,7 +565,7 @@ def test_a_method_of_the_service_is_the_copys_own():
     [
         ((None, "processes"), "must derive from ReadingServiceInterface, got str"),
         ((None, Own), "must derive from ReadingServiceInterface, got the class Own"),
-        ((Own(),), r"got the service Own\(.*pass that as reading_service="),
+        ((Own(),), r"got the reading service Own\(.*pass it as reading_service="),
     ],
 )
 def test_what_is_no_service_is_refused(arguments, says):

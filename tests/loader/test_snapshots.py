@@ -685,7 +685,7 @@ def test_a_user_s_service_without_a_state_is_initialized_anew_with_a_warning():
         state = loader.state_dict()
     loader = DataLoader2(graph(), reading_service=service())
     loader.load_state_dict(state)
-    with pytest.warns(UserWarning, match="does not checkpoint"), loader:
+    with pytest.warns(UserWarning, match="has no checkpoint in the state"), loader:
         list(loader)
 
 

@@ -1,4 +1,4 @@
-"""What a loader tells of itself: who waits for whom, and where the time goes."""
+"""How a loader is doing: its stats, the verdict on them, and its metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import re
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 from typing import Any
 
 import numpy
@@ -17,8 +20,9 @@ import pytest
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.watch import sampler
-from asyncloader.loader.stats import LoaderStats, StageStats
+from asyncloader.datapipes.watch import watching
+from asyncloader.loader.stats import LoaderStats, Metric, StageStats
+from asyncloader.workers.worker_side.account import WorkerStats
 from tests.cpu_time import share_of_a_core
 
 FAR = 10**9
@@ -65,7 +69,7 @@ def counts(stats: LoaderStats) -> dict[str, int | None]:
 @pytest.fixture
 def often(monkeypatch):
     """Look a hundred times a second, so that a test need not take long."""
-    monkeypatch.setattr(sampler, "_REST_SECONDS", 0.005)
+    monkeypatch.setattr(watching, "_REST_SECONDS", 0.005)
 
 
 # Where the time goes --------------------------------------------------------------------
@@ -326,7 +330,7 @@ def test_the_callers_own_thread_is_left_alone_when_it_does_something_else(often)
 def wait_until_asleep() -> None:
     pause = threading.Event()
     for _ in range(2000):
-        if sampler.SAMPLER.is_asleep:
+        if watching.SAMPLER.is_asleep:
             return
         pause.wait(0.01)
     raise AssertionError("the sampler goes on looking at a thread that is about something else")
@@ -351,3 +355,170 @@ def test_the_thread_that_looks_ends_with_what_it_looks_at(often):
         # Closing waits for it, but no longer than a second.
         thread.join(IN_THE_END_SECONDS)
         assert not thread.is_alive()
+
+
+def stage(name: str, share: float, where: str = "loader", **facts: Any) -> StageStats:
+    settled = {
+        "items": None,
+        "rate": None,
+        "errors": 0,
+        "held": 0,
+        "room": 0,
+        "holds_calls": False,
+        "is_source": False,
+    }
+    return StageStats(name=name, where=where, seconds=10 * share, share=share, **settled | facts)
+
+
+def worker(working: float, handing: float = 0.0, **facts: Any) -> WorkerStats:
+    return WorkerStats(working=working, handing=handing, waiting=10 - working, **facts)
+
+
+def verdict(waited: float, *stages: StageStats, workers: tuple[WorkerStats, ...] = ()) -> str:
+    return LoaderStats(1, 100, 0, 10.0, waited, stages, workers).verdict()
+
+
+DECODE = stage("map(decode)", 0.81, "workers")
+SOURCE = stage("IterableWrapper()", 0.1, "workers", is_source=True)
+DEALT = stage("FromDispatcher()", 0.7, "workers")
+DEALER = WorkerStats(is_dispatcher=True, working=10.0)
+
+CASES = {
+    "a stage in the workers": (
+        verdict(6.2, SOURCE, DECODE, workers=(worker(9),)),
+        "the consumer waits 62 % of the time; 81 % of a worker's time is in map(decode): add"
+        " workers or thread_map",
+    ),
+    "the consumer": (
+        verdict(0.5, SOURCE, DECODE, workers=(worker(1),)),
+        "the consumer is the bottleneck: it waits for items 5 % of the time, and a faster loader"
+        " would not help",
+    ),
+    "a stage in the loader's process": (
+        verdict(9.0, stage("map(decode)", 0.5)),
+        "the consumer waits 90 % of the time; 50 % of the loader's time is in map(decode): use"
+        " workers (MultiProcessingReadingService), or thread_map if it releases the GIL",
+    ),
+    "the source": (
+        verdict(9.0, stage("open_files('rb')", 0.7, is_source=True)),
+        "the consumer waits 90 % of the time; waiting for the source: 70 % of the loader's time is"
+        " in open_files('rb')",
+    ),
+    "calls under way": (
+        verdict(9.0, stage("async_map(fetch)", 0, held=8, room=8, holds_calls=True)),
+        "the consumer waits 90 % of the time; async_map(fetch) has 8 of 8 calls in progress:"
+        " raise its concurrency",
+    ),
+    "threads": (
+        verdict(9.0, stage("thread_map(decode)", 0.9, "workers"), workers=(worker(10),)),
+        "the consumer waits 90 % of the time; 90 % of a worker's time is in thread_map(decode):"
+        " raise its concurrency, or add workers",
+    ),
+    "a buffer that is full is not busy": (
+        verdict(9.0, stage("map(decode)", 0.5), stage("prefetch(8)", 0, held=8, room=8)),
+        "the consumer waits 90 % of the time; 50 % of the loader's time is in map(decode): use"
+        " workers (MultiProcessingReadingService), or thread_map if it releases the GIL",
+    ),
+    "workers without credit": (
+        verdict(9.0, DECODE, workers=(worker(2),)),
+        "the consumer waits 90 % of the time; the workers are idle 80 % of their time, because"
+        " their prefetch is full: look at what runs on the event loop between the workers and the"
+        " consumer",
+    ),
+    "a stage behind the workers": (
+        verdict(9.0, DECODE, stage("pin_memory()", 0.9), workers=(worker(2),)),
+        "the consumer waits 90 % of the time; the workers are idle 80 % of their time, because"
+        " their prefetch is full; 90 % of the loader's time is in pin_memory(): do it in the"
+        " workers if it can be copied there",
+    ),
+    "sending": (
+        verdict(9.0, DECODE, workers=(worker(10, handing=6.0),)),
+        "the consumer waits 90 % of the time; 60 % of a worker's time goes into sending"
+        " items: send less data, or give a larger prefetch_bytes if it waits for shared memory",
+    ),
+    "the dispatching process": (
+        verdict(9.0, DEALT, stage("map(parse)", 0.8, "dispatcher"), workers=(worker(10), DEALER)),
+        "the consumer waits 90 % of the time; the workers wait 70 % of their time for the"
+        " dispatching process; 80 % of the dispatching process's time is in map(parse): do it in"
+        " the workers, after the dispatch, unless it must run only once",
+    ),
+    "nothing seen": (
+        verdict(9.0),
+        "the consumer waits 90 % of the time; no sample of the pipes' work was taken yet",
+    ),
+    "too short": (
+        LoaderStats(1, 3, 0, 0.1, 0.1).verdict(),
+        "too short to tell: the epoch has run for 0.10 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_verdict_names_what_holds_the_epoch_up(case):
+    said, expected = CASES[case]
+    assert said == expected
+
+
+LINE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)+)\})? (\S+)')
+LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+
+
+def parsed(text: str) -> dict[tuple[str, str], float]:
+    """Return the values by name and first label, as a reader of the format finds them."""
+    found = {}
+    for line in text.splitlines():
+        match = LINE.fullmatch(line)
+        assert match, f"not in Prometheus's format: {line!r}"
+        name, labels, value = match.groups()
+        first = LABEL.findall(labels or "")[:1]
+        found[name, first[0][1] if first else ""] = float(value)
+    return found
+
+
+def test_a_scrape_says_what_the_stats_say():
+    graph = IterableWrapper(range(10)).sharding_filter().map(str).batch(2)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+        list(loader)
+
+        class Metrics(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                lines = (f"{metric}\n" for metric in loader.stats().as_metrics())
+                self.wfile.writelines(map(str.encode, lines))
+
+            def log_message(self, *args: object) -> None:
+                """Say nothing."""
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                address = f"http://127.0.0.1:{server.server_port}/metrics"
+                with urllib.request.urlopen(address, timeout=30) as answer:
+                    found = parsed(answer.read().decode())
+            finally:
+                server.shutdown()
+                thread.join()
+        stats = loader.stats()
+    assert found["asyncloader_items_total", ""] == stats.items == 5
+    assert found["asyncloader_stage_items_total", "map(str)"] == 10
+    assert found["asyncloader_worker_items_total", "worker 0"] == 5
+    assert found["asyncloader_epoch_seconds", ""] == stats.seconds
+    names = {name for name, _ in found}
+    assert {"asyncloader_consumer_waited_seconds_total", "asyncloader_restarts_total"} <= names
+
+
+def test_a_label_may_hold_anything():
+    metric = Metric("asyncloader_stage_errors_total", {"stage": 'map("a\\b\n")'}, 1)
+    assert str(metric) == 'asyncloader_stage_errors_total{stage="map(\\"a\\\\b\\n\\")"} 1'
+    assert parsed(str(metric))
+
+
+def test_the_numbers_of_one_name_come_together():
+    with DataLoader2(IterableWrapper(range(3)).map(str).map(len)) as loader:
+        list(loader)
+        names = [metric.name for metric in loader.stats().as_metrics()]
+    assert names.count("asyncloader_stage_seconds_total") == 3
+    assert [name for name, _ in groupby(names)] == list(dict.fromkeys(names))

@@ -147,9 +147,9 @@ def test_ranks_go_on_together_where_their_states_were_taken(play):
 def test_ranks_that_go_on_from_different_moments_say_so(play):
     for (later, other_epoch, not_restored), (rest, error) in play("resumed_from_several_moments"):
         assert later[0] == other_epoch[0] == not_restored[0] == []
-        assert "rank 1 would go on after another item of the epoch than rank 0" in later[1]
-        assert "rank 1 would go on with an epoch of another seed than rank 0" in other_epoch[1]
-        assert "rank 1 would go on after another item of the epoch than rank 0" in not_restored[1]
+        assert "rank 1 would resume after another item of the epoch than rank 0" in later[1]
+        assert "rank 1 would resume an epoch with another seed than rank 0" in other_epoch[1]
+        assert "rank 1 would resume after another item of the epoch than rank 0" in not_restored[1]
         assert error == ""
         assert rest
 

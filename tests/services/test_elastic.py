@@ -97,7 +97,7 @@ def test_where_the_order_depends_on_the_number_the_pipe_in_the_way_is_named(name
     make, pipe = CLASHING[name]
     state = state_after(make, counts[0], 4)
     loader = loader_of(make, counts[1])
-    with pytest.raises(SnapshotError, match=rf"{pipe}.* comes out otherwise"):
+    with pytest.raises(SnapshotError, match=rf"{pipe}.* yields other items"):
         loader.load_state_dict(state)
     loader.shutdown()
 
@@ -109,7 +109,7 @@ def test_a_filter_behind_what_is_dealt_divides_among_ranks_alone():
     state = state_after(make, 1, 4)
     with (
         loader_of(make, 2) as loader,
-        pytest.raises(SnapshotError, match=r"sharding_filter.* comes out otherwise"),
+        pytest.raises(SnapshotError, match=r"sharding_filter.* yields other items"),
     ):
         loader.load_state_dict(state)
 
@@ -179,7 +179,7 @@ CHANGES_IN_THE_WAY: dict[str, tuple[Callable[[int], Any], str]] = {
     "reset": (reset_by(in_pairs), r"worker_reset_fn=in_pairs.*batch\(2\) into"),
     "service": (
         before_the_workers(Changing(in_pairs)),
-        r"batch\(2\), which a reading service added, comes out otherwise",
+        r"batch\(2\), which a reading service added, yields other items",
     ),
     "service's reset": (
         before_the_workers(ChangingEachEpoch(in_pairs)),

@@ -357,8 +357,8 @@ async def test_a_graph_without_one_answer_per_request_is_found_out():
 @pytest.mark.parametrize(
     ("outputs", "kind", "says"),
     [
-        ([1], ValueError, "a batch of 2 requests takes as many, got 1"),
-        ([1, 2, 3], ValueError, "a batch of 2 requests takes as many, got 3"),
+        ([1], ValueError, "one output for each of the 2 requests, got 1"),
+        ([1, 2, 3], ValueError, "one output for each of the 2 requests, got 3"),
         ({1: 2, 3: 4}, TypeError, "got a dict"),
         ({1, 2}, TypeError, "got a set"),
         ("ab", TypeError, "got a str"),
@@ -729,17 +729,17 @@ def test_a_feed_may_serve_one_loop_after_another():
 # Graphs ---------------------------------------------------------------------------------
 
 REFUSED = {
-    "filter": (lambda feed: feed.filter(bool), r"filter\(bool\) cannot stand below a feed"),
-    "flatmap": (lambda feed: feed.flatmap(list), "cannot stand below a feed"),
-    "an async pipe": (PlusSoon, r"PlusSoon\(\) .*it has an __aiter__: .*to async_map"),
+    "filter": (lambda feed: feed.filter(bool), r"filter\(bool\) cannot follow a Feed"),
+    "flatmap": (lambda feed: feed.flatmap(list), "cannot follow a Feed"),
+    "an async pipe": (PlusSoon, r"PlusSoon\(\) .*it has an __aiter__: .*for async_map"),
     "batch without a wait": (lambda feed: feed.batch(2), r"batch\(2, max_wait=seconds\)"),
     "drop_last": (lambda feed: feed.batch(2, True, max_wait=1), "leave drop_last out"),
     "batch of batches": (
         lambda feed: feed.batch(2, max_wait=1).batch(2, max_wait=1),
-        "put together once",
+        "can be batched only once",
     ),
-    "zip": (lambda feed: feed.zip(IterableWrapper([1])), "only a chain of pipes"),
-    "two feeds": (lambda feed: feed.zip(Feed()), "one source that lives with the loader"),
+    "zip": (lambda feed: feed.zip(IterableWrapper([1])), "only a single chain of pipes"),
+    "two feeds": (lambda feed: feed.zip(Feed()), "can have one Feed only"),
 }
 
 

@@ -134,7 +134,9 @@ def test_a_loop_that_is_gone_takes_its_requests_along():
 async def test_a_second_server_is_refused_when_it_is_entered_and_harms_the_first_in_nothing():
     feed = Feed()
     async with feed.serve(DataLoader2(feed.map(double))):
-        with pytest.raises(LoaderError, match="being read already; give each loader its own"):
+        with pytest.raises(
+            LoaderError, match="being read already by another loader; give each loader a feed"
+        ):
             await feed.serve(DataLoader2(feed.map(same))).__aenter__()
         assert await feed.ask(1) == 2
 

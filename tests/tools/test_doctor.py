@@ -1,7 +1,8 @@
-"""``python -m asyncloader doctor``: a report, and an answer to every graph that has none."""
+"""``python -m asyncloader doctor``: its report, and an answer for every graph that has none."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,9 +12,20 @@ import pytest
 
 from asyncloader.tools import doctor
 from asyncloader.tools.command import main
+from asyncloader.tools.doctor import (
+    Stretches,
+    Trial,
+    cgroup_cores,
+    counts_up_to,
+    findings,
+    tried,
+    usable_cores,
+    verdict,
+)
 from tests.tools import graphs
 
 GRAPHS = graphs.__name__
+
 #: Long enough for a process to come as far as it should, even on a busy machine.
 ENOUGH_SECONDS = 60
 
@@ -46,7 +58,7 @@ def test_a_report_has_the_surroundings_the_stages_and_the_workers(capsys):
     for name in ("IterableWrapper()", "shuffle()", "sharding_filter()", "map(double)"):
         assert out.count(f" 100  {name}\n") == 1
     assert "100 items came out, a whole epoch" in out
-    assert "best here: " in out or "not resolved" in out
+    assert "best here: " in out or "undecided" in out
     assert "... trying 1 worker for" in err
 
 
@@ -68,7 +80,7 @@ def test_a_graph_that_workers_cannot_run_says_so(capsys):
         ("broken", "the graph failed: KeyError('no number 0')"),
         ("empty", "the graph yields no items"),
         ("once", "an iterator, which can be read only once"),
-        ("requests", "waits for requests, of which there are none here"),
+        ("requests", "waits for requests, and there are none here"),
         ("pip", "did you mean pipe?"),
     ],
 )
@@ -104,3 +116,84 @@ def test_an_interrupt_ends_it_at_once():
         process.send_signal(signal.SIGINT)
         assert process.wait() == -signal.SIGINT
         killer.cancel()
+
+
+def trial(workers: int, *rates: float) -> Trial:
+    return Trial(workers, rates, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("trials", "says"),
+    [
+        ([trial(0, 9, 10, 11), trial(1, 19, 20, 21)], "best here: 1 worker, 20 items/s"),
+        ([trial(0, 19, 20, 21), trial(1, 9, 10, 11)], "best here: 0 workers, 20 items/s"),
+        (
+            [trial(0, 5, 6, 7), trial(1, 9, 10, 12), trial(2, 11, 12, 13)],
+            "undecided between 1 and 2 workers, because their ranges overlap: take 1,",
+        ),
+        (
+            [trial(0, 9, 12), trial(1, 9, 10), trial(2, 9, 11)],
+            "undecided between 0, 1 and 2 workers, because their ranges overlap: take 0,",
+        ),
+        ([trial(0), trial(1, 9, 10, 12)], "best here: 1 worker, 10 items/s"),
+        ([trial(0), trial(1)], "undecided: no trial saw enough items"),
+    ],
+)
+def test_the_fewest_workers_that_none_is_surely_better_than(trials, says):
+    assert verdict(trials).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [(1, [0, 1]), (2, [0, 1, 2]), (5, [0, 1, 2, 3, 4, 5]), (20, [0, 1, 2, 3, 4, 6, 8, 12, 16, 20])],
+)
+def test_what_is_tried_ends_with_all_cores(cores, counts):
+    assert counts_up_to(cores) == counts
+
+
+def test_a_rate_is_of_whole_stretches_and_the_first_is_not_kept(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(doctor, "time", clock)
+    stretches = Stretches(1.0)
+    is_enough = stretches.note()
+    steps = iter([0.01] * 100 + [0.5] * 100)  # what was held ready, and then what is made
+    while not is_enough:
+        clock.now += next(steps)
+        is_enough = stretches.note()
+    assert stretches.rates == pytest.approx([2.0] * doctor.STRETCHES, rel=0.01)
+
+
+async def test_a_graph_is_run_again_and_again_in_workers():
+    found = await tried(graphs.doubled, [], 1, 0.25)
+    assert found.workers == 1
+    assert len(found.rates) == doctor.STRETCHES
+    assert found.first_item_seconds > 0
+
+
+def test_everything_is_looked_at():
+    found = {finding.name: finding for finding in findings()}
+    assert list(found)[:6] == ["Python", "torch", "uvloop", "cores", "start method", "threads"]
+    assert all(finding.what for finding in found.values())
+    assert 1 <= usable_cores() <= os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("-1", None), ("", None)]
+)
+def test_a_containers_share_of_the_cores(text, cores, tmp_path):
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    tmp_path.joinpath("cpu.cfs_period_us").write_text("100000")
+    assert cgroup_cores((tmp_path / "missing", file)) == cores
+
+
+def test_the_older_form_keeps_the_period_in_a_file_of_its_own(tmp_path):
+    tmp_path.joinpath("cpu.cfs_quota_us").write_text("50000\n")
+    tmp_path.joinpath("cpu.cfs_period_us").write_text("100000\n")
+    assert cgroup_cores((tmp_path / "cpu.cfs_quota_us",)) == 0.5

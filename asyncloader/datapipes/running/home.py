@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from asyncloader.datapipes.going_on.iterating import close_items, groups_of
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.running.exchange import Exchange
-from asyncloader.datapipes.watch.threads import present_frames
+from asyncloader.datapipes.watch.frames import present_frames
 from asyncloader.datapipes.watch.watching import Watching
 from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import (

@@ -1,1 +1,1 @@
-"""Where the time of the threads goes that iterate pipes, and what pipes have come to."""
+"""Where the time of threads goes that iterate pipes, and how many items pipes yield."""

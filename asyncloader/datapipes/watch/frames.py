@@ -1,26 +1,29 @@
-"""Whose code a thread is running.
+"""Which pipe a thread is in.
 
-This file is about finding, in the frames of a thread that iterates pipes, the pipe that
-it is in. Nothing has to be noted by the pipes for that, which are plain generators.
+This file is about ``CodeOwners``: it finds, in the frames of a thread that iterates pipes,
+the pipe whose code runs. Pipes are plain generators and note nothing for this. And it is
+about ``present_frames``, which lets a thread look at the frames of the others safely.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import os
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from asyncloader.datapipes.watch.attributes import attribute, latest_pass
-
-#: The places of a thread that hands items on, and of one that is about something else.
+#: The places of a thread that passes items on, in no pipe, and of one that does something else.
 HANDING, OUTSIDE = -1, -2
 
 _PIPES = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
-#: Where readers and sources of either colour meet, and where items are skipped.
+
+#: Code between a pipe and its source: it bridges sync and async, and skips items.
 _BETWEEN_PIPES = frozenset(
     os.path.join(_PIPES, *names)
     for names in (
@@ -31,13 +34,14 @@ _BETWEEN_PIPES = frozenset(
     )
 )
 _GENERATOR = inspect.CO_GENERATOR
-#: What every pipe has says nothing of which pipe it is.
+
+#: Methods that every pipe inherits do not tell which pipe it is.
 _BASES = frozenset(
     {"asyncloader.datapipes.pipe.base", "asyncloader.datapipes.pipe.run", "builtins"}
 )
 
 
-class Owners:
+class CodeOwners:
     """Which pieces of code run for which pipes of a graph, at one moment."""
 
     def __init__(self, pipes: Sequence[Any]) -> None:
@@ -63,7 +67,7 @@ class Owners:
             inner, frame = frame, frame.f_back
         if frame is None:
             return OUTSIDE
-        # A generator of nobody's class belongs to the pipe that is iterated, if it is a pipe.
+        # A generator of no pipe's class belongs to the pipe that is iterated.
         return 0 if place == HANDING and has_generator and self._pipes else place
 
     def _place_of(self, frame: FrameType, places: list[int], inner: FrameType | None) -> int:
@@ -84,7 +88,7 @@ class Owners:
 
 
 def _reads(inner: FrameType, pipe: Any, source: Any) -> bool:
-    """Whether a frame that a pipe's own frame has called is where the pipe reads its source."""
+    """Whether the frame that a pipe's own frame called is where the pipe reads its source."""
     code = inner.f_code
     if code.co_filename in _BETWEEN_PIPES:
         return True
@@ -98,12 +102,12 @@ def _reads(inner: FrameType, pipe: Any, source: Any) -> bool:
 
 def _self_of(frame: FrameType) -> Any:
     if frame.f_trace is not None:
-        # A debugger that is in this frame owns the picture of its locals.
+        # A debugger in this frame uses its dict of locals.
         return None
     fields = frame.f_locals
     owner = fields.get("self")
     if type(fields) is dict:
-        # The picture would keep the present item alive, long after the frame let go of it.
+        # The dict would keep the present item alive long after the frame has dropped it.
         fields.clear()
     return owner
 
@@ -119,10 +123,73 @@ def _codes_of(cls: type) -> tuple[CodeType, ...]:
             inspect.unwrap(value)
             for base in cls.__mro__
             if base.__module__ not in _BASES
-            # Pickling an instance, in the thread that is looked at, adds to what a class has.
+            # A copy: pickling an instance in the watched thread may add to the class.
             for value in list(vars(base).values())
             if isinstance(value, FunctionType)
         )
         codes = tuple(each.__code__ for each in functions if isinstance(each, FunctionType))
         _known_codes[cls] = codes
     return codes
+
+
+def attribute(pipe: Any, name: str) -> Any:
+    """Return an attribute of a pipe, or None, without running any of the pipe's code.
+
+    A user's property may raise or take long.
+    """
+    return getattr(pipe, "__dict__", {}).get(name)
+
+
+def latest_pass(pipe: Any) -> Any:
+    """Return the latest pass over a pipe, which the epoch that runs it knows; or None."""
+    epoch = attribute(pipe, "_epoch")
+    return None if epoch is None else epoch.latest_pass(pipe)
+
+
+#: Whether making any object may collect garbage, which can run any code.
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+
+
+def can_be_looked_at() -> bool:
+    """Whether a thread stands still while another one looks at its frames."""
+    has_gil = getattr(sys, "_is_gil_enabled", None)
+    return has_gil is None or has_gil()
+
+
+@contextlib.contextmanager
+def present_frames() -> Iterator[dict[int, FrameType]]:
+    """Return the innermost frame of each thread, to be used within the block only.
+
+    Python makes the object of a frame when it is asked for. If garbage were collected
+    meanwhile, the code that runs then could let the thread leave the frame before its object
+    exists, which crashes; or it could wait for the list of threads, which is locked.
+    """
+    global _has_stopped_collecting
+    stops = _COLLECTS_ANYWHERE and gc.isenabled()
+    frames: dict[int, FrameType] = {}
+    try:
+        if stops:
+            _has_stopped_collecting = True
+            gc.disable()
+        frames = sys._current_frames()
+        yield frames
+    finally:
+        if stops:
+            gc.enable()
+            _has_stopped_collecting = False
+        frames.clear()
+
+
+_has_stopped_collecting = False
+
+
+def _collect_again() -> None:
+    # The thread that looked in the parent does not exist in its forked child.
+    global _has_stopped_collecting
+    if _has_stopped_collecting:
+        gc.enable()
+        _has_stopped_collecting = False
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_collect_again)

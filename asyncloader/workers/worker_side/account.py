@@ -14,10 +14,7 @@ from types import CodeType
 from typing import Any
 
 from asyncloader.datapipes.watch.frames import HANDING
-from asyncloader.datapipes.watch.sampler import SAMPLER
-from asyncloader.datapipes.watch.tallies import Tally, tallies_of
-from asyncloader.datapipes.watch.watched import Watched
-from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.datapipes.watch.watching import SAMPLER, Tally, Watched, Watching, tallies_of
 from asyncloader.errors import TransportError
 from asyncloader.workers.conversation.messages import NO_EPOCH, Tallied
 from asyncloader.workers.worker_side.part import Prepared

@@ -19,7 +19,7 @@ from asyncloader.datapipes.pipe.registering import expect_methods
 from asyncloader.datapipes.pipe.run import Epoch
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
-from asyncloader.graph.seeding import SeedPlaces
+from asyncloader.graph.settings import SeedPlaces
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel

@@ -25,8 +25,7 @@ from asyncloader.datapipes.pipe.registering import expect_methods
 from asyncloader.datapipes.pipe.run import Epoch
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
-from asyncloader.graph.seeding import SeedPlaces
-from asyncloader.graph.settings import apply_sharding
+from asyncloader.graph.settings import SeedPlaces, apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.pipe.run import Epoch, Run
-from asyncloader.graph.seeding import PartSeeds, Takers
-from asyncloader.graph.settings import seed_newcomers
+from asyncloader.graph.settings import PartSeeds, Takers, seed_newcomers
 from asyncloader.graph.walk import pipes_of
 from asyncloader.seeds import SeedGenerator
 

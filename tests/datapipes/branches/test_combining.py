@@ -13,7 +13,7 @@ from asyncloader.datapipes.iter import IterableWrapper, Multiplexer, Zipper, Zip
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.map import Zipper as MapZipper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Failing, Watched
 
 several = st.lists(st.lists(st.integers(), max_size=5), min_size=1, max_size=4)

@@ -13,7 +13,7 @@ from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper, Sample
 from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 from tests.datapipes.watched import Watched
 

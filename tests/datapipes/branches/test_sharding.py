@@ -15,7 +15,7 @@ from asyncloader.datapipes.items.converting import MapToIterConverter
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 
 DEFAULT, DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES

@@ -16,7 +16,7 @@ from asyncloader.datapipes.going_on.marks import Pace
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.running.home import Home, run_at
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import IteratorInvalidated
 from tests.datapipes.resuming import (
     assert_goes_on,

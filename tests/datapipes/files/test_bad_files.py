@@ -15,7 +15,7 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import TooManyErrors
 from asyncloader.graph import breadth_first
 from tests.datapipes.files.test_archives import packed_tar, packed_zip

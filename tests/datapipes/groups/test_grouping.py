@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 
 NAMES = ["a.png", "b.png", "a.json", "b.json", "a.jpg", "c.json"]
 

@@ -8,7 +8,7 @@ import torch
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Watched
 
 

@@ -1,9 +1,12 @@
-"""The threads of one graph, as many as there come to be."""
+"""Where the time of threads goes, and the thread that looks at them."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -12,8 +15,9 @@ from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.running import home
-from asyncloader.datapipes.watch.watched import Watched
-from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.datapipes.watch import watching
+from asyncloader.datapipes.watch.frames import OUTSIDE, CodeOwners
+from asyncloader.datapipes.watch.watching import Sampler, Watched, Watching
 from asyncloader.errors import ResourceExhausted
 
 
@@ -92,3 +96,86 @@ async def test_a_thread_that_could_not_be_started_is_not_looked_at_for_ever(monk
             await anext(aiter(loader))
         assert set(looked_at()) <= set(before)
     assert failure.value.__traceback__ is not None
+
+
+SOON = 10.0
+
+
+class Seen:
+    """This thread, whose pipes are what ``find`` returns."""
+
+    inside: CodeType = CodeOwners.place.__code__
+
+    def __init__(self, find: Callable[[], list[Any]]) -> None:
+        self.thread = threading.get_ident()
+        self.noted = threading.Event()
+        self.places: list[int] = []
+        self._find = find
+
+    @property
+    def pipes(self) -> list[Any]:
+        return self._find()
+
+    def is_resting(self) -> bool:
+        return False
+
+    def note(self, places: Sequence[int]) -> None:
+        self.places += places
+        self.noted.set()
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(watching, "_REST_SECONDS", 0.005)
+
+
+def test_a_graph_that_changes_in_the_middle_of_a_look_is_looked_at_the_next_time(often):
+    failures = [RuntimeError("dictionary changed size during iteration")]
+
+    def find() -> list[Any]:
+        if failures:
+            raise failures.pop()
+        return [IterableWrapper([1])]
+
+    looks = Sampler()
+    changing, other = Seen(find), Seen(list)
+    looks.watch(changing)
+    looks.watch(other)
+    try:
+        assert changing.noted.wait(SOON)
+        assert other.noted.wait(SOON)
+    finally:
+        looks.close()
+    assert not failures
+    assert set(changing.places) == {OUTSIDE}
+
+
+@pytest.fixture(params=[0.005, 0.0002, 0.0001])
+def interval(request):
+    """How often the user has threads let go of the GIL, as the interpreter says it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(request.param)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+def test_looks_end_with_the_last_that_is_looked_at_and_leave_the_switch_interval(often, interval):
+    threads = set(threading.enumerate())
+    looks = Sampler()
+    seen = Seen(list)
+    looks.watch(seen)
+    (thread,) = set(threading.enumerate()) - threads
+    assert seen.noted.wait(SOON)
+    looks.forget(seen)
+    thread.join(SOON)
+    assert not thread.is_alive()
+    assert sys.getswitchinterval() == interval
+
+
+def test_a_forked_child_has_the_switch_interval_that_was_there_before_the_look(interval):
+    looks = Sampler()
+    with looks._eagerly():
+        assert sys.getswitchinterval() <= 0.0002
+        looks.start_anew()
+        assert sys.getswitchinterval() == interval
+    assert sys.getswitchinterval() == interval

@@ -21,7 +21,7 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.datapipes.web import http_client
 from asyncloader.datapipes.web.http_client import seconds_of, with_headers
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted, TooManyErrors

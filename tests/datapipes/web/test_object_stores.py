@@ -11,7 +11,7 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import ResourceExhausted
 from tests.http_server import body, http_server
 

@@ -19,7 +19,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
+from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.datapipes.web.http_client import opened_client
 from asyncloader.datapipes.web.http_stream import wired
 from asyncloader.errors import HttpError, HttpUnavailable, ResourceExhausted

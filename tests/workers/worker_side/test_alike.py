@@ -9,7 +9,7 @@ import pytest
 
 import asyncloader.datapipes.iter as it
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.copying import copy_graph
+from asyncloader.graph.edit import copy_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.worker_side.alike import check_alike, is_as_long
 from tests.samples import double, double_soon, is_odd, twice

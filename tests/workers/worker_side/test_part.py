@@ -6,8 +6,8 @@ from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.pipe.run import Epoch
-from asyncloader.datapipes.watch.attributes import latest_pass
-from asyncloader.graph.seeding import PartSeeds
+from asyncloader.datapipes.watch.frames import latest_pass
+from asyncloader.graph.settings import PartSeeds
 from asyncloader.seeds import SeedGenerator
 from asyncloader.workers.worker_side.part import Part
 

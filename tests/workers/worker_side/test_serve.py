@@ -15,7 +15,7 @@ import torch
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError
-from asyncloader.graph.seeding import SharedPipes
+from asyncloader.graph.settings import SharedPipes
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import unchanged
 from asyncloader.transport.arena_view import ArenaView

@@ -10,8 +10,8 @@ import pytest
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.tools import stages as stages_file
-from asyncloader.tools.stages import Stage, timed
+from asyncloader.tools import stopwatches as stopwatches_file
+from asyncloader.tools.stopwatches import Stopwatch, timed
 from tests import samples
 from tests.collecting import drain
 
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(stages_file, "time", clock)
+    monkeypatch.setattr(stopwatches_file, "time", clock)
     return clock
 
 
@@ -72,7 +72,7 @@ def test_branches_are_timed_as_their_splitter(clock: Clock) -> None:
 
 
 def test_who_runs_ahead_is_charged_for_what_its_reader_waits(clock: Clock) -> None:
-    stage = Stage("async_map")
+    stage = Stopwatch("async_map")
     stage.asks()  # before anybody asked it
     clock.now = 1.0
     stage.asked()
@@ -87,7 +87,7 @@ def test_who_runs_ahead_is_charged_for_what_its_reader_waits(clock: Clock) -> No
 
 
 def test_a_stage_that_has_not_answered_is_charged_up_to_now(clock: Clock) -> None:
-    stage = Stage("map")
+    stage = Stopwatch("map")
     stage.asked()
     clock.now = 7.0
     assert (stage.items, stage.seconds) == (0, 7.0)

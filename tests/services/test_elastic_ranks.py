@@ -25,7 +25,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterDataPipe
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import apply_sharding
-from asyncloader.services.regrouping import items_before, whole_position
+from asyncloader.services.elastic import items_before, whole_position
 from tests.samples import double, double_soon, is_odd, twice
 
 SEED = 4
@@ -58,7 +58,7 @@ def test_what_all_ranks_handed_out_is_known_wherever_it_has_no_gaps(ranks, worke
         if done == set(range(len(done))):
             assert whole_position(counts, max(workers, 1)) == len(done)
         else:
-            with pytest.raises(SnapshotError, match="gaps between them"):
+            with pytest.raises(SnapshotError, match="leave gaps"):
                 whole_position(counts, max(workers, 1))
 
 
@@ -319,15 +319,21 @@ class Blocks(IterDataPipe[int]):
 
 
 CLASHING: dict[str, tuple[Make, str]] = {
-    "batch": (lambda: numbers().sharding_filter().batch(3).fullsync(), r"batch\(3\) comes out"),
-    "filter": (lambda: numbers().sharding_filter().filter(is_odd), r"filter\(is_odd\) comes out"),
-    "shuffle": (lambda: numbers().sharding_filter().shuffle(), "shuffle.* comes out"),
-    "numbered": (lambda: numbers().sharding_filter().enumerate(), "enumerate.* comes out"),
+    "batch": (
+        lambda: numbers().sharding_filter().batch(3).fullsync(),
+        r"batch\(3\) yields other items",
+    ),
+    "filter": (
+        lambda: numbers().sharding_filter().filter(is_odd),
+        r"filter\(is_odd\) yields other",
+    ),
+    "shuffle": (lambda: numbers().sharding_filter().shuffle(), "shuffle.* yields other items"),
+    "numbered": (lambda: numbers().sharding_filter().enumerate(), "enumerate.* yields other items"),
     "zip": (
         lambda: numbers().sharding_filter().zip(numbers().sharding_filter()),
-        "zip.* comes out",
+        "zip.* yields other items",
     ),
-    "a division of the user's": (lambda: Blocks().map(double), "Blocks.* comes out"),
+    "a division of the user's": (lambda: Blocks().map(double), "Blocks.* yields other items"),
     "no division among ranks": (
         lambda: of_workers(numbers()).map(double),
         "nothing divides the items among the ranks",
@@ -402,7 +408,9 @@ def test_places_between_which_items_are_missing_are_refused_with_what_to_do():
     states = states_after(make, 2, 3, workers=2)
     with (
         loader_of(make, 0, 3) as loader,
-        pytest.raises(SnapshotError, match=r"\(3, 3, by rank\).*multiple of .* workers \(2\)"),
+        pytest.raises(
+            SnapshotError, match=r"\(3, 3 items, by rank\).*multiple of .* workers \(2\)"
+        ),
     ):
         loader.load_state_dict(states)
     # They are no hindrance to as many ranks and workers as before.

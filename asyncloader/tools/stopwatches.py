@@ -1,13 +1,14 @@
 """How long each stage of a graph takes.
 
-This file is about ``Stage``, a stopwatch for one pipe, and ``timed``, which puts a graph's
-pipes under stopwatches by a pair of pipes on every edge:
+This file is about ``Stopwatch``, which measures one stage, and ``timed``, which puts a pair
+of pipes on every edge of a graph:
 
-    source ─ Answers ─ Asks ─ reader
-             stops what the source takes, and what the reader waits for it
+    source ─ TimedSource ─ TimedReads ─ reader
+             measures what the source takes, and leaves out of the reader's time what it waits
 
-The two need not run in the same thread, since a pipe that waits is read from a thread, and
-one that computes from a loop.
+The two need not run in the same thread: a pipe that waits is read from a thread, and a pipe
+that computes from a loop. Unlike ``loader.stats()``, which samples the threads of a running
+loader and costs it nothing, this slows the graph down, but it is exact for every item.
 """
 
 from __future__ import annotations
@@ -26,18 +27,17 @@ from asyncloader.datapipes.pipe.base import (
 )
 from asyncloader.datapipes.pipe.kinds import is_splitter
 from asyncloader.datapipes.pipe.run import Run, is_async_pipe
-from asyncloader.graph.copying import copy_graph
-from asyncloader.graph.edit import replace_edge
+from asyncloader.graph.edit import copy_graph, replace_edge
 from asyncloader.graph.walk import Wiring
 
 _END = object()
 
 
-class Stage:
-    """What one pipe takes by itself: from being asked to answering, less what its sources take.
+class Stopwatch:
+    """The time of one stage: from being asked to answering, less the time of its sources.
 
-    A pipe that runs ahead of its reader, with calls under way, is not held up by its source:
-    its own time is what its reader waits for it.
+    A pipe that runs ahead of its reader, with calls in progress, does not wait for its
+    source: its time is what its reader waits for it.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,33 +52,33 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """The time the stage took so far, up to now if it has not answered yet."""
+        """The time of the stage so far, up to now if it has not answered yet."""
         since = self._since
         return self._seconds + (0.0 if since is None else time.perf_counter() - since)
 
     def begin_again(self) -> None:
-        """Forget what was counted; to be called while nothing is asked of it."""
+        """Start again from zero; to be called while nothing is asked of the stage."""
         self._seconds, self.items, self._taken = 0.0, 0, 0
 
     def asked(self) -> None:
-        """Its reader wants an item."""
+        """Note that the stage's reader asks for an item."""
         self._asked += 1
         self._note()
 
     def answered(self, is_item: bool) -> None:
-        """Its reader has the item, or the end."""
+        """Note that the stage's reader has the item, or the end."""
         self._asked -= 1
         self.items += is_item
         self._note()
 
     def asks(self) -> None:
-        """It wants an item of one of its sources."""
+        """Note that the stage asks one of its sources for an item."""
         self._runs_ahead |= not self._asked
         self._asking += 1
         self._note()
 
     def got(self, is_item: bool) -> None:
-        """It has the item, or the end."""
+        """Note that the stage has the item, or the end."""
         self._asking -= 1
         self._taken += is_item
         self._note()
@@ -87,45 +87,47 @@ class Stage:
         now, since = time.perf_counter(), self._since
         if since is not None:
             self._seconds += now - since
-        self._since = now if self._asked and not self._is_held_up() else None
+        self._since = now if self._asked and not self._waits_for_source() else None
 
-    def _is_held_up(self) -> bool:
+    def _waits_for_source(self) -> bool:
         return bool(self._asking) and not (self._runs_ahead and self._taken > self.items)
 
 
-def timed(datapipe: Any) -> tuple[Any, list[Stage]]:
-    """Return a copy of the graph under stopwatches, and its stages, sources first."""
+def timed(datapipe: Any) -> tuple[Any, list[Stopwatch]]:
+    """Return a copy of the graph that is timed, and the stopwatch of each stage, sources first."""
     datapipe = copy_graph(datapipe)
     wiring = Wiring(datapipe)
-    stages: dict[int, Stage] = {}
+    stopwatches: dict[int, Stopwatch] = {}
     for pipe in wiring.sources_first():
-        stages[id(pipe)] = _stage_of(pipe, wiring, stages)
+        stopwatches[id(pipe)] = _stopwatch_of(pipe, wiring, stopwatches)
     for reader in wiring.pipes:
         for source in wiring.sources(reader):
             if not is_splitter(source):
-                edge = _edge(source, stages[id(source)], stages[id(reader)])
+                edge = _timed_edge(source, stopwatches[id(source)], stopwatches[id(reader)])
                 replace_edge(reader, source, edge)
-    return _answers(datapipe, stages[id(datapipe)]), list(dict.fromkeys(stages.values()))
+    end = _timed_source(datapipe, stopwatches[id(datapipe)])
+    return end, list(dict.fromkeys(stopwatches.values()))
 
 
-def _stage_of(pipe: Any, wiring: Wiring, stages: dict[int, Stage]) -> Stage:
+def _stopwatch_of(pipe: Any, wiring: Wiring, stopwatches: dict[int, Stopwatch]) -> Stopwatch:
     # A splitter is not iterated itself: it works when one of its branches is.
     splitters = [source for source in wiring.sources(pipe) if is_splitter(source)]
-    return stages[id(splitters[0])] if splitters else Stage(stage_name(pipe))
+    return stopwatches[id(splitters[0])] if splitters else Stopwatch(stage_name(pipe))
 
 
-def _edge(source: Any, stage: Stage, reader: Stage) -> Any:
+def _timed_edge(source: Any, stopwatch: Stopwatch, reader: Stopwatch) -> Any:
     if not is_iter_pipe(source):
-        return LookUps(source, stage, reader)
-    return Asks(_answers(source, stage), reader.asks, reader.got)
+        return TimedLookUps(source, stopwatch, reader)
+    return TimedReads(_timed_source(source, stopwatch), reader.asks, reader.got)
 
 
-def _answers(source: Any, stage: Stage) -> Any:
-    return (AsyncAnswers if is_async_pipe(source) else Answers)(source, stage.asked, stage.answered)
+def _timed_source(source: Any, stopwatch: Stopwatch) -> Any:
+    timed_source = AsyncTimedSource if is_async_pipe(source) else TimedSource
+    return timed_source(source, stopwatch.asked, stopwatch.answered)
 
 
-class _Edge(OneToOne, IterDataPipe[Any]):
-    """Yields a source's items, and tells a stopwatch of it before and after each."""
+class _TimedEdge(OneToOne, IterDataPipe[Any]):
+    """Yields a source's items, and tells a stopwatch before and after each."""
 
     def __init__(
         self, source: Any, before: Callable[[], None], after: Callable[[bool], None]
@@ -137,33 +139,33 @@ class _Edge(OneToOne, IterDataPipe[Any]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, run: Run[Any]) -> EdgePass:
-        return EdgePass(run)
+    def new_pass(self, run: Run[Any]) -> TimedPass:
+        return TimedPass(run)
 
 
-class EdgePass(OneToOnePass):
+class TimedPass(OneToOnePass):
     """One pass over an edge, by ``for`` or ``async for``."""
 
     def __iter__(self) -> Iterator[Any]:
-        return _watched(self.source.begin(), self.pipe.before, self.pipe.after)
+        return _timed_items(self.source.begin(), self.pipe.before, self.pipe.after)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return _awatched(aiter(self.source.abegin()), self.pipe.before, self.pipe.after)
+        return _timed_async(aiter(self.source.abegin()), self.pipe.before, self.pipe.after)
 
 
-class Answers(_Edge):
+class TimedSource(_TimedEdge):
     """Yield a source's items while its stopwatch runs."""
 
 
-class AsyncAnswers(_Edge):
+class AsyncTimedSource(_TimedEdge):
     """Yield an async source's items while its stopwatch runs."""
 
     def is_async(self) -> bool:
         return True
 
 
-class Asks(_Edge):
-    """Yield items while the stopwatch of the pipe that reads them stands still."""
+class TimedReads(_TimedEdge):
+    """Yield items while the stopwatch of their reader stands still."""
 
     def is_async(self) -> bool:
         return True
@@ -172,7 +174,7 @@ class Asks(_Edge):
         return False
 
 
-def _watched(
+def _timed_items(
     items: Iterator[Any], before: Callable[[], None], after: Callable[[bool], None]
 ) -> Iterator[Any]:
     try:
@@ -191,7 +193,7 @@ def _watched(
         close_items(items)
 
 
-async def _awatched(
+async def _timed_async(
     items: AsyncIterator[Any], before: Callable[[], None], after: Callable[[bool], None]
 ) -> AsyncIterator[Any]:
     try:
@@ -210,12 +212,12 @@ async def _awatched(
         await aclose_items(items)
 
 
-class LookUps(MapDataPipe[Any]):
-    """Look items up while a stopwatch runs and that of the reader stands still."""
+class TimedLookUps(MapDataPipe[Any]):
+    """Look items up while their stopwatch runs and the reader's stands still."""
 
-    def __init__(self, source: Any, stage: Stage, reader: Stage) -> None:
+    def __init__(self, source: Any, stopwatch: Stopwatch, reader: Stopwatch) -> None:
         self.source = source
-        self.stage = stage
+        self.stopwatch = stopwatch
         self.reader = reader
 
     def __len__(self) -> int:
@@ -223,9 +225,9 @@ class LookUps(MapDataPipe[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         self.reader.asks()
-        self.stage.asked()
+        self.stopwatch.asked()
         try:
             return self.source[key]
         finally:
-            self.stage.answered(True)
+            self.stopwatch.answered(True)
             self.reader.got(True)

@@ -1,6 +1,7 @@
-"""How far a graph runs ahead.
+"""Adapters that put a pipe at the end of a graph.
 
-This file is about ``PrefetchPolicy``.
+This file is about ``FullSync``, ``PinMemory`` and ``PrefetchPolicy``, which can also put
+``prefetch`` pipes elsewhere.
 """
 
 from __future__ import annotations
@@ -10,20 +11,56 @@ from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping
+from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping, checked_seconds
 from asyncloader.datapipes.pipe.base import is_map_pipe
 from asyncloader.datapipes.pipe.kinds import functional_name, is_splitter
-from asyncloader.graph.edit import replace_dp
-from asyncloader.graph.walk import Wiring, breadth_first, traverse_dps
+from asyncloader.graph.edit import replaced
+from asyncloader.graph.walk import Wiring, breadth_first
+
+
+class FullSync(Adapter):
+    """End the graph with ``fullsync``, unless it ends with one already.
+
+    ``timeout`` is how many seconds a rank waits for the others.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> FullSync(60)(IterableWrapper(range(4)).sharding_filter())
+    fullsync(60)
+    """
+
+    def __init__(self, timeout: float = 1800) -> None:
+        self.timeout = checked_seconds("timeout", timeout)
+
+    def __call__(self, datapipe: Any) -> Any:
+        if functional_name(datapipe) == "fullsync":
+            return datapipe
+        return appended(datapipe, "fullsync", self.timeout)
+
+
+class PinMemory(Adapter):
+    """End the graph with ``pin_memory`` for a device, unless it ends with one already.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> PinMemory("cuda")(IterableWrapper(range(4)).batch(2))
+    pin_memory('cuda')
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+
+    def __call__(self, datapipe: Any) -> Any:
+        if functional_name(datapipe) == "pin_memory":
+            return datapipe
+        return appended(datapipe, "pin_memory", self.device)
 
 
 class PrefetchPolicy(Adapter):
     """Set how much the graph's ``prefetch`` pipes hold ready, and add such pipes.
 
-    ``buffer_size`` items count for every prefetch that is in the graph; if there is none,
-    one is added at the end. ``after`` names pipes by their fluent names, and says how
-    many items are held ready right after each of them: ``after={"open_files": 8}``.
-    ``buffer_bytes`` counts for each of them: none reads ahead while it holds that much.
+    ``buffer_size`` is set for every prefetch in the graph; if there is none, one is added at
+    the end. ``after`` names pipes by their fluent names, and says how many items are held
+    ready right after each of them: ``after={"open_files": 8}``. ``buffer_bytes`` is set for
+    every prefetch: it does not read ahead while it holds that much.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import to_text
@@ -71,16 +108,16 @@ class PrefetchPolicy(Adapter):
 
 
 def _named(name: str, pipes: Sequence[Any]) -> list[Any]:
-    """Return the pipes of that fluent name that a prefetch can follow."""
+    """Return the pipes with that fluent name that a prefetch can follow."""
     named = [pipe for pipe in pipes if functional_name(pipe) == name]
     if not named:
-        raise ValueError(f"after names {name!r}, but no pipe of the graph is called so")
+        raise ValueError(f"after names {name!r}, but no pipe of the graph has that fluent name")
     streams = [pipe for pipe in named if not is_map_pipe(pipe)]
     if not streams:
         raise TypeError(
-            f"after names {name!r}, but the items of {stage_name(named[0])} are looked up by key,"
-            " and a prefetch follows a stream; name what turns it into one (to_iter_datapipe), or"
-            " a pipe after that"
+            f"after names {name!r}, but {stage_name(named[0])} is a MapDataPipe, and a prefetch can"
+            " only follow an IterDataPipe; name to_iter_datapipe, which makes it one, or a pipe"
+            " after that"
         )
     return streams
 
@@ -93,9 +130,7 @@ def _held_after(datapipe: Any, pipe: Any, count: int) -> Any:
         for reader in readers:
             reader.buffer_size = count
         return datapipe
-    graph = replace_dp(traverse_dps(datapipe), pipe, appended(pipe, "prefetch", count))
-    ((end, _),) = graph.values()
-    return end
+    return replaced(datapipe, pipe, appended(pipe, "prefetch", count))
 
 
 def _is_prefetch(pipe: Any) -> bool:

@@ -1,0 +1,149 @@
+"""The items that a consumer can take now.
+
+This file is about ``ItemBuffer``: what the epoch has made waits in it until the consumer takes
+it, as ``limit``, ``pause`` and ``resume`` allow. The async and the sync iterator use the same.
+
+    an epoch ──let_in──▶ held back ──▶ ready ──▶ the consumer
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from operator import length_hint
+from typing import Any
+
+from asyncloader.datapipes.pipe.arguments import checked_count
+
+_NO_LIMIT = sys.maxsize
+
+
+class ItemBuffer:
+    """Holds the items that came, and lets as many pass as are allowed.
+
+    To take an item from ``ready`` is all that lets it pass: this happens for every item. If
+    there is none, ``is_closed`` and ``wants_more`` say what to do. Items that never enter the
+    buffer are only counted in ``arrived``, and count as passed.
+
+    No other thread and no interrupt finds an item in two places or in none: each move is one
+    assignment, and nothing is called between its parts.
+    """
+
+    __slots__ = (
+        "_held_back",
+        "_is_paused",
+        "_is_shut",
+        "_limit",
+        "_lock",
+        "_pause_lasts",
+        "arrived",
+        "closes_at",
+        "has_failed",
+        "incoming",
+        "is_ended",
+        "ready",
+    )
+
+    def __init__(self) -> None:
+        #: The items that may be taken.
+        self.ready: Iterator[Any] = iter(())
+        #: Where the consumer puts a group that came, before ``let_in``.
+        self.incoming: list[Any] = []
+        #: How many items came so far.
+        self.arrived = 0
+        #: The buffer is closed when so many items have passed.
+        self.closes_at = _NO_LIMIT
+        self._held_back: list[Any] = []
+        self._limit = _NO_LIMIT
+        self._is_paused = self._pause_lasts = self._is_shut = False
+        self.is_ended = False
+        self.has_failed = False
+        # A signal handler may pause the very thread that holds the lock.
+        self._lock = threading.RLock()
+
+    def renewed(self) -> ItemBuffer:
+        """Return the buffer of the next iterator, with the same limit."""
+        buffer = ItemBuffer()
+        buffer._limit = self._limit
+        buffer._is_paused = buffer._pause_lasts = self._pause_lasts
+        buffer._open_unless_paused()
+        return buffer
+
+    @property
+    def passed(self) -> int:
+        """How many items have passed."""
+        return self.arrived - length_hint(self.ready) - len(self._held_back)
+
+    def is_closed(self) -> bool:
+        """Whether nothing may pass until ``resume`` or another limit."""
+        return self.passed >= self.closes_at
+
+    def wants_more(self) -> bool:
+        """Whether more items are needed: more may pass, and none is ready."""
+        with self._lock:
+            self._settle()
+            return not self.is_closed() and not length_hint(self.ready)
+
+    def let_in(self) -> None:
+        """Take in the ``incoming`` items, and make as many ready as may pass, at least one.
+
+        One item may pass in any case: it was on its way when the buffer was closed.
+        """
+        with self._lock:
+            held_back = [*self._held_back, *self.incoming]
+            arrived, incoming = self.arrived + len(self.incoming), list[Any]()
+            self._held_back, self.arrived, self.incoming = held_back, arrived, incoming
+            self._settle(at_least=1)
+
+    def limit(self, num_items: int | None) -> None:
+        """Let ``num_items`` more pass, now and after each ``resume``; None takes the limit away."""
+        if num_items is None:
+            self._limit = _NO_LIMIT
+        else:
+            self._limit = checked_count("limit", num_items, at_least=0)
+        self._open_unless_paused()
+
+    def pause(self, *, lasting: bool = False) -> None:
+        """Let nothing pass until ``resume``; if ``lasting``, later buffers are paused too."""
+        self._is_paused = True
+        self._pause_lasts = self._pause_lasts or lasting
+        self._open_for(0)
+
+    def resume(self) -> None:
+        """Let items pass again, as many as the limit allows."""
+        self._is_paused = self._pause_lasts = False
+        self._open_unless_paused()
+
+    def shut(self) -> None:
+        """Let nothing pass any more, even after ``resume``."""
+        self._is_shut = True
+        self._open_for(0)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that the epoch has ended, by itself or with an error."""
+        self.is_ended = True
+        self.has_failed = error is not None and not isinstance(error, StopIteration)
+
+    def is_over(self) -> bool:
+        """Whether the epoch has come to its natural end."""
+        return self.is_ended and not self.has_failed
+
+    def was_read(self) -> bool:
+        """Whether the consumer saw anything of the epoch: an item, an error, or its end."""
+        return self.passed > 0 or self.is_ended
+
+    def _open_unless_paused(self) -> None:
+        self._open_for(0 if self._is_paused else self._limit)
+
+    def _open_for(self, count: int) -> None:
+        with self._lock:
+            self.closes_at = self.passed + (0 if self._is_shut else count)
+            self._settle()
+
+    def _settle(self, at_least: int = 0) -> None:
+        """Divide the items here into those that are ready and those that are held back."""
+        self._held_back = [*self.ready, *self._held_back]
+        count = max(at_least, min(self.closes_at - self.passed, len(self._held_back)))
+        ready, held_back = iter(self._held_back[:count]), self._held_back[count:]
+        self.ready, self._held_back = ready, held_back

@@ -1,0 +1,427 @@
+"""The states of a loader, and where in its epochs it begins.
+
+This file is about ``LoaderStates``: it makes a state of a loader's place, and reads where a
+loader resumes from its own state or from the states of all ranks of a run. And it is about
+that place: ``EpochSeeds``, the seeds of the coming epochs, and ``EpochStart``, where in an
+epoch a loader begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
+from asyncloader.datapipes.going_on.forms import (
+    Form,
+    FormOf,
+    check_cursors,
+    form_of_pipe,
+    has_own_state,
+    no_cursor,
+)
+from asyncloader.datapipes.going_on.journal import settled
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import is_one_to_one
+from asyncloader.datapipes.pipe.kinds import goes_by_clock, lives_with_loader
+from asyncloader.errors import SnapshotError
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing, read_without_fork
+from asyncloader.graph.fingerprint import differences, fingerprint
+from asyncloader.graph.walk import breadth_first
+from asyncloader.ranks import ranks_in_words
+from asyncloader.seeds import SeedGenerator, Stream, checked_seed, entropy
+from asyncloader.services.elastic import RankPlace, Role, divides_alike, refit, regroup
+from asyncloader.services.from_workers import from_workers_form
+from asyncloader.snapshot.snapshot import Snapshot, SnapshotEncoder, decode
+from asyncloader.transport.code import dumps_code
+
+
+class LoaderStates:
+    """Makes and reads the states of loaders of one graph."""
+
+    def __init__(self, datapipe: Any) -> None:
+        self._datapipe = datapipe
+
+    def take(
+        self,
+        seeds: EpochSeeds,
+        start: EpochStart | None,
+        service_state: bytes | None,
+        *,
+        role: Role,
+        has_order: bool,
+        unnumbered: str,
+        include_datapipe: bool,
+    ) -> dict[str, Any]:
+        """Return the state of a loader that continues with ``start`` and then with ``seeds``.
+
+        ``has_order`` says whether the epoch's order would be the same again. ``unnumbered`` is
+        the name of a pipe that does not record what it has yielded, or "".
+        """
+        self._check_possible(role)
+        if unnumbered and start is not None and start.position:
+            raise SnapshotError(
+                f"{unnumbered} yields results as they come, and no state can say which ones it has"
+                " yielded, because a reading service (or a function of one) added it to the graph;"
+                " add it before the loader is made, or pass ordered=True"
+            )
+        snapshot = Snapshot(
+            seed=seeds.seed,
+            epoch=seeds.epoch,
+            epoch_seed=None if start is None else start.seed,
+            items=0 if start is None else start.position,
+            workers=role.workers,
+            in_order=role.in_order if start is None else start.is_in_order(role.in_order),
+            rank=role.rank,
+            ranks=role.ranks,
+            ahead=0 if start is None else start.ahead,
+            cursors=_settled(start, has_order),
+            service_state=service_state,
+            graph=self._pickled if include_datapipe else None,
+        )
+        return self._encoder.encode(snapshot)
+
+    def read(self, state: Any, role: Role) -> tuple[EpochSeeds, EpochStart | None, bytes | None]:
+        """Return what a state says, or the list of the states of all ranks of a run.
+
+        SnapshotError for one that is damaged, of another graph, or that a loader in this role
+        cannot resume.
+        """
+        snapshots = rank_snapshots(state)
+        self._check_possible(role)
+        for snapshot in snapshots:
+            self._check_graph(snapshot)
+        own = own_snapshot(snapshots, role)
+        start = _start_for(self._datapipe, snapshots, role)
+        return EpochSeeds(own.seed, own.epoch), start, own.service_state
+
+    def _check_graph(self, snapshot: Snapshot) -> None:
+        different = differences(snapshot.fingerprint, self._fingerprint)
+        if different:
+            raise SnapshotError(f"the state is of another graph: {'; '.join(different)}")
+        for number in snapshot.cursors:
+            if number >= len(self._fingerprint):
+                raise SnapshotError(
+                    f"position.cursors has a pipe {number}, but the graph has only"
+                    f" {len(self._fingerprint)} pipes"
+                )
+        form_of = self._forms(snapshot.workers, in_order=snapshot.in_order)
+        check_cursors(snapshot.cursors, "position.cursors", form_of)
+        self._check_reach(snapshot)
+
+    def _check_reach(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if a pipe had yielded more items than the loader."""
+        pipes = breadth_first(self._datapipe)
+        numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+        pipe, most, cursors = self._datapipe, snapshot.items, snapshot.cursors
+        while is_one_to_one(pipe) and numbers.get(id(pipe)) not in cursors:
+            pipe = pipe.source
+        cursor = cursors.get(numbers.get(id(pipe), -1))
+        if cursor is None:
+            return
+        # For a part that ran in workers it is what the loader took from it.
+        is_part = "workers" in cursor and "turns" in cursor
+        yielded = cursor["taken"] if is_part else _yielded_at(pipe, cursor)
+        if yielded > most:
+            raise SnapshotError(
+                f"position.items is {most}, but {stage_name(pipe)} had yielded {yielded} items by"
+                " then"
+            )
+
+    def _forms(self, workers: int, *, in_order: bool) -> FormOf:
+        """Return a function that tells the form of each cursor taken with so many workers."""
+        pipes = breadth_first(self._datapipe)
+
+        def inside(number: int) -> Form:
+            return form_of_pipe(pipes[number]) if 0 <= number < len(pipes) else no_cursor
+
+        if not workers:
+            return inside
+        cut = cut_graph(self._datapipe)
+        numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+        outlets = {}
+        for part in cut.parts:
+            is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
+            outlets[numbers[id(part.end)]] = from_workers_form(
+                workers,
+                in_order=in_order,
+                dispatch=numbers[id(cut.dispatch)] if is_dealt else None,
+                inside=inside,
+            )
+        return lambda number: outlets[number] if number in outlets else inside(number)
+
+    def _check_possible(self, role: Role) -> None:
+        refusal = self._refusal
+        if refusal is None and role.workers:
+            refusal = self._dealing_refusal
+        if refusal is not None:
+            raise SnapshotError(refusal)
+
+    @functools.cached_property
+    def _dealing_refusal(self) -> str | None:
+        return no_order_in_dealing(cut_graph(self._datapipe).dispatch)
+
+    @functools.cached_property
+    def _refusal(self) -> str | None:
+        for pipe in breadth_first(self._datapipe):
+            if lives_with_loader(pipe):
+                return f"{stage_name(pipe)} serves live requests; there is no place to resume from"
+            if goes_by_clock(pipe):
+                return (
+                    f"{stage_name(pipe)} depends on time, so its items would not be the same again"
+                )
+        for pipe in read_without_fork(self._datapipe):
+            return (
+                f"{stage_name(pipe)} is read several times, each in a pass of its own, so no single"
+                " place in it says how far the graph is; read it through fork()"
+            )
+        return None
+
+    @functools.cached_property
+    def _fingerprint(self) -> list[dict[str, Any]]:
+        return fingerprint(self._datapipe)
+
+    @functools.cached_property
+    def _pickled(self) -> bytes:
+        try:
+            return dumps_code(self._datapipe)
+        except Exception as error:
+            raise SnapshotError(
+                f"the graph cannot be pickled ({error}); call state_dict(include_datapipe=False)"
+                " and give the same graph to the loader that resumes"
+            ) from error
+
+    @functools.cached_property
+    def _encoder(self) -> SnapshotEncoder:
+        return SnapshotEncoder(self._fingerprint)
+
+
+def _yielded_at(pipe: Any, cursor: Cursor) -> int:
+    # A source with a state of its own may be the user's class.
+    yielded: int = cursor["yielded"] if has_own_state(pipe) else pipe.yielded_at(cursor)
+    return yielded
+
+
+def _settled(start: EpochStart | None, has_order: bool) -> Cursors:
+    """Return copies of a place's cursors that record nothing any more."""
+    if start is None:
+        return {}
+    cursors: Cursors = start.cursors if has_order else settled(start.cursors)
+    return cursors
+
+
+def unpickled_graph(state: Any) -> Any:
+    """Return the graph in a state, which must come from a trusted source."""
+    graph = rank_snapshots(state)[0].graph
+    if graph is None:
+        raise SnapshotError(
+            "the state holds no graph (include_datapipe=False); give the loader its datapipe"
+        )
+    try:
+        return pickle.loads(graph)
+    except Exception as error:
+        raise SnapshotError(
+            f"the graph in serialized_datapipe cannot be read: {error!r}"
+        ) from error
+
+
+def rank_snapshots(state: Any) -> list[Snapshot]:
+    """Return the snapshots in a state or in a list of the states of all ranks, by rank."""
+    if not isinstance(state, list | tuple):
+        return [decode(state)]
+    snapshots = sorted(map(decode, state), key=lambda snapshot: snapshot.rank)
+    _check_complete(snapshots)
+    _check_same_moment(snapshots)
+    return snapshots
+
+
+def _check_complete(snapshots: Sequence[Snapshot]) -> None:
+    if not snapshots:
+        raise SnapshotError("a list of states must have one for each rank of the run, got none")
+    given, count = [snapshot.rank for snapshot in snapshots], snapshots[0].ranks
+    if any(snapshot.ranks != count for snapshot in snapshots):
+        counts = ", ".join(str(snapshot.ranks) for snapshot in snapshots)
+        raise SnapshotError(f"the states are of runs with different numbers of ranks: {counts}")
+    # There may be very many: a few are enough to say.
+    missing = [rank for rank in range(min(count, len(given) + 8)) if rank not in given]
+    if missing:
+        raise SnapshotError(
+            f"the list has no state of {ranks_in_words(missing)} of {count}; load the states of all"
+            " ranks"
+        )
+    if len(given) > count:
+        raise SnapshotError(f"the list has {len(given)} states of a run with {count} ranks")
+
+
+def _check_same_moment(snapshots: Sequence[Snapshot]) -> None:
+    moments = list(map(_moment_in_words, snapshots))
+    others = [rank for rank, moment in enumerate(moments) if moment != moments[0]]
+    if others:
+        raise SnapshotError(
+            f"the state of {ranks_in_words(others)} is of another moment than that of rank 0:"
+            f" {moments[others[0]]}, not {moments[0]}. Load states that were taken after the same"
+            " item on every rank"
+        )
+
+
+def _moment_in_words(snapshot: Snapshot) -> str:
+    if snapshot.epoch_seed is None:
+        return "between epochs"
+    items, workers = snapshot.items - snapshot.ahead, f"with {snapshot.workers} workers"
+    # Before the first item, the ranks have not agreed on a seed yet.
+    seed = f" with the seed {snapshot.epoch_seed}" if snapshot.items else ""
+    return f"after {items} items of the epoch{seed}, {workers}"
+
+
+def own_snapshot(moment: Sequence[Snapshot], role: Role) -> Snapshot:
+    """Return the snapshot of this loader's own rank; the first one if the ranks are others."""
+    return moment[role.rank] if len(moment) == role.ranks else moment[0]
+
+
+def own_state(state: Any, role: Role) -> dict[str, Any] | None:
+    """Return the state of this loader's own rank, or None if other ranks took the states."""
+    states = state if isinstance(state, list | tuple) else [state]
+    for each in states:
+        if (each["position"]["rank"], each["position"]["ranks"]) == (role.rank, role.ranks):
+            return dict(each)
+    return None
+
+
+def _start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochStart | None:
+    """Return where in an epoch a loader with this role resumes; None for the next epoch."""
+    own = own_snapshot(moment, role)
+    if own.epoch_seed is None:
+        return None
+    place = _place(datapipe, moment, own, role)
+    has_others = _is_begun(moment, own) and not _has_same_counts(own, role)
+    return EpochStart(
+        own.epoch_seed,
+        place.items,
+        place.cursors,
+        is_resumed=True,
+        ahead=place.ahead,
+        taken_with=own.workers if has_others else None,
+        taken_in_order=own.in_order if _is_begun(moment, own) else None,
+        is_regrouped=_is_begun(moment, own) and not _has_same_items(datapipe, own, role),
+    )
+
+
+def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role) -> RankPlace:
+    if not _is_begun(moment, own):
+        return RankPlace(0, {})
+    if _has_same_items(datapipe, own, role):
+        cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=role.workers)
+        return RankPlace(own.items, cursors, own.ahead)
+    if len(moment) < own.ranks:
+        raise SnapshotError(
+            f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
+            f" {_who(role)}; load a list of the states of all {own.ranks} ranks, or each rank's"
+            " own state with as many ranks and workers as before, or a state between epochs"
+        )
+    if not own.in_order:
+        raise SnapshotError(
+            "the states were taken with in_order=False, so their items are not the first ones of"
+            " any order; resume with as many ranks and workers as before"
+        )
+    places = [RankPlace(snapshot.items, snapshot.cursors) for snapshot in moment]
+    return regroup(datapipe, places, taken_with=own.workers, role=role)
+
+
+def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:
+    """Whether any rank has yielded an item of the epoch."""
+    return any(snapshot.items for snapshot in moment) or own.ahead > 0
+
+
+def _has_same_counts(own: Snapshot, role: Role) -> bool:
+    """Whether there are as many workers and ranks as before."""
+    return (own.workers, own.ranks) == (role.workers, role.ranks)
+
+
+def _has_same_items(datapipe: Any, own: Snapshot, role: Role) -> bool:
+    """Whether a loader with this role yields the same items as the state's loader."""
+    if (own.rank, own.ranks) != (role.rank, role.ranks):
+        return False
+    # If a rank's share depends on its workers, other workers mean other items.
+    is_same = own.ranks == 1 or own.workers == role.workers
+    return is_same or divides_alike(datapipe, own.workers, role.workers)
+
+
+def _who(one: Snapshot | Role) -> str:
+    return f"rank {one.rank} of {one.ranks} (with {one.workers} workers)"
+
+
+#: The seeds of later epochs come from this far along a seed's stream, where nothing else draws.
+_EPOCHS_AT = 2**64
+
+
+@dataclass(frozen=True)
+class EpochSeeds:
+    """The place in a loader's sequence of epochs.
+
+    A seeded loader runs through a fixed sequence of epochs, each different. An unseeded one,
+    whose ``seed`` is None, draws every epoch anew.
+    """
+
+    seed: int | None = None
+    epoch: int = 0
+
+    @classmethod
+    def from_seed(cls, seed: int) -> EpochSeeds:
+        """Return the beginning of a seed's sequence; ValueError if it is no 64-bit number."""
+        return cls(checked_seed(seed))
+
+    def advanced(self) -> EpochSeeds:
+        """Return the place of the next epoch."""
+        return replace(self, epoch=self.epoch + 1)
+
+    def start(self) -> EpochStart:
+        """Return the beginning of this epoch."""
+        return EpochStart(self.epoch_seed(), is_chosen=self.seed is not None)
+
+    def epoch_seed(self) -> int:
+        """Return the seed of this epoch; an unseeded loader draws another one each time."""
+        if self.seed is None:
+            return entropy()
+        if self.epoch == 0:
+            return self.seed
+        return Stream(self.seed, _EPOCHS_AT + self.epoch).draw()
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """Where a loader begins an epoch: its seed, and how many items were yielded before.
+
+    The cursors were taken at the last of those items, or earlier.
+    """
+
+    seed: int
+    position: int = 0
+    cursors: Cursors = field(default_factory=dict)
+    #: Whether the user gave the seed from which this one comes.
+    is_chosen: bool = False
+    #: Whether the epoch comes from a state.
+    is_resumed: bool = False
+    #: How many more items this rank had yielded than the rank with the fewest.
+    ahead: int = 0
+    #: With how many workers the state was taken, if those or the ranks were others.
+    taken_with: int | None = None
+    #: Whether items were taken from the workers in turn; None for a new epoch.
+    taken_in_order: bool | None = None
+    #: Whether the state's ranks, or their workers, had other shares of the items.
+    is_regrouped: bool = False
+
+    def is_in_order(self, otherwise: bool) -> bool:
+        """Whether items are taken from workers in turn; ``otherwise`` is for a new epoch."""
+        return otherwise if self.taken_in_order is None else self.taken_in_order
+
+    def generator(self) -> SeedGenerator:
+        """Return the seed generator of the epoch, for its services and pipes."""
+        generator = SeedGenerator(self.seed)
+        generator.is_chosen = self.is_chosen
+        generator.resumed_after = self.position - self.ahead if self.is_resumed else None
+        generator.taken_with = self.taken_with
+        generator.taken_in_order = self.taken_in_order
+        return generator

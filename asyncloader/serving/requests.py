@@ -1,0 +1,371 @@
+"""The requests of a feed.
+
+This file is about ``PendingRequests``: who waits for which answer, what waits to be worked
+on, and what is still being worked on although nobody waits for it any more.
+
+    accept ─▶ waiting ─ take ─▶ under way ─ settle ─▶ answered or failed
+                 └── forget ──▶ gone │ forget ─▶ unwanted ─ settle ─▶ gone
+
+And it is about what a loader yields for requests, ``FedItem`` and ``FedBatch``, by which
+they are answered, and about ``FeedStats``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncloader.datapipes.items.envelope import Envelope, Key
+from asyncloader.errors import LoaderError, WorkerDied, WorkerTimeout
+from asyncloader.runtime import running_loop
+from asyncloader.waiting import call_soon
+from asyncloader.workers.conversation.failure import unpack_error
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One request: its item, until that is taken, and the future of its answer."""
+
+    key: int
+    item: Any
+    answer: asyncio.Future[Any]
+    accepted: float
+    is_idempotent: bool
+    was_retried: bool = False
+
+    def may_be_retried(self) -> bool:
+        """Whether it may be tried a second time."""
+        return self.is_idempotent and not self.was_retried
+
+    def is_settled(self) -> bool:
+        """Whether it has an answer, or an error in its place."""
+        return self.answer.done() and not self.answer.cancelled()
+
+    def taken(self) -> Any:
+        """Return the item, and keep it only if it may be needed for a second try."""
+        item = self.item
+        if not self.may_be_retried():
+            self.item = None
+        return item
+
+
+class PendingRequests:
+    """The requests of one feed; every method is to be called on the feed's loop.
+
+    Only ``wants`` may be called from any thread. ``on_news`` is called whenever a request
+    begins to wait or ends.
+    """
+
+    def __init__(self, counts: FeedCounts, on_news: Callable[[], None]) -> None:
+        #: What happened so far.
+        self.counts = counts
+        self._on_news = on_news
+        self._keys = itertools.count(1)
+        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        self._under_way: dict[int, Request] = {}
+        self._unwanted: set[int] = set()
+
+    def __len__(self) -> int:
+        """How many requests are in memory."""
+        return len(self._waiting) + len(self._under_way) + len(self._unwanted)
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait to be worked on."""
+        return len(self._waiting)
+
+    @property
+    def under_way(self) -> int:
+        """How many requests are being worked on, also those that nobody wants any more."""
+        return len(self._under_way) + len(self._unwanted)
+
+    def accept(self, item: Any, loop: asyncio.AbstractEventLoop, *, idempotent: bool) -> Request:
+        """Add a request, which waits to be worked on."""
+        future = loop.create_future()
+        request = Request(next(self._keys), item, future, loop.time(), idempotent)
+        self._waiting[request.key] = request
+        self._on_news()
+        return request
+
+    def take(self, now: float) -> Request:
+        """Return the request that has waited longest; from now on it is under way."""
+        key, request = self._waiting.popitem(last=False)
+        self._under_way[key] = request
+        self.counts.waited(now - request.accepted)
+        return request
+
+    def has_retryable(self) -> bool:
+        """Whether a request that is under way may have to be tried again."""
+        return any(request.may_be_retried() for request in self._under_way.values())
+
+    def wants(self, key: Key) -> bool:
+        """Whether somebody waits for the request with this key, or for one of these keys."""
+        if isinstance(key, int):
+            return key in self._under_way
+        return any(map(self.wants, key))
+
+    def sift(self, envelope: Envelope) -> bool:
+        """Whether an envelope is to be worked on; settle it if it failed or is unwanted."""
+        keys = (envelope.key,) if isinstance(envelope.key, int) else envelope.key
+        error = envelope.error
+        if error is not None:
+            self.fail(keys, unpack_error(error) if isinstance(error, bytes) else error)
+            return False
+        if self.wants(envelope.key):
+            return True
+        self._unwanted.difference_update(keys)
+        self._on_news()
+        return False
+
+    def forget(self, request: Request) -> None:
+        """Note that nobody waits for this answer any more."""
+        self._waiting.pop(request.key, None)
+        if self._under_way.pop(request.key, None) is not None:
+            self._unwanted.add(request.key)
+        request.item = None
+        with contextlib.suppress(asyncio.CancelledError, asyncio.InvalidStateError):
+            # Nobody will read an error that came at the same moment.
+            request.answer.exception()
+        self._on_news()
+
+    def answer(self, keys: Iterable[int], outputs: Iterable[Any]) -> None:
+        """Settle requests, each with its own answer."""
+        for key, output in zip(keys, outputs, strict=True):
+            request = self._settled(key)
+            if request is not None and not request.answer.done():
+                request.answer.set_result(output)
+        self._on_news()
+
+    def fail(self, keys: Iterable[int], error: BaseException) -> None:
+        """Settle requests with an error; after a worker's death, retry those that may be."""
+        for key in keys:
+            if not (isinstance(error, WorkerDied | WorkerTimeout) and self._retry(key)):
+                self._refuse(self._settled(key), error)
+        self._on_news()
+
+    def fail_under_way(self, error: BaseException) -> None:
+        """Settle all requests under way with an error: their work is lost."""
+        requests = [*self._under_way.values()]
+        self._under_way.clear()
+        self._unwanted.clear()
+        for request in requests:
+            self._refuse(request, error)
+        self._on_news()
+
+    def fail_all(self, error: BaseException) -> None:
+        """Settle all requests with an error."""
+        requests = [*self._waiting.values()]
+        self._waiting.clear()
+        for request in requests:
+            self._refuse(request, error)
+        self.fail_under_way(error)
+
+    def drop_all(self) -> None:
+        """Forget all requests: those who waited are gone with their loop."""
+        self._waiting.clear()
+        self._under_way.clear()
+        self._unwanted.clear()
+
+    def _retry(self, key: int) -> bool:
+        request = self._under_way.get(key)
+        if request is None or not request.may_be_retried():
+            return False
+        del self._under_way[key]
+        request.was_retried = True
+        # It has waited longest, so it comes first.
+        self._waiting[key] = request
+        self._waiting.move_to_end(key, last=False)
+        self.counts.retried += 1
+        return True
+
+    def _settled(self, key: int) -> Request | None:
+        self._unwanted.discard(key)
+        return self._under_way.pop(key, None)
+
+    def _refuse(self, request: Request | None, error: BaseException) -> None:
+        if request is not None and not request.answer.done():
+            request.answer.set_exception(error)
+
+
+class Unanswered:
+    """What a graph made of requests, and the means to answer them once."""
+
+    def __init__(
+        self,
+        data: Any,
+        keys: tuple[int, ...],
+        pending: PendingRequests,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        #: What the graph made of the requests.
+        self.data = data
+        self._keys = keys
+        self._pending = pending
+        self._loop = loop
+        self._is_answered = False
+
+    def fail(self, error: BaseException) -> None:
+        """Answer every request of this item with an error."""
+        if not isinstance(error, BaseException):
+            raise TypeError(f"fail takes an exception, got {type(error).__name__}")
+        self._settle(self._pending.fail, self._keys, _as_failure(error))
+
+    def answer(self) -> None:
+        """Reply with ``data``; fail if that is not one output per request."""
+        raise NotImplementedError
+
+    def _answer(self, outputs: list[Any]) -> None:
+        self._settle(self._pending.answer, self._keys, outputs)
+
+    def _settle(self, function: Callable[..., None], *args: Any) -> None:
+        if self._is_answered:
+            raise RuntimeError("this was answered already; call reply or fail only once")
+        self._is_answered = True
+        if running_loop() is self._loop:
+            function(*args)
+        else:
+            call_soon(self._loop, function, *args)
+
+    def __del__(self) -> None:
+        # Nobody is left to answer.
+        if not self._is_answered:
+            forgotten = LoaderError(
+                f"a {type(self).__name__} was dropped without an answer: call its reply or its"
+                " fail, unless the loader ended before it was yielded"
+            )
+            # This may run in the garbage collector, in any thread, even inside ``_pending``.
+            call_soon(self._loop, self._pending.fail, self._keys, forgotten)
+
+
+class FedItem(Unanswered):
+    """What the graph made of one request: ``data``, to be answered by ``reply`` or ``fail``."""
+
+    def reply(self, output: Any) -> None:
+        """Answer the request."""
+        self._answer([output])
+
+    def answer(self) -> None:
+        self.reply(self.data)
+
+
+class FedBatch(Unanswered):
+    """What the graph made of a batch of requests: ``data``, to be answered all together."""
+
+    def __len__(self) -> int:
+        """How many requests the batch is made of."""
+        return len(self._keys)
+
+    def reply(self, outputs: Iterable[Any]) -> None:
+        """Answer each request with its own output, in the order of the batch."""
+        if isinstance(outputs, Mapping | Set | str | bytes):
+            raise TypeError(
+                f"reply takes a list with one output for each of the {len(self)} requests, in"
+                f" their order, got a {type(outputs).__name__}"
+            )
+        listed = list(outputs)
+        if len(listed) != len(self):
+            raise ValueError(
+                f"reply takes one output for each of the {len(self)} requests, got {len(listed)}"
+            )
+        self._answer(listed)
+
+    def answer(self) -> None:
+        try:
+            self.reply(self.data)
+        except (TypeError, ValueError) as error:
+            self.fail(LoaderError(f"the graph does not yield one answer per request: {error}"))
+
+
+def unanswered(
+    envelope: Envelope, pending: PendingRequests, loop: asyncio.AbstractEventLoop
+) -> FedItem | FedBatch:
+    """Return what a loader yields for an envelope."""
+    if isinstance(envelope.key, int):
+        return FedItem(envelope.item, (envelope.key,), pending, loop)
+    return FedBatch(envelope.item, envelope.key, pending, loop)
+
+
+def _as_failure(error: BaseException) -> Exception:
+    """Return an error that can safely be raised in the task that asked."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    failure = RuntimeError(f"the request was failed with {type(error).__name__}")
+    failure.__cause__ = error
+    return failure
+
+
+#: Means are over so many of the latest requests and batches.
+_RECENT = 1024
+
+
+@dataclass(frozen=True)
+class FeedStats:
+    """How a feed is doing at one moment."""
+
+    #: Requests that wait to be worked on, now.
+    queued: int
+    #: Requests that are being worked on, now; also those that nobody wants any more.
+    under_way: int
+    answered: int
+    #: Requests that were answered with an error.
+    failed: int
+    #: Requests whose time was up before there was an answer.
+    expired: int
+    #: Requests whose client went away before it had its answer.
+    cancelled: int
+    #: Requests that were refused, because too many were pending.
+    refused: int
+    #: Requests that were tried again, because the worker that had them died.
+    retried: int
+    #: How many seconds requests wait before they are worked on: mean, and the longest.
+    mean_wait: float
+    longest_wait: float
+    #: How full batches are, from 0 to 1; 0 before the first.
+    batch_fill: float
+
+
+@dataclass
+class FeedCounts:
+    """What a feed has counted so far."""
+
+    answered: int = 0
+    failed: int = 0
+    expired: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    retried: int = 0
+    _waits: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _fills: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def waited(self, seconds: float) -> None:
+        """Note how long a request waited before it was worked on."""
+        self._waits.append(seconds)
+
+    def filled(self, fill: float) -> None:
+        """Note how full a batch was."""
+        self._fills.append(fill)
+
+    def stats(self, queued: int, under_way: int) -> FeedStats:
+        """Return the counts of this moment, with these numbers of present requests."""
+        return FeedStats(
+            queued=queued,
+            under_way=under_way,
+            answered=self.answered,
+            failed=self.failed,
+            expired=self.expired,
+            cancelled=self.cancelled,
+            refused=self.refused,
+            retried=self.retried,
+            mean_wait=_mean(self._waits),
+            longest_wait=max(self._waits, default=0.0),
+            batch_fill=_mean(self._fills),
+        )
+
+
+def _mean(values: deque[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
