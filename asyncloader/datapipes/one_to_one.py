@@ -39,6 +39,7 @@ class OneToOnePass(Pass[Any]):
     """One pass over a OneToOne, whose place is that of its source."""
 
     marks = ()
+    follows_source = True
 
     def __iter__(self) -> Iterator[Any]:
         items: Iterator[Any] = self.pipe.results(self.source)

@@ -336,6 +336,9 @@ class Pass(Generic[T_co]):
     #: Whether what a pass holds are calls under way, so that it is busy when it is full.
     holds_calls: ClassVar[bool] = False
 
+    #: Whether it yields one item for each of its source's, which need not be counted.
+    follows_source: ClassVar[bool] = False
+
     run: Run[Any] = field(repr=False)
     # No cached_property: that would make all fields slower to read and write.
     _source: Run[Any] | None = field(default=None, init=False, repr=False)

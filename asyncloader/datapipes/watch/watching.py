@@ -23,7 +23,6 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.going_on.cursors import number_of
-from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.watch.frames import (
     OUTSIDE,
     CodeOwners,
@@ -438,12 +437,17 @@ def _counts(pipes: Sequence[Any], yielded: Mapping[int, int]) -> dict[int, int]:
         source = id(attribute(pipe, "source"))
         if counts.get(source, 0) == UNCOUNTED:
             taken = _counted(pipe, "taken")
-            is_as_many = taken == UNCOUNTED and isinstance(pipe, OneToOne)
+            is_as_many = taken == UNCOUNTED and _follows_source(pipe)
             counts[source] = counts[id(pipe)] if is_as_many else taken
     for pipe in reversed(pipes):
-        if counts[id(pipe)] == UNCOUNTED and isinstance(pipe, OneToOne):
+        if counts[id(pipe)] == UNCOUNTED and _follows_source(pipe):
             counts[id(pipe)] = counts.get(id(pipe.source), UNCOUNTED)
     return counts
+
+
+def _follows_source(pipe: Any) -> bool:
+    """Whether a pipe has yielded as many items as its source."""
+    return bool(getattr(latest_pass(pipe), "follows_source", False))
 
 
 def _counted(pipe: Any, field: str) -> int:
