@@ -50,13 +50,13 @@ class WorkerPart:
     (map(str), (map(str), IterableWrapper()), False)
     """
 
-    #: The part's last pipe; with the loader, the workers' items take its place.
+    #: The part's last pipe; in the loader's graph, the workers' items take its place.
     end: Any
-    #: What a worker runs, breadth-first; nothing if the end is itself an inlet.
+    #: What a worker runs, breadth-first; empty if the end is itself an inlet.
     pipes: tuple[Any, ...]
-    #: Pipes that run elsewhere and whose items are sent to the workers.
+    #: Pipes that run elsewhere, and whose items are sent to the workers.
     inlets: tuple[Any, ...]
-    #: Whether workers get different items at all; if not, each comes once from every worker.
+    #: Whether workers get different items; if not, each item comes once from every worker.
     is_sharded: bool
 
 
@@ -69,11 +69,11 @@ class Cut:
     ((pin_memory(), 'loader'), (map(str), 'workers'), (IterableWrapper(), 'workers'))
     """
 
-    #: The dispatching process runs this pipe and all above it; None without dispatching.
+    #: The dispatching process runs this pipe and all above it; None if there is no such process.
     dispatch: Any | None
-    #: The loader sends the items of this pipe to the workers; None where it sends none.
+    #: The loader sends the items of this pipe to the workers; None if it sends none.
     feed: Any | None
-    #: What the workers run; nothing where all has to stay with the loader.
+    #: What the workers run; empty if all pipes have to stay with the loader.
     parts: tuple[WorkerPart, ...]
     #: Every pipe of the graph, breadth-first, and where it runs.
     places: tuple[tuple[Any, Place], ...]
@@ -82,9 +82,9 @@ class Cut:
 def cut_graph(datapipe: Any) -> Cut:
     """Say how the graph that ends in ``datapipe`` is divided.
 
-    The pipes that dispatch, and whatever shares a source with them, go to the
-    dispatching process; the longest parts of replicable pipes to the workers; the
-    rest stays with the loader. ValueError for a graph that cannot be divided so.
+    The pipes that dispatch, and all that share a source with them, go to the dispatching
+    process; the longest parts of replicable pipes go to the workers; the rest stays with the
+    loader. ValueError for a graph that cannot be divided.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> from asyncloader.graph import to_text
@@ -126,8 +126,8 @@ def _check_apart(reach: Reach, dispatch: Any | None, feed: Any | None) -> None:
         return
     if reach.has_above(dispatch, feed) or reach.has_above(feed, dispatch):
         raise ValueError(
-            f"{stage_name(feed)} lives with the loader, which sends each item to one worker"
-            f" already; take the dispatching pipe ({stage_name(dispatch)}) off its path"
+            f"{stage_name(feed)} runs in the loader's process, which sends each item to one worker"
+            f" already; remove the dispatching pipe ({stage_name(dispatch)}) from its path"
         )
 
 
@@ -177,9 +177,9 @@ def _places(
 
 
 def divided_twice(cut: Cut) -> tuple[Any, Any] | None:
-    """Return a pipe that shards itself, and what divides its path among workers as well.
+    """Return a pipe that shards itself, and another pipe on its path that divides items too.
 
-    None where there are no two such pipes.
+    None if there are no two such pipes.
     """
     for part in cut.parts:
         dividers = dividers_of(part, cut.dispatch)
@@ -197,7 +197,7 @@ def divided_twice(cut: Cut) -> tuple[Any, Any] | None:
 def dividers_of(part: WorkerPart, dispatch: Any | None) -> list[Any]:
     """Return the filters of a part that let each worker keep items of its own."""
     filters = [pipe for pipe in part.pipes if is_filter_of_shards(pipe)]
-    # Behind the dealing they let everything pass.
+    # After the dispatch they let every item pass.
     return [
         pipe
         for pipe in filters
@@ -207,21 +207,21 @@ def dividers_of(part: WorkerPart, dispatch: Any | None) -> list[Any]:
 
 
 def no_order_in_dealing(dispatch: Any | None) -> str | None:
-    """Say what keeps another process from dealing what one has dealt, if anything does."""
+    """Return why a new dispatching process could not repeat the order of one that died, or None."""
     for pipe in pipes_of(dispatch):
         if is_without_order(pipe):
             return (
-                f"{stage_name(pipe)} hands out as results come, in the dispatching process, which"
-                " cannot deal them in that order again; pass ordered=True, or let it follow"
+                f"{stage_name(pipe)} yields results as they come, in the dispatching process, which"
+                " cannot dispatch them in that order again; pass ordered=True, or let it follow"
                 " sharding_round_robin_dispatch"
             )
     return None
 
 
 def read_again(end: Any, comes_once: Any) -> Any | None:
-    """Return what has a pipe read more than once in an epoch of the graph, if that can be seen.
+    """Return the pipe because of which another is read more than once in an epoch, or None.
 
-    ``end`` is the graph's last pipe. How often a user's pipe reads its sources cannot be seen.
+    ``end`` is the graph's last pipe. How often a user's pipe reads its sources is not known.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> source = IterableWrapper([1])
@@ -237,7 +237,7 @@ def _is_read_again(pipe: Any, wiring: Wiring) -> bool:
     """Whether a pipe reads its source again, or is itself read in several passes."""
     if functional_name(pipe) == "cycle":
         return getattr(pipe, "count", None) not in (0, 1)
-    # Those that read a splitter share a pass, but for the shares of a random split.
+    # The readers of a splitter share a pass, except those of a random split.
     if is_splitter(pipe) and functional_name(pipe) != "random_split":
         return False
     return _passes_over(pipe, wiring) > 1
@@ -252,10 +252,10 @@ def _passes_over(pipe: Any, wiring: Wiring) -> int:
 
 
 def read_without_fork(datapipe: Any) -> list[Any]:
-    """Return the iter pipes that are read several times at once and are no splitters.
+    """Return the iter pipes, other than splitters, that are read several times at once.
 
-    Each reader makes a pass of its own over such a pipe, and so does one that has it for
-    several of its sources. Then no single place in it says how far the graph has come.
+    Each reader makes a pass of its own over such a pipe, and a pipe that has it as several of
+    its sources makes several. Then no single place in it says how far the graph is.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> source = IterableWrapper(range(3))
@@ -281,9 +281,9 @@ def _at_once(reader: Any, pipe: Any) -> bool:
 
 
 def no_order_in_dividing(datapipe: Any, group: int, whom: str) -> str | None:
-    """Say what keeps several of ``whom`` from dividing the same items, if anything does.
+    """Return why several of ``whom`` could not divide the same items, or None.
 
-    ``datapipe`` ends what each of them runs; what is dealt to them is divided already.
+    ``datapipe`` ends what each of them runs; items that were dispatched are divided already.
     """
     for division in pipes_of(datapipe):
         if functional_name(division) != "sharding_filter" or not acts_for(division, group):
@@ -305,13 +305,16 @@ def _stands_in(pipe: Any) -> bool:
 
 
 class Reach:
-    """What lies above each pipe of a graph, up to its sources or to ``inlets``.
+    """What is above each pipe of a graph, up to its sources or to ``inlets``.
 
-    An inlet is a pipe that runs elsewhere: it is the last that is reached.
+    An inlet is a pipe that runs elsewhere: it is the last one that is reached.
+
+    A graph can be cut after a pipe only if no other pipe reads from above the cut: whatever
+    reads a pipe up there must be up there too. Otherwise the branches of one splitter, or the
+    readers of one source, would each get a pass of their own.
     """
 
-    # Sets of pipes are integers with a bit for each pipe, so that whole sets are
-    # joined and compared at once.
+    # A set of pipes is an integer with a bit for each pipe: joined and compared at once.
 
     def __init__(self, wiring: Wiring, inlets: Sequence[Any] = ()) -> None:
         self.wiring = wiring
@@ -333,7 +336,7 @@ class Reach:
         return bool(self._upto[id(pipe)] & self._bit[id(other)])
 
     def can_cut_after(self, pipe: Any) -> bool:
-        """Whether the items of a pipe can cross to another process, and all above it stay."""
+        """Whether a pipe and all above it can run in another process than the rest."""
         held_by_others = self._readers[id(pipe)] & ~self._upto[id(pipe)]
         return (
             is_iter_pipe(pipe)
@@ -354,7 +357,7 @@ class Reach:
             for pipe in self.wiring.pipes
             if not wanted & ~self._upto[id(pipe)] and self.can_cut_after(pipe)
         ]
-        # They lie one above the other: the way from any of ``pipes`` goes through them all.
+        # They are one above the other: the way from any of ``pipes`` goes through them all.
         return min(ends, key=lambda end: self._upto[id(end)].bit_count(), default=None)
 
     def _look_up(self, pipe: Any) -> None:

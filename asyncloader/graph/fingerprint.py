@@ -1,8 +1,8 @@
 """What a graph is made of, as plain data.
 
-This file is about telling whether two graphs are the same but for their data:
-classes, edges, settings and functions by name. Neither the data nor its length, nor
-how many workers or ranks there are, is part of it.
+This file is about ``fingerprint``, which tells whether two graphs are the same apart from
+their data: classes, edges, settings, and functions by name. Neither the data nor its length,
+nor the number of workers or ranks, is part of it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 def differences(before: Any, after: Any) -> list[str]:
-    """Return a sentence for each thing in which two fingerprints differ; none if they agree.
+    """Return a sentence for each difference of two fingerprints; an empty list if they agree.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> one, other = (fingerprint(IterableWrapper(range(3)).batch(size)) for size in (2, 3))
@@ -65,9 +65,9 @@ def differences(before: Any, after: Any) -> list[str]:
     ['batch_size of Batcher was 2 and is 3']
     """
     if not _is_fingerprint(before) or not _is_fingerprint(after):
-        return ["one of them is no fingerprint of a graph"]
+        return ["one of them is not a fingerprint of a graph"]
     if len(before) > len(after) + _MANY:
-        # To say which are gone would take long.
+        # To say which ones are gone would take long.
         return [f"it had {len(before)} pipes and has {len(after)}"]
     # Sources first, as one reads a graph; entries are numbered from the end.
     classes = [[entry["class"] for entry in reversed(graph)] for graph in (before, after)]
@@ -130,9 +130,9 @@ class _Settings:
 
 
 def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters a pipe was made with that it still holds, and if it shuffles."""
+    """Yield the constructor's parameters that the pipe still holds, and whether it shuffles."""
     for name in inspect.signature(type(pipe)).parameters:
-        # A pipe has fluent methods too, which a parameter may share its name with.
+        # A parameter may have the name of one of the pipe's fluent methods.
         held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
         held = held or [name] * hasattr(pipe, name)
         if held:
@@ -157,7 +157,7 @@ def _function(value: Any, settings: _Settings) -> Any:
 
 def _qualified(named: Any) -> str:
     module = home_of(named) or ""
-    # Which file of ours a pipe is in may change while states of it are kept.
+    # Our pipes may move to other files while users keep states of them.
     home = "asyncloader" if module.startswith("asyncloader.") else module
     return f"{home}.{named.__qualname__}" if home else str(named.__qualname__)
 

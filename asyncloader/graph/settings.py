@@ -39,7 +39,7 @@ def apply_sharding(
     """Tell every sharding pipe which shard of how many is its own; return the graph.
 
     One path may not be sharded twice for one group, which would lose items: that is a
-    RuntimeError, and then no pipe was told anything.
+    RuntimeError, and then no pipe is changed.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(apply_sharding(IterableWrapper(range(6)).sharding_filter().map(str), 3, 1))
@@ -57,7 +57,7 @@ def apply_sharding(
 
 
 def acts_for(pipe: Any, sharding_group: int) -> bool:
-    """Whether a sharding pipe shards for a group; one that names no group shards for all."""
+    """Whether a sharding pipe shards for a group; one without a group shards for all."""
     group = getattr(pipe, "sharding_group_filter", None)
     return group is None or group == sharding_group
 
@@ -83,9 +83,9 @@ def _takes_a_group(pipe: Any) -> bool:
 
 
 def apply_shuffle_settings(datapipe: Any, shuffle: bool | None = None) -> Any:
-    """Switch every shuffler of the graph on or off; None leaves them. Return the graph.
+    """Switch every shuffler of the graph on or off; None changes nothing. Return the graph.
 
-    To shuffle a graph without a shuffler, one is put at its end, with a warning.
+    To shuffle a graph without a shuffler, one is added at its end, with a warning.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(apply_shuffle_settings(IterableWrapper(range(3)).shuffle(), shuffle=False))
@@ -139,8 +139,8 @@ def set_datapipes_seed(
 ) -> None:
     """Give each of these pipes that takes a seed one, in this order.
 
-    Shared seeds are the same in every process that holds the generator; the others are
-    the worker's own.
+    Shared seeds are the same in every process that has the generator; the others are the
+    worker's own.
 
     >>> from asyncloader import SeedGenerator
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -151,7 +151,10 @@ def set_datapipes_seed(
     True
     """
     if is_pipe(datapipes):
-        raise TypeError("set_datapipes_seed takes a list of pipes; set_graph_random_seed, a graph")
+        raise TypeError(
+            "set_datapipes_seed takes a list of pipes, got one pipe; use set_graph_random_seed for"
+            " a graph"
+        )
     generator = seed_generator
     draw = generator.generate_shared_seed if distributed_shared else generator.generate_seed
     for pipe in datapipes:
@@ -162,8 +165,8 @@ def set_datapipes_seed(
 def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
     """Give every pipe of the graph that takes a seed one; return the graph.
 
-    What a sharding pipe reads from, however far, and the sharding pipe itself, get
-    shared seeds; the others get the worker's own. Both are drawn breadth-first.
+    A sharding pipe, and all pipes above it, get shared seeds; the others get the worker's
+    own. Both are drawn breadth-first.
 
     >>> from asyncloader import SeedGenerator
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -181,7 +184,7 @@ def set_graph_random_seed(datapipe: Any, seed_generator: SeedGenerator) -> Any:
 
 
 def seed_newcomers(datapipe: Any, known: Iterable[Any], seed_generator: SeedGenerator) -> None:
-    """Give seeds to the pipes that came into a graph after ``known``, unless they have one.
+    """Give seeds to the pipes that were added to a graph after ``known``, unless they have one.
 
     They are drawn as ``set_graph_random_seed`` would draw them.
 
@@ -203,7 +206,7 @@ def seed_newcomers(datapipe: Any, known: Iterable[Any], seed_generator: SeedGene
 
 
 def _has_no_seed(pipe: Any) -> bool:
-    """Whether nobody has set the seed of a pipe that tells it, as ours and torch's do."""
+    """Whether the seed of a pipe is not set, as far as the pipe says it; ours and torch's do."""
     return getattr(pipe, "_seed", "") is None
 
 
@@ -270,12 +273,12 @@ class SeedPlaces:
     places: tuple[int, ...]
 
     def bind(self, part: Any) -> PartSeeds:
-        """Find the pipes again in ``part``, or in a copy of it, before it is changed."""
+        """Find the pipes in ``part``, or in a copy of it, before that is changed."""
         random = _random_pipes(part)
         if len(random) != len(self.places):
             raise ValueError(
                 f"the graph has {len(random)} pipes that take a seed, not {len(self.places)}; bind"
-                " the seeds to a copy of the very graph they were noted for"
+                " the seeds to a copy of the graph that they were made for"
             )
         bound = zip(random, self.places, strict=True)
         return PartSeeds(tuple((pipe, place) for pipe, place in bound if place >= 0))
@@ -283,15 +286,14 @@ class SeedPlaces:
 
 @dataclass(frozen=True)
 class PartSeeds:
-    """Knows who takes which seed in a part of a graph, in the process that runs it."""
+    """Which pipe takes which seed in a part of a graph, in the process that runs it."""
 
     bound: tuple[tuple[Any, int], ...]
 
     def takers(self, datapipe: Any) -> Takers:
-        """Find who takes a seed in the part as it is now.
+        """Find the pipes that take a seed in the part as it is now.
 
-        Pipes that came into it later draw from the generator, as ``set_graph_random_seed``
-        would have them.
+        Pipes that were added later draw from the generator, as in ``set_graph_random_seed``.
         """
         known = {id(pipe) for pipe, _ in self.bound}
         agreed, own = shared_and_own(datapipe)
@@ -304,9 +306,9 @@ class PartSeeds:
 class Takers:
     """The pipes of a part that take a seed, as long as the part is not changed."""
 
-    #: With the places of their seeds among the shared ones.
+    #: Each with the place of its seed among the shared ones.
     bound: tuple[tuple[Any, int], ...]
-    #: Those that came into the part later, and draw from the shared or from the own stream.
+    #: Those that were added later, and draw shared seeds or the worker's own.
     late: list[Any]
     rest: list[Any]
 

@@ -72,7 +72,7 @@ BOX_HEIGHT, BOX_GAP = 30.0, 24.0
 #: Between two arrows that begin or end at the same box.
 PORT_GAP = 18.0
 
-#: Between two rows: more where an arrow leads far aside, lest it become too flat.
+#: Between two rows: more if an arrow goes far to the side, so that it is not too flat.
 ROW_GAP, WIDEST_ROW_GAP, ROW_GAP_SHARE = 30.0, 90.0, 0.1
 
 
@@ -173,7 +173,7 @@ def apart(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
 
 
 def _below_its_sources(spot: Spot, middles: Mapping[Spot, float]) -> float:
-    """Return where a spot is wanted: in line with what nobody else reads, or where it is."""
+    """Return where a spot is wanted: in line with sources that only it reads, or where it is."""
     is_only_reader = all(len(source.below) == 1 for source in spot.above)
     return _among(spot.above if spot.above and is_only_reader else [spot], middles)
 

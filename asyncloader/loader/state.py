@@ -362,7 +362,7 @@ class EpochSeeds:
     """The place in a loader's sequence of epochs.
 
     A seeded loader runs through a fixed sequence of epochs, each different. An unseeded one,
-    whose ``seed`` is None, draws every epoch anew.
+    whose ``seed`` is None, draws another seed for every epoch.
     """
 
     seed: int | None = None

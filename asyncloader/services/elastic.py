@@ -53,7 +53,7 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
         f" {_workers(run_with)}"
     )
     for part in cut_graph(datapipe).parts:
-        division = _division_of(part.end, clash)
+        division = _worker_division(part.end, clash)
         above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
         own = fitted.pop(_number(part.end), None)
         found = {number: fitted.pop(number) for number in list(fitted) if number in above}
@@ -83,7 +83,7 @@ def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
     """
     clash = f"the state was taken with {_workers(taken_with)}, and no other number can resume it"
     for part in parts:
-        _division_of(part.end, clash)
+        _worker_division(part.end, clash)
 
 
 def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
@@ -100,7 +100,7 @@ def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:
     return StreamPlace(starts, turns, DealStart(Mark(position, above), tuple(taken)))
 
 
-def _division_of(end: Any, clash: str) -> Any:
+def _worker_division(end: Any, clash: str) -> Any:
     """Return the pipe that divides a part's items, if only one-to-one pipes follow it."""
     wiring, pipe = Wiring(end), end
     is_dealt = any(map(_deals, breadth_first(end)))
@@ -109,7 +109,7 @@ def _division_of(end: Any, clash: str) -> Any:
         sources = wiring.sources(pipe)
         if len(sources) != 1 or not keeps_positions(pipe):
             raise SnapshotError(
-                f"{clash}: {_named(pipe)} yields other items for another number of workers."
+                f"{clash}: {_name_of(pipe)} yields other items for another number of workers."
                 " Run it in the loader's process (for a batch: across_workers=True), or put it"
                 " before the pipe that divides the items, or use as many workers as before"
             )
@@ -122,7 +122,7 @@ def _deals(pipe: Any) -> bool:
     return is_dispatch(pipe) or isinstance(pipe, FromDispatcher)
 
 
-def _named(pipe: Any) -> str:
+def _name_of(pipe: Any) -> str:
     is_ours = number_of(pipe) is not None
     return stage_name(pipe) if is_ours else f"{stage_name(pipe)}, which a reading service added,"
 
@@ -196,13 +196,13 @@ def regroup(
     counts = [place.items for place in places]
     if not any(counts):
         return RankPlace(0, {})
-    division = _division(datapipe, len(places), role)
-    position = whole_position(counts, _block(datapipe, division, taken_with))
+    division = _rank_division(datapipe, len(places), role)
+    position = whole_position(counts, _block_size(datapipe, division, taken_with))
     above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
     # The first rank's cursors are of its last item or earlier, so they are not after position.
     alone = refit(datapipe, places[0].cursors, taken_with=taken_with, run_with=0)
     whole = {number: cursor for number, cursor in alone.items() if number in above}
-    block = _block(datapipe, division, role.workers)
+    block = _block_size(datapipe, division, role.workers)
     items = [items_before(position, rank, role.ranks, block) for rank in range(role.ranks)]
     cursors = refit(datapipe, whole, taken_with=0, run_with=role.workers)
     return RankPlace(items[role.rank], cursors, items[role.rank] - min(items))
@@ -212,7 +212,8 @@ def divides_alike(datapipe: Any, workers: int, other: int) -> bool:
     """Whether each rank has the same items with one number of workers as with another."""
     divisions = [pipe for pipe in breadth_first(datapipe) if _divides_among_ranks(pipe)]
     return all(
-        _block(datapipe, each, workers) == _block(datapipe, each, other) for each in divisions
+        _block_size(datapipe, each, workers) == _block_size(datapipe, each, other)
+        for each in divisions
     )
 
 
@@ -233,15 +234,16 @@ def whole_position(counts: Sequence[int], block: int) -> int:
         advice = "the same number of items on every rank"
         if block > 1:
             advice += f", which is a multiple of the number of workers ({block})"
+        listed = ", ".join(map(str, counts))
         raise SnapshotError(
             "another number of ranks or workers can resume only where all ranks together yielded"
-            f" the first items and no later ones, but the states ({_listed(counts)} items, by rank)"
+            f" the first items and no later ones, but the states ({listed} items, by rank)"
             f" leave gaps; take the states after {advice}"
         )
     return position
 
 
-def _division(datapipe: Any, ranks: int, role: Role) -> Any:
+def _rank_division(datapipe: Any, ranks: int, role: Role) -> Any:
     """Return the pipe that divides the items among ranks, if only one-to-one pipes follow it."""
     if not any(map(_divides_among_ranks, breadth_first(datapipe))):
         raise SnapshotError(
@@ -263,7 +265,7 @@ def _division(datapipe: Any, ranks: int, role: Role) -> Any:
     )
 
 
-def _block(datapipe: Any, division: Any, workers: int) -> int:
+def _block_size(datapipe: Any, division: Any, workers: int) -> int:
     """Return how many items in a row are one rank's."""
     if not workers:
         return 1
@@ -295,7 +297,3 @@ def _divides_among_ranks(pipe: Any) -> bool:
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _listed(counts: Sequence[int]) -> str:
-    return ", ".join(map(str, counts))

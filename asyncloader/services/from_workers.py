@@ -284,7 +284,7 @@ def from_workers_form(
         },
         ("each worker has one turn", lambda cursor: _differ(cursor["turns"])),
         ("what was taken is what was taken of all workers", _adds_up),
-        ("the workers go on with what was dealt to them", partial(_is_dealt, dispatch)),
+        ("the workers resume with what was dispatched to them", partial(_is_dealt, dispatch)),
         may_have=may_have,
     )
     spread = fields({SPREAD: cursors, "deals": just(dispatch)})

@@ -17,7 +17,7 @@ import contextvars
 import functools
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from queue import SimpleQueue
@@ -53,61 +53,73 @@ BeingRead = Callable[[], contextlib.AbstractContextManager[None]]
 
 def rewired(end: Any, feed: Any, pending: PendingRequests, being_read: BeingRead) -> Any:
     """Change the pipes of a graph and return its end; LoaderError for one that cannot be used."""
-    rewiring = _Rewiring(pending)
-    for pipe in reversed(breadth_first(end)):
-        if pipe is not feed:
-            _check_has_one_source(pipe)
-            end = _with(end, pipe, rewiring.stage_for(pipe))
+    wants = Wants(pending.wants)
+    pipes = [pipe for pipe in reversed(breadth_first(end)) if pipe is not feed]
+    for pipe in pipes:
+        _check_has_one_source(pipe)
+    _check_batched_once(pipes)
+    for pipe in pipes:
+        stage = _stage_for(pipe, pending, wants)
+        if stage is not pipe:
+            # Stats and errors name the pipe that the user wrote.
+            take_number_of(stage, pipe)
+            stage.known_as = stage_name(pipe)
+            end = replaced(end, pipe, stage)
     return Results(end, pending, being_read)
 
 
-class _Rewiring:
-    """Finds what takes each pipe's place, from the feed down."""
-
-    def __init__(self, pending: PendingRequests) -> None:
-        self._pending = pending
-        self._wants = Wants(pending.wants)
-        self._is_batched = False
-
-    def stage_for(self, pipe: Any) -> Any:
-        """Return what takes a pipe's place; it may be the pipe itself, changed."""
-        if isinstance(pipe, Batcher):
-            return self._batcher(pipe)
-        if isinstance(pipe, ThreadMapper):
-            return ThreadStage(pipe, self._wants)
-        if can(pipe, "carry") and pipe.carry(
-            functools.partial(on_envelopes, pipe=pipe, wants=self._wants)
-        ):
-            return pipe
-        if isinstance(pipe, OneToOne) and _is_users(pipe):
-            _check_is_plain(pipe)
-            return OneByOne(pipe, self._wants)
+def _check_has_one_source(pipe: Any) -> None:
+    if is_splitter(pipe) or len(edges_of(pipe)) != 1:
         raise LoaderError(
-            f"{stage_name(pipe)} cannot follow a Feed: it does not make exactly one item of each"
-            " item, so requests would lose their answers. Use map, async_map, thread_map, collate"
-            " and batch(n, max_wait=...), or a pipe of your own that derives from OneToOne"
+            f"{stage_name(pipe)} cannot be used in a graph with a Feed: only a single chain of"
+            " pipes from the Feed to the end gives each request one answer"
         )
 
-    def _batcher(self, pipe: Batcher[Any]) -> RequestBatcher:
-        if pipe.max_wait is None:
-            raise LoaderError(
-                f"{stage_name(pipe)} follows a Feed, where it could wait for ever for a full"
-                f" batch; limit the wait: batch({pipe.batch_size}, max_wait=seconds)"
-            )
-        if pipe.drop_last:
-            raise LoaderError(
-                f"{stage_name(pipe)} follows a Feed, where drop_last would drop requests that wait"
-                " for an answer; leave drop_last out"
-            )
-        if self._is_batched:
-            raise LoaderError(
-                f"requests can be batched only once; remove {stage_name(pipe)}, the second batch"
-                " after the Feed"
-            )
-        self._is_batched = True
-        return RequestBatcher(
-            pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, self._pending
+
+def _check_batched_once(pipes: Sequence[Any]) -> None:
+    batchers = [pipe for pipe in pipes if isinstance(pipe, Batcher)]
+    if len(batchers) > 1:
+        raise LoaderError(
+            f"requests can be batched only once; remove {stage_name(batchers[1])}, the second"
+            " batch after the Feed"
         )
+
+
+def _stage_for(pipe: Any, pending: PendingRequests, wants: Wants) -> Any:
+    """Return what takes a pipe's place; it may be the pipe itself, changed."""
+    if isinstance(pipe, Batcher):
+        return _request_batcher(pipe, pending)
+    if isinstance(pipe, ThreadMapper):
+        return ThreadStage(pipe, wants)
+    if can(pipe, "carry") and pipe.carry(functools.partial(on_envelopes, pipe=pipe, wants=wants)):
+        return pipe
+    if isinstance(pipe, OneToOne) and not type(pipe).__module__.startswith("asyncloader."):
+        if is_async_pipe(pipe):
+            raise LoaderError(
+                f"{stage_name(pipe)} cannot follow a Feed, because it has an __aiter__: each"
+                " request would wait for the one before it; await in a function for async_map"
+                " instead"
+            )
+        return OneByOne(pipe, wants)
+    raise LoaderError(
+        f"{stage_name(pipe)} cannot follow a Feed: it does not make exactly one item of each"
+        " item, so requests would lose their answers. Use map, async_map, thread_map, collate"
+        " and batch(n, max_wait=...), or a pipe of your own that derives from OneToOne"
+    )
+
+
+def _request_batcher(pipe: Batcher[Any], pending: PendingRequests) -> RequestBatcher:
+    if pipe.max_wait is None:
+        raise LoaderError(
+            f"{stage_name(pipe)} follows a Feed, where it could wait for ever for a full"
+            f" batch; limit the wait: batch({pipe.batch_size}, max_wait=seconds)"
+        )
+    if pipe.drop_last:
+        raise LoaderError(
+            f"{stage_name(pipe)} follows a Feed, where drop_last would drop requests that wait"
+            " for an answer; leave drop_last out"
+        )
+    return RequestBatcher(pipe.source, pipe.batch_size, pipe.max_wait, pipe.wrapper_class, pending)
 
 
 class Results(IterDataPipe[FedItem | FedBatch]):
@@ -142,35 +154,6 @@ class ResultsPass(Pass[FedItem | FedBatch]):
                 async for envelope in envelopes:
                     yield unanswered(envelope, pipe.pending, loop)
                     del envelope
-
-
-def _with(end: Any, pipe: Any, stage: Any) -> Any:
-    if stage is pipe:
-        return end
-    # Stats and errors name the pipe that the user wrote.
-    take_number_of(stage, pipe)
-    stage.known_as = stage_name(pipe)
-    return replaced(end, pipe, stage)
-
-
-def _check_has_one_source(pipe: Any) -> None:
-    if is_splitter(pipe) or len(edges_of(pipe)) != 1:
-        raise LoaderError(
-            f"{stage_name(pipe)} cannot be used in a graph with a Feed: only a single chain of"
-            " pipes from the Feed to the end gives each request one answer"
-        )
-
-
-def _check_is_plain(pipe: OneToOne) -> None:
-    if is_async_pipe(pipe):
-        raise LoaderError(
-            f"{stage_name(pipe)} cannot follow a Feed, because it has an __aiter__: each request"
-            " would wait for the one before it; await in a function for async_map instead"
-        )
-
-
-def _is_users(pipe: Any) -> bool:
-    return not type(pipe).__module__.startswith("asyncloader.")
 
 
 class RequestBatcher(IterDataPipe[Envelope]):
@@ -409,7 +392,7 @@ def _work(function: Callable[[Any], Any], jobs: Jobs) -> None:
 def _run(future: Future[Any], function: Callable[[Any], Any], item: Any) -> None:
     try:
         result = function(item)
-    except BaseException as error:  # noqa: BLE001 - whoever awaits raises it
+    except BaseException as error:  # noqa: BLE001 - the task that awaits raises it
         future.set_exception(error)
     else:
         future.set_result(result)
@@ -432,45 +415,33 @@ def _any_key(key: Key) -> bool:
     return True
 
 
-def on_envelopes(apply: Callable[[Any], Any], pipe: Any, wants: Wants) -> EnvelopeFunction:
-    """Return a function of envelopes that applies a pipe's function of items."""
-    return (AsyncEnvelopeFunction if is_async(apply) else EnvelopeFunction)(apply, pipe, wants)
-
-
-class EnvelopeFunction:
-    """Applies a pipe's function to the items in envelopes.
+def on_envelopes(apply: Callable[[Any], Any], pipe: Any, wants: Wants) -> Callable[[Any], Any]:
+    """Return a function that applies a pipe's function to the items in envelopes.
 
     An envelope with an error, or one that nobody waits for, passes unchanged.
     """
 
-    def __init__(self, apply: Callable[[Any], Any], pipe: Any, wants: Wants) -> None:
-        self._apply = apply
-        self._pipe = pipe
-        self._wants = wants
-
-    def __call__(self, envelope: Envelope) -> Any:
-        if not self._wants(envelope):
+    def applied(envelope: Envelope) -> Envelope:
+        if not wants(envelope):
             return envelope
         try:
-            result = self._apply(envelope.item)
+            result = apply(envelope.item)
             if result.__class__ is CoroutineType:
-                raise unawaited(self._pipe, result)
+                raise unawaited(pipe, result)
         except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
-            return envelope.failed(failure_in(self._pipe, error))
+            return envelope.failed(failure_in(pipe, error))
         return envelope.with_item(result)
 
-
-class AsyncEnvelopeFunction(EnvelopeFunction):
-    """Applies a pipe's async function to the items in envelopes."""
-
-    async def __call__(self, envelope: Envelope) -> Any:
-        if not self._wants(envelope):
+    async def applied_async(envelope: Envelope) -> Envelope:
+        if not wants(envelope):
             return envelope
         try:
-            result = await self._apply(envelope.item)
+            result = await apply(envelope.item)
         except BaseException as error:  # noqa: BLE001 - user code ran; its request gets the error
-            return envelope.failed(failure_in(self._pipe, error))
+            return envelope.failed(failure_in(pipe, error))
         return envelope.with_item(result)
+
+    return applied_async if is_async(apply) else applied
 
 
 def failure_in(pipe: Any, error: BaseException) -> BaseException | bytes:

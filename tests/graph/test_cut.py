@@ -303,9 +303,9 @@ def test_two_feeds_meet_at_the_loader() -> None:
 
 
 def test_a_feed_and_a_dispatch_on_one_path_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"Live\(\) lives with the loader"):
+    with pytest.raises(ValueError, match=r"Live\(\) runs in the loader"):
         cut_graph(dealt(Live()).map(str))
-    with pytest.raises(ValueError, match="take the dispatching pipe"):
+    with pytest.raises(ValueError, match="remove the dispatching pipe"):
         cut_graph(Live().zip(dealt(source()).zip(Live())).map(str))
 
 

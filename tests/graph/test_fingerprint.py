@@ -154,7 +154,7 @@ def test_differing_edges_are_named() -> None:
 )
 def test_what_is_no_fingerprint_is_told_so(hostile: Any) -> None:
     assert differences(hostile, fingerprint(a_graph())) == [
-        "one of them is no fingerprint of a graph"
+        "one of them is not a fingerprint of a graph"
     ]
 
 

@@ -212,7 +212,7 @@ def test_torchs_own_way_of_seeding_gives_a_chain_the_same_seeds() -> None:
 
 
 def test_seeds_are_for_a_list_of_pipes() -> None:
-    with pytest.raises(TypeError, match="takes a list of pipes; set_graph_random_seed, a graph"):
+    with pytest.raises(TypeError, match="takes a list of pipes, got one pipe"):
         set_datapipes_seed(IterableWrapper([1]), SeedGenerator(1), True)
 
 

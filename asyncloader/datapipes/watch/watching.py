@@ -295,7 +295,7 @@ class Sampler:
         for looked in self._looked:
             self.forget(looked)
 
-    def start_anew(self) -> None:
+    def forget_parent(self) -> None:
         """Forget the threads of the parent, in a forked child."""
         if sys.getswitchinterval() == self._eager_interval:
             _set_switch_interval(self._usual_interval)
@@ -375,7 +375,7 @@ at_exit(SAMPLER.close)
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=SAMPLER.start_anew)
+    os.register_at_fork(after_in_child=SAMPLER.forget_parent)
 
 #: The number of items of a pipe that does not count them.
 UNCOUNTED = -1

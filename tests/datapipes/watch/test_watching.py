@@ -176,6 +176,6 @@ def test_a_forked_child_has_the_switch_interval_that_was_there_before_the_look(i
     looks = Sampler()
     with looks._eagerly():
         assert sys.getswitchinterval() <= 0.0002
-        looks.start_anew()
+        looks.forget_parent()
         assert sys.getswitchinterval() == interval
     assert sys.getswitchinterval() == interval
