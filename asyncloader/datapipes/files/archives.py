@@ -194,8 +194,8 @@ def member_path(archive: str, name: str, refusal: type[Exception]) -> str:
             steps.append(step)
     if not steps or "\0" in name:
         raise refusal(
-            f"{archive}: its member {name!r} is not named below the archive; pack the archive"
-            " without it, or leave the archive out by on_error"
+            f"{archive}: its member {name!r} has no path inside the archive; pack the archive"
+            ' again without it, or skip the archive with on_error="skip"'
         )
     # What is before a member may be a URL, in which "//" means something.
     folder = archive if "://" in archive else os.path.normpath(archive)
@@ -292,7 +292,7 @@ class TarArchive(Archive):
         last = -1
         while (info := self._next()) is not None:
             if info.offset <= last or info.size < 0:
-                raise tarfile.ReadError(f"{self.path}: its members lead back to one another")
+                raise tarfile.ReadError(f"{self.path}: its members point back to one another")
             last = info.offset
             self.meter.add_member(info.name, info.size)
             yield info
@@ -370,7 +370,7 @@ class TarStream(io.BufferedReader):
 
     def _opened(self) -> TarArchive:
         if self._is_left or self.closed:
-            raise ValueError(f"{self._path} is closed; ask for its members before")
+            raise ValueError(f"{self._path} is closed; ask for its members before you close it")
         if self._archive is None:
             self._archive = TarArchive(self._path, self.raw, "", self._limits)
             self._rest = self._archive.members()
@@ -391,8 +391,8 @@ class StrictTarInfo(tarfile.TarInfo):
         assert isinstance(tar, StrictTarFile)
         if tar.open_headers == MAX_HEADERS:
             raise tarfile.ReadError(
-                f"more than {MAX_HEADERS} headers for the member at byte {tar.offset},"
-                " which no tar has"
+                f"the member at byte {tar.offset} has more than {MAX_HEADERS} headers:"
+                " the tar is damaged or hostile"
             )
         tar.open_headers += 1
         try:
@@ -401,7 +401,7 @@ class StrictTarInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"no tar header at byte {tar.offset}: {error}") from None
         except IndexError:
             # The parts that follow the header of a sparse file are missing.
-            raise tarfile.ReadError(f"no whole tar header at byte {tar.offset}") from None
+            raise tarfile.ReadError(f"the tar header at byte {tar.offset} is incomplete") from None
         finally:
             tar.open_headers -= 1
 
@@ -444,11 +444,12 @@ class TarInput:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes, which no tar has")
+            raise tarfile.ReadError(f"a header has {size} bytes: the tar is damaged or hostile")
         self._room -= size
         if self._room < 0:
             raise tarfile.ReadError(
-                f"a member's headers have more than {MAX_HEADER_BYTES} bytes, which no tar has"
+                f"a member's headers have more than {MAX_HEADER_BYTES} bytes: the tar is damaged or"
+                " hostile"
             )
         return self._read(size)
 

@@ -91,7 +91,9 @@ class Unpacker(Applier[PathAndStream]):
             source, meter = packed_stream(path, stream, self.limits)
             kind = self.kind_of(path, source)
             if kind and not source.peek(1):
-                raise RuntimeError(f"{path} is empty, which no compressed file is; was it cut off?")
+                raise RuntimeError(
+                    f"{path} is empty, and so it is no compressed file; was it cut off?"
+                )
             unpacked = unpacked_stream(source, kind, meter) if kind else source
             if self.is_tar(path):
                 unpacked = TarStream(path, unpacked, self.limits)
@@ -161,8 +163,8 @@ class Decompressor(Unpacker):
         found = compression_of(source)
         if not found and self.file_type is None and ending not in _ENDINGS:
             raise RuntimeError(
-                f"{path} is not compressed in a way that decompress knows, by its name or by"
-                " how it begins; say what it is with file_type=…"
+                f"decompress does not know the compression of {path}, by its name or by its first"
+                " bytes; pass it as file_type=…"
             )
         return found
 

@@ -146,7 +146,7 @@ def any_match(masks: str | list[str], *names: str) -> bool:
 def said_length(pipe: object, length: int) -> int:
     """Return the length a pipe was said to have; TypeError where none was said."""
     if length < 0:
-        raise TypeError(f"{type(pipe).__name__} knows no length; say it with length=…")
+        raise TypeError(f"{type(pipe).__name__} has no known length; pass it as length=…")
     return length
 
 
@@ -230,7 +230,9 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
         if "b" in mode and encoding is not None:
-            raise ValueError(f"mode={mode!r} reads bytes, which have no encoding={encoding!r}")
+            raise ValueError(
+                f"mode={mode!r} reads bytes; leave encoding={encoding!r} out, or open as text"
+            )
         self.source = iterable_source([datapipe] if isinstance(datapipe, str) else datapipe)
         self.mode = mode
         self.encoding = None if encoding is None else checked_encoding(encoding)
@@ -455,7 +457,7 @@ def path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
     """Return where to save what has a name, as a user's function says."""
     path = answer_of(pipe, path_of, name)
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{pipe!r} saves under paths, got {type(path).__name__}")
+        raise TypeError(f"{pipe!r} needs a path to save to, got {type(path).__name__}")
     return os.fspath(path)
 
 

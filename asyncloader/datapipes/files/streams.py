@@ -121,8 +121,8 @@ class ByteStream(io.RawIOBase):
         piece = self._stream.read(len(buffer))
         if not isinstance(piece, bytes | bytearray | memoryview):
             raise TypeError(
-                f"{self.name} was opened as text ({_kind(piece)}); open it for its bytes,"
-                ' with mode="b"'
+                f"{self.name} was opened as text ({_kind(piece)}); open it in"
+                ' binary mode, with mode="b"'
             )
         buffer[: len(piece)] = piece
         if not self._can_seek:

@@ -46,7 +46,7 @@ MAX_LINE_BYTES = 2**28
 
 _MARK = "\ufeff"
 
-_ADVICE = 'say what it is with encoding=…, or errors="replace" or "ignore"'
+_ADVICE = 'pass its encoding as encoding=…, or errors="replace" or "ignore"'
 
 #: What to do about streams that decode what they read themselves, or should.
 OPENING = "open the file with its encoding, as in open_files(encoding=…)"
@@ -236,7 +236,7 @@ def line_too_long(path: str, line: int, max_line_bytes: float, what: str = "") -
 
 def undecodable(error: UnicodeDecodeError, advice: str = _ADVICE) -> str:
     """Say what cannot be decoded, and what to do, without showing any of it."""
-    return f"byte {error.start + 1} is no {error.encoding} ({error.reason}); {advice}"
+    return f"byte {error.start + 1} is not valid {error.encoding} ({error.reason}); {advice}"
 
 
 def keeps_line_breaks(encoding: str) -> bool:
@@ -292,7 +292,9 @@ def lines_decoded(
     except UnicodeError as error:
         # Where a byte order mark is missing, some Pythons give no reason apart.
         reason = getattr(error, "reason", error)
-        raise ValueError(f"{path}, line {number}: no {encoding} ({reason}); {_ADVICE}") from None
+        raise ValueError(
+            f"{path}, line {number}: not valid {encoding} ({reason}); {_ADVICE}"
+        ) from None
     if last := "".join(begun):
         yield last
 

@@ -17,7 +17,7 @@ import re
 import time
 import urllib.request
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from datetime import UTC
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -104,13 +104,16 @@ class Client:
         """Return a whole body."""
         response = await self.answer(url, {})
         try:
-            return await whole_body(self._pieces(url, response, max_bytes), shown(url), max_bytes)
+            async with contextlib.aclosing(self._pieces(url, response, max_bytes)) as pieces:
+                return await whole_body(pieces, shown(url), max_bytes)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, url)
         finally:
             response.release()
 
-    async def _pieces(self, url: str, response: Any, max_bytes: float) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, url: str, response: Any, max_bytes: float
+    ) -> AsyncGenerator[bytes, None]:
         decoding, sent = self.decoding_of(url, response), 0
         while not response.content.at_eof():
             came = await response.content.readany()
@@ -393,7 +396,7 @@ def _described(error: Exception) -> str:
     # Before aiohttp 3.10 both were the same.
     other_scheme = getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)
     if isinstance(error, aiohttp.InvalidURL | other_scheme):
-        return "this is no URL of HTTP, which begins with http:// or https:// and names a server"
+        return "this is no URL of HTTP: it must begin with http:// or https:// and name a server"
     # Before aiohttp 3.10 a connection that is not accepted was the same.
     if isinstance(error, getattr(aiohttp, "SocketTimeoutError", aiohttp.ServerTimeoutError)):
         return f"the server sent nothing for {SILENCE_SECONDS:g} s"
@@ -412,7 +415,7 @@ def shown(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "a URL that cannot be taken apart"
+        return "an invalid URL"
     if not parts.netloc:
         # What was meant for a server and its user may be in the path then.
         return parts.path.rpartition("@")[2] or "a URL without a server"

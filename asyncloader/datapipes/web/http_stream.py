@@ -289,14 +289,14 @@ class HttpBody:
 
     async def _asked_for_rest(self) -> Any:
         if not self._has_parts:
-            raise self._cut("it cannot be asked for from there on")
+            raise self._cut("the server cannot send the rest")
         headers = {"Range": f"bytes={self.place}-"}
         if self._version:
             headers["If-Range"] = self._version
         response = await self._client.answer(self.url, headers)
         if not self._goes_on(response):
             response.close()
-            raise self._cut(f"the server does not go on from there (it answered {response.status})")
+            raise self._cut(f"the server did not send the rest (it answered {response.status})")
         return response
 
     def _goes_on(self, response: Any) -> bool:

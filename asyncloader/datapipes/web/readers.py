@@ -98,9 +98,11 @@ class HttpReader(AsyncMapper[Any]):
         **request_settings: Any,
     ) -> None:
         if skip_on_error and on_error != "raise":
-            raise ValueError('skip_on_error=True is on_error="skip"; give one of the two')
+            raise ValueError('skip_on_error=True means on_error="skip"; give one of the two')
         if stream and as_bytes:
-            raise ValueError("stream=True and as_bytes=True are two forms; give one of the two")
+            raise ValueError(
+                "stream=True and as_bytes=True exclude each other; give one of the two"
+            )
         self.skip_on_error = skip_on_error
         self.max_redirects = checked_count("max_redirects", max_redirects, at_least=0)
         self.max_bytes = _limit_of(max_bytes, stream)
@@ -216,7 +218,7 @@ def check_request_settings(settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if name not in _CHECKS:
             raise TypeError(
-                f"{name!r} is no setting of a request; there are {', '.join(sorted(_CHECKS))}"
+                f"a request has no setting {name!r}; it has {', '.join(sorted(_CHECKS))}"
             )
         if value is not None:
             _CHECKS[name](name, value)
@@ -287,7 +289,7 @@ def _auth(name: str, value: Any) -> None:
     is_right = is_pair or (hasattr(value, "encode") and not isinstance(value, str))
     _check(is_right, name, "a tuple of user and password, or aiohttp's BasicAuth", value)
     if is_pair and ":" in value[0]:
-        raise ValueError(f"{name} must have a user without a colon, where the password begins")
+        raise ValueError(f"{name} must have no colon in the user: the password begins there")
 
 
 def _proxy(name: str, value: Any) -> None:
@@ -370,8 +372,8 @@ class ObjectStoreReader(AsyncMapper[Any]):
     ) -> None:
         if store_settings and not isinstance(store, str):
             raise TypeError(
-                f"{', '.join(store_settings)}: settings go with the URL of a store, and store is"
-                f" a {type(store).__name__}"
+                f"{', '.join(store_settings)}: settings can only be given with the URL of a store,"
+                f" and store is a {type(store).__name__}"
             )
         if not (isinstance(store, str) or callable(store) or hasattr(store, "get_async")):
             raise TypeError(
@@ -464,6 +466,6 @@ async def whole_body(chunks: AsyncIterable[Any], name: str, max_bytes: float) ->
 def too_large(name: str, max_bytes: float) -> ResourceExhausted:
     """Return the error for a body that has more bytes than it may."""
     return ResourceExhausted(
-        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes if"
-        " it may be as large"
+        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes to"
+        " allow it"
     )
