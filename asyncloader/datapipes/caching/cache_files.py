@@ -1,7 +1,7 @@
 """The files of a cache on disk.
 
 This file is about ``CacheEntry``: the files that an entry consists of, whether they are there, and
-how they are made so that nobody ever finds a half of them; and about ``FileLock``, by which one of
+how they are made so that no reader ever finds half of them; and about ``FileLock``, by which one of
 all the processes and threads that want the same entry makes it, and the others wait.
 
 An entry is named by a path. Mostly that is its only file. An entry of other files, or of none, has
@@ -93,7 +93,7 @@ class CacheEntry:
         """Write the data of (path, data) pairs to their paths; return those, in order.
 
         All files appear together, when the last is complete. After an error there are
-        the files that were there before. Whoever calls this holds the entry's lock.
+        the files that were there before. The caller holds the entry's lock.
 
         Where something was left out the files appear as well, but are not the whole entry.
         """
@@ -131,7 +131,7 @@ class CacheEntry:
                 file.write(piece)
 
     def _publish(self, partials: Mapping[str, str], *, is_whole: bool) -> None:
-        # A list is there before its files, and gone before a file that needs none: whoever
+        # A list is there before its files, and gone before a file that needs none: a reader that
         # looks in between finds no entry.
         if list(partials) == [self.path] or not is_whole:
             with contextlib.suppress(FileNotFoundError):
@@ -154,7 +154,7 @@ class CacheEntry:
         os.replace(partial, path)
 
     def _partial(self, path: str) -> str:
-        # Always the same, so that whoever takes over writes over what a crash has left;
+        # Always the same, so that the next process writes over what a crash has left;
         # and another for every entry, as only the entry's lock keeps others away.
         entry = hashlib.sha256(os.fsencode(os.path.abspath(self.path))).hexdigest()[:8]
         return f"{path}.{entry}{PARTIAL_SUFFIX}"
@@ -191,8 +191,8 @@ class FileLock:
     """The right to make a file, held from ``acquire`` to ``close``.
 
     It is a lock on a file beside the one that is to be made. The kernel drops the lock with the
-    process that holds it, so that whoever waits takes over at once. Nobody trusts what such a
-    file says, or that there is one.
+    process that holds it, so that a waiting process takes over at once. What such a file says,
+    and that there is one, means nothing.
     """
 
     def __init__(self, path: str, fd: int) -> None:
@@ -201,9 +201,9 @@ class FileLock:
 
     @classmethod
     def acquire(cls, target: str, timeout: float) -> FileLock:
-        """Wait until nobody else may make a file, and lock it for others.
+        """Wait until no other process makes the file, and lock it.
 
-        TimeoutError after ``timeout`` seconds. Whoever gets it looks first whether the
+        TimeoutError after ``timeout`` seconds. The caller then checks first whether the
         file was made meanwhile.
         """
         path = target + LOCK_SUFFIX
@@ -326,7 +326,7 @@ def _give_up(path: str, fd: int) -> None:
 
 
 def _sign(fd: int) -> None:
-    """Note who holds the lock, for the message to those who wait in vain."""
+    """Write down which process holds the lock, for the error of those that wait too long."""
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -179,10 +179,10 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
 
 
 class DiskCachePass(LaggingPass[str]):
-    """One pass: how many entries were handed out whole, and how many paths they had.
+    """One pass: how many entries were yielded to their end, and how many paths they had.
 
-    It is ahead of that in its source while entries are being made. To go on within an
-    entry, that entry is looked up once more.
+    Its source is further ahead while entries are being made. To resume within an entry,
+    that entry is looked up again.
     """
 
     def __init__(self, pipe: EndOnDiskCacheHolder) -> None:

@@ -59,7 +59,7 @@ class ArchiveLoader(TolerantExpander[PathAndStream]):
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.length = checked_length(length)
         self.limits = limits
-        # A pipe has what it was told under the names of its keywords.
+        # A pipe keeps its settings under the names of its keywords: a fingerprint looks there.
         vars(self).update(vars(limits))
 
     def __len__(self) -> int:
@@ -79,9 +79,9 @@ class ArchiveLoader(TolerantExpander[PathAndStream]):
 
 
 class Archive:
-    """An archive that is open: its stream, which is closed when nobody holds it any more.
+    """An open archive: its stream, which is closed when nothing uses it any more.
 
-    Who opens an archive holds it, and so does every member that is open. ``lock`` is
+    The code that opened the archive uses it, and so does every open member. ``lock`` is
     taken for every step in the stream, which the members share.
     """
 
@@ -113,9 +113,9 @@ class Archive:
         return io.BufferedReader(member, BUFFER_BYTES)
 
     def keep_latest(self) -> None:
-        """Hold what is left of the member opened last, if somebody has it still.
+        """Read the rest of the member opened last into memory, if it is still in use.
 
-        To be called before the stream goes on, where it cannot go back.
+        Call this before reading on, where the stream cannot seek back.
         """
         latest = self._latest()
         if latest is not None:
@@ -151,7 +151,7 @@ class Member(Counted):
         return place
 
     def keep(self) -> None:
-        """Hold what is left in memory: the archive is going on."""
+        """Read the rest into memory, before the archive is read on."""
         with self._lock:
             if not self.closed:
                 place = self.tell()
@@ -184,7 +184,7 @@ def member_path(archive: str, name: str, refusal: type[Exception]) -> str:
 
     The name never leads out of the archive: it is taken as relative, and ``..`` goes no
     further up than to the archive itself. A name that leads to the archive itself, or has a
-    NUL, is a ``refusal``: whoever saves such a file would overwrite the archive.
+    NUL, is a ``refusal``: saving such a file would overwrite the archive.
     """
     steps: list[str] = []
     for step in name.replace("\\", "/").split("/"):
@@ -317,7 +317,7 @@ class TarArchive(Archive):
 class TarStream(io.BufferedReader):
     """The bytes of a tar, of which one can also ask for the members, as of a ``TarFile``.
 
-    Whoever begins with one of the two goes on with it: both read the same stream.
+    Use only one of the two: both read the same stream.
     """
 
     def __init__(self, path: str, stream: io.BufferedReader, limits: Limits) -> None:
@@ -551,7 +551,7 @@ def _at_once(info: zipfile.ZipInfo) -> int:
 
 
 class LimitedZipFile(zipfile.ZipFile):
-    """A zip whose directory is read only as far as it is not too long."""
+    """A zip whose directory may have only so many members."""
 
     def __init__(self, stream: io.BufferedReader, meter: Meter) -> None:
         self._members = _Directory(meter)
@@ -564,7 +564,7 @@ class LimitedZipFile(zipfile.ZipFile):
 
     @filelist.setter
     def filelist(self, members: list[zipfile.ZipInfo]) -> None:
-        # It starts with none, and goes on to append them.
+        # It starts with an empty list, and appends to it later.
         self._members[:] = members
 
 

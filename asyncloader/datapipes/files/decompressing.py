@@ -78,7 +78,7 @@ class Unpacker(Applier[PathAndStream]):
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.limits = limits
-        # A pipe has what it was told under the names of its keywords.
+        # A pipe keeps its settings under the names of its keywords: a fingerprint looks there.
         vars(self).update(vars(limits))
 
     def function(self) -> Callable[[Any], PathAndStream]:
@@ -101,7 +101,7 @@ class Unpacker(Applier[PathAndStream]):
         return self.path_of(path), unpacked
 
     def kind_of(self, path: str, source: io.BufferedReader) -> str:
-        """Return what a stream is packed with, or "" for what comes out as it is."""
+        """Return the compression of a stream, or "" if it is not compressed."""
         raise NotImplementedError
 
     def is_tar(self, path: str) -> bool:
@@ -117,7 +117,7 @@ class Unpacker(Applier[PathAndStream]):
 class Decompressor(Unpacker):
     """Yield ``(path, stream)`` with the stream of the decompressed bytes.
 
-    What a file is packed with is told by its name's ending, or else by how it begins,
+    The compression is found by the ending of the file's name, or else by its first bytes,
     unless ``file_type`` says it (``"gzip"``, ``"lzma"``, ``"bz2"``, ``"tar"``, ``"zip"``).
     Tars come out without a compression around them and zips as they are, for
     load_from_tar and load_from_zip. The stream of a tar, by its name or ``file_type``, has

@@ -182,7 +182,9 @@ def test_what_is_not_compressed_is_an_error() -> None:
 
 @every_ending
 def test_an_empty_file_is_not_compressed(ending: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"^x\{ending} is empty, and so it is no compressed file"):
+    with pytest.raises(
+        RuntimeError, match=rf"^x\{ending} is empty, and so it is no compressed file"
+    ):
         alone(b"", f"x{ending}")
     ((_, stream),) = Decompressor([("x.tar", io.BytesIO())])
     assert stream.read() == b"", "what is no archive is for the pipe that reads archives"
