@@ -70,14 +70,14 @@ def zip_with(name: str) -> bytes:
 @pytest.mark.parametrize("name", NAMELESS)
 def test_n18_a_member_of_a_tar_that_names_no_file_is_refused(name: str, form: int) -> None:
     tars = TarArchiveLoader([("d/x.tar", io.BytesIO(tar_with(name, form)))])
-    with pytest.raises(tarfile.ReadError, match=r"^d/x.tar: its member '.*' is not named below"):
+    with pytest.raises(tarfile.ReadError, match=r"^d/x.tar: its member '.*' has no path inside"):
         list(tars)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMELESS if not name.endswith("/")])
 def test_n18_a_member_of_a_zip_that_names_no_file_is_refused(name: str) -> None:
     zips = ZipArchiveLoader([("d/x.zip", io.BytesIO(zip_with(name)))])
-    with pytest.raises(zipfile.BadZipFile, match=r"^d/x.zip: its member '.*' is not named below"):
+    with pytest.raises(zipfile.BadZipFile, match=r"^d/x.zip: its member '.*' has no path inside"):
         list(zips)
 
 
@@ -143,7 +143,9 @@ def seeking_or_not(content: bytes) -> Iterator[io.IOBase]:
 def test_n19_many_headers_for_one_member_are_an_error(kind: bytes, count: int) -> None:
     content = HEADERS[kind] * count + packed_tar({"1": b"abc"})
     for stream in seeking_or_not(content):
-        with pytest.raises(tarfile.ReadError, match=r"^d/x.tar: more than 32 headers"):
+        with pytest.raises(
+            tarfile.ReadError, match=r"^d/x.tar: the member at byte .* has more than 32 headers"
+        ):
             list(TarArchiveLoader([("d/x.tar", stream)]))
 
 
@@ -158,7 +160,9 @@ def test_n19_some_headers_for_each_of_many_members_are_read(kind: bytes) -> None
 def test_n19_headers_of_all_kinds_in_turn_are_an_error() -> None:
     kinds = [random.Random(1).choice(list(HEADERS.values())) for _ in range(3000)]
     content = b"".join(kinds) + packed_tar({"1": b"abc"})
-    with pytest.raises(tarfile.ReadError, match=r"^x.tar: more than 32 headers"):
+    with pytest.raises(
+        tarfile.ReadError, match=r"^x.tar: the member at byte .* has more than 32 headers"
+    ):
         list(TarArchiveLoader([("x.tar", io.BytesIO(content))]))
 
 
@@ -191,7 +195,7 @@ def test_n19_many_holes_are_an_error() -> None:
 
 
 def test_n19_holes_that_are_cut_off_are_an_error() -> None:
-    with pytest.raises(tarfile.ReadError, match=r"^x.tar: no whole tar header at byte 0"):
+    with pytest.raises(tarfile.ReadError, match=r"^x.tar: the tar header at byte 0"):
         list(TarArchiveLoader([("x.tar", io.BytesIO(sparse_header()))]))
 
 

@@ -9,14 +9,23 @@ item only where its files are not there yet, and only by one process:
 
 from __future__ import annotations
 
+import functools
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
-from asyncloader.datapipes.caching.entry_maker import EntryMaker
-from asyncloader.datapipes.caching.recipe import Beginning, Ending, Recipe
+from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules, FileLock
+from asyncloader.datapipes.calls.ahead_pass import NOTHING_AHEAD, Ahead
+from asyncloader.datapipes.calls.keeper import keeper_at, keeping
 from asyncloader.datapipes.files.local import checked_hashes
+from asyncloader.datapipes.files.streams import pair_in
 from asyncloader.datapipes.going_on.forms import Form
+from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
 from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.arguments import (
@@ -24,15 +33,21 @@ from asyncloader.datapipes.pipe.arguments import (
     checked_wait,
     iterable_source,
 )
-from asyncloader.datapipes.pipe.base import functional_datapipe
-from asyncloader.datapipes.pipe.function import plain_function
-from asyncloader.datapipes.pipe.run import Run
+from asyncloader.datapipes.pipe.base import DataPipe, IterDataPipe, functional_datapipe
+from asyncloader.datapipes.pipe.edges import edges_of
+from asyncloader.datapipes.pipe.function import blame, plain_function
+from asyncloader.datapipes.pipe.omissions import listening_for_omissions
+from asyncloader.datapipes.pipe.run import Run, waits
+from asyncloader.datapipes.running.home import present_waiter
+from asyncloader.datapipes.running.makers import Makers, Making, some_home
+from asyncloader.strange_errors import note
+from asyncloader.waiting import ThreadWaiter
 
 _HASHES = ("sha256", "md5")
 
 
 @functional_datapipe("on_disk_cache")
-class OnDiskCacheHolder(Beginning):
+class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begin what is done only for items that are not in a cache on disk.
 
     ``filepath_fn(item)`` is the path of an item's file; without it the item itself is.
@@ -79,9 +94,25 @@ class OnDiskCacheHolder(Beginning):
         self.hash_type = hash_type
         self.extra_check_fn = _plain_function("extra_check_fn", extra_check_fn)
 
+    def __iter__(self) -> Iterator[Any]:
+        yield self._item()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        yield self._item()
+
+    def _item(self) -> Any:
+        """Return the one item for which the pipes up to ``end_caching`` are run."""
+        items = _ITEMS.get({})
+        if id(self) not in items:
+            raise RuntimeError(
+                f"{stage_name(self)} cannot be iterated without its end_caching(): call"
+                " end_caching() on the graph, and iterate that"
+            )
+        return items[id(self)]
+
 
 @functional_datapipe("end_caching")
-class EndOnDiskCacheHolder(Ending):
+class EndOnDiskCacheHolder(IterDataPipe[Any]):
     """Write what was made of an item to files, and yield their paths.
 
     It ends what the nearest ``on_disk_cache`` above it begins. Its source yields pairs of
@@ -117,7 +148,9 @@ class EndOnDiskCacheHolder(Ending):
         concurrency: int | None = None,
     ) -> None:
         if filepath_fn is not None and same_filepath_fn:
-            raise ValueError("filepath_fn and same_filepath_fn exclude one another; give one")
+            raise ValueError(
+                "filepath_fn and same_filepath_fn exclude each other; give one of the two"
+            )
         if concurrency is not None:
             checked_count("concurrency", concurrency, at_least=1)
         self.source = iterable_source(datapipe)
@@ -146,10 +179,10 @@ class EndOnDiskCacheHolder(Ending):
 
 
 class DiskCachePass(LaggingPass[str]):
-    """One pass: how many entries were handed out whole, and how many paths they had.
+    """One pass: how many entries were yielded to their end, and how many paths they had.
 
-    It is ahead of that in its source while entries are being made. To go on within an
-    entry, that entry is looked up once more.
+    Its source is further ahead while entries are being made. To resume within an entry,
+    that entry is looked up again.
     """
 
     def __init__(self, run: Run[Any]) -> None:
@@ -193,3 +226,257 @@ def _checked_mode(mode: str) -> str:
     if kinds is None or kinds not in ({"b"}, {"t"}, set()):
         raise ValueError(f'mode must be "wb" or "wt", got {mode!r}')
     return "w" + "".join(kinds)
+
+
+#: How many entries are made at a time where making them means waiting.
+AT_ONCE = 16
+
+
+class EntryMaker:
+    """Looks entries up and makes what is not there, for one pass."""
+
+    def __init__(self, run: Run[Any]) -> None:
+        self._run = run
+        pipe: EndOnDiskCacheHolder = run.pipe
+        self._pipe = pipe
+        self._recipe = recipe = Recipe(pipe)
+        self.beginning = begun = recipe.beginning
+        self._path_fn = begun.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
+        self._rules = CacheRules(
+            begun.hash_dict,
+            begun.hash_type,
+            begun.extra_check_fn,
+            pipe.mode,
+            pipe.skip_read,
+            pipe.made_after,
+        )
+        usual = AT_ONCE if recipe.waits() else 1
+        self._count = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
+        #: What recipes run in.
+        self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._making: Ahead = NOTHING_AHEAD
+
+    def entries(self, items: Iterator[Any]) -> Iterator[list[str]]:
+        """Yield the files of each item's entry, in order."""
+        return self._ahead(items) if self._recipe.waits() or self._count > 1 else self._each(items)
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Make nothing ahead of what is waited for, or do so again; from any thread."""
+        self._making.set_paused(is_paused)
+
+    def _each(self, items: Iterator[Any]) -> Iterator[list[str]]:
+        with closing_items(items):
+            for item in items:
+                entry = self._entry_of(item)
+                files = self._files_of(entry)
+                yield self._make(entry, item) if files is None else files
+
+    def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
+        with some_home() as home, keeper_at(home) as keeper, Makers(home) as makers:
+            self._scope = functools.partial(keeping, keeper)
+            making = MakingAhead(makers, self._count)
+            self._making = making
+            try:
+                yield from making.outcomes(self._begun(items, makers))
+            finally:
+                self._making = NOTHING_AHEAD
+
+    def _begun(self, items: Iterator[Any], makers: Makers) -> Iterator[Making[list[str]]]:
+        with closing_items(items):
+            for item in items:
+                entry = self._entry_of(item)
+                files = self._files_of(entry)
+                if files is None:
+                    yield makers.start(self._make, entry, item)
+                else:
+                    yield Making.done(files)
+
+    def _entry_of(self, item: Any) -> CacheEntry:
+        begun = self.beginning
+        path = self._path_by(begun.filepath_fn, item, begun)
+        return CacheEntry(path, self._rules)
+
+    def _files_of(self, entry: CacheEntry) -> list[str] | None:
+        try:
+            return entry.files()
+        except BaseException as error:
+            blame(error, self.beginning)
+            raise
+
+    def _make(self, entry: CacheEntry, item: Any) -> list[str]:
+        """Make an entry, unless another process makes it first."""
+        with FileLock.acquire(entry.path, self._pipe.timeout):
+            files = self._files_of(entry)
+            if files is not None:
+                return files
+            with (
+                self._scope(),
+                self._recipe.run_for(item) as source,
+                listening_for_omissions() as omissions,
+            ):
+                pairs = self._run.of(source).begin()
+                try:
+                    return entry.make(map(self._pair, pairs), omissions)
+                except BaseException as error:
+                    note(error, f"while the cache entry {entry.path} was made")
+                    raise
+                finally:
+                    close_items(pairs)
+
+    def _pair(self, item: Any) -> tuple[str, Any]:
+        name, data = pair_in(item, "(path, data)", self._pipe)
+        return self._path_by(self._path_fn, name, self._pipe), data
+
+    def _path_by(self, function: Callable[[Any], Any] | None, item: Any, pipe: Any) -> str:
+        try:
+            path = item if function is None else function(item)
+        except BaseException as error:
+            blame(error, pipe)
+            raise
+        if isinstance(path, str | os.PathLike):
+            return str(os.fspath(path))
+        what = "an item" if function is None else f"what {function_name(function)} returns"
+        raise TypeError(f"{what} must be one path for {pipe!r}, got {type(path).__name__}")
+
+
+#: How many are held of those that were there already.
+MOST_HELD = 64
+
+
+class MakingAhead:
+    """Up to ``room`` things that were begun and not yet taken, in their order.
+
+    Those that were there already take no room, but there is an end to them, too.
+    """
+
+    def __init__(self, makers: Makers, room: int) -> None:
+        self._makers = makers
+        self._room = room
+        #: What is held, and whether it takes room.
+        self._held: deque[tuple[Making[list[str]], bool]] = deque()
+        self._begun = 0
+        self._taken = 0
+        self._reader = ThreadWaiter()
+        self._is_paused = False
+        self._is_wanted = False
+
+    def outcomes(self, begun: Iterator[Making[list[str]]]) -> Iterator[list[str]]:
+        """Yield what was made, or raise what kept it from being made, in the order of ``begun``.
+
+        That is iterated, and closed, in the other thread.
+        """
+        reading = self._makers.start(self._read, begun)
+        while self._has_next(reading):
+            making, takes_room = self._held.popleft()
+            self._taken += takes_room
+            self._reader.wake()
+            yield making.outcome()
+        reading.outcome()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Begin nothing ahead of what is waited for, or do so again; from any thread."""
+        self._is_paused = is_paused
+        self._reader.wake()
+
+    def _has_next(self, reading: Making[None]) -> bool:
+        self._is_wanted = True
+        if self._is_paused:
+            self._reader.wake()
+        self._makers.until(lambda: self._is_ready(reading))
+        self._is_wanted = False
+        return bool(self._held)
+
+    def _is_ready(self, reading: Making[None]) -> bool:
+        # Before it is looked what is held: the reader holds the last, and then it ends.
+        has_ended = reading.is_done
+        return self._held[0][0].is_done if self._held else has_ended
+
+    def _read(self, begun: Iterator[Making[list[str]]]) -> None:
+        self._reader = present_waiter()
+        with closing_items(begun):
+            for making in begun:
+                takes_room = not making.is_done
+                self._begun += takes_room
+                self._held.append((making, takes_room))
+                self._makers.wake()
+                self._reader.until(self._has_room)
+
+    def _has_room(self) -> bool:
+        if self._is_paused:
+            return self._is_wanted and not self._held
+        return self._begun - self._taken < self._room and len(self._held) < MOST_HELD
+
+
+#: The items for which recipes are run here, by the ids of the pipes that begin those.
+_ITEMS: ContextVar[dict[int, Any]] = ContextVar("asyncloader_recipe_items")
+
+_SHARDS = "sharding_round_robin_dispatch"
+
+
+class Recipe:
+    """The pipes between an on_disk_cache and the end_caching that ends it.
+
+    They are run for one item at a time, each time from the beginning, so that what comes out
+    belongs to that item alone.
+    """
+
+    def __init__(self, ending: EndOnDiskCacheHolder) -> None:
+        self.end = ending.source
+        self.pipes, beginnings = _pipes_up_to_beginnings(self.end)
+        if not beginnings:
+            raise RuntimeError(
+                f"{stage_name(ending)} needs an on_disk_cache() above it, and there is"
+                f" none above {stage_name(self.end)}"
+            )
+        self.beginning = beginnings[0]
+        self._check_whole()
+
+    def waits(self) -> bool:
+        """Whether a pipe in between waits on an event loop."""
+        return any(map(waits, self.pipes))
+
+    def runs_at_once(self) -> bool:
+        """Whether the recipe can be run for several items at the same time."""
+        # A splitter has one pass at a time, as all pipes of torch have.
+        return all(isinstance(pipe, DataPipe) and not pipe.is_splitter() for pipe in self.pipes)
+
+    @contextmanager
+    def run_for(self, item: Any) -> Iterator[Any]:
+        """Give what is to be iterated to run the recipe for an item."""
+        token = _ITEMS.set({**_ITEMS.get({}), id(self.beginning): item})
+        try:
+            yield self.end
+        finally:
+            _ITEMS.reset(token)
+
+    def _check_whole(self) -> None:
+        for pipe in self.pipes:
+            name = getattr(type(pipe), "functional_name", None)
+            if hasattr(pipe, "apply_sharding") or name == _SHARDS:
+                raise RuntimeError(
+                    f"{stage_name(pipe)} between on_disk_cache() and end_caching() would leave"
+                    " some workers with empty entries; put it before on_disk_cache()"
+                )
+
+
+def _pipes_up_to_beginnings(end: Any) -> tuple[list[Any], list[OnDiskCacheHolder]]:
+    """Return the pipes up to the next beginnings, and those, the nearest first."""
+    pipes: list[Any] = []
+    beginnings: list[OnDiskCacheHolder] = []
+    waiting, seen = deque([end]), {id(end)}
+    while waiting:
+        pipe = waiting.popleft()
+        if isinstance(pipe, OnDiskCacheHolder):
+            beginnings.append(pipe)
+            continue
+        pipes.append(pipe)
+        # A recipe within this one has a beginning of its own.
+        above = (
+            [Recipe(pipe).beginning.source]
+            if isinstance(pipe, EndOnDiskCacheHolder)
+            else edges_of(pipe)
+        )
+        fresh = [source for source in above if id(source) not in seen]
+        seen.update(map(id, fresh))
+        waiting.extend(fresh)
+    return pipes, beginnings

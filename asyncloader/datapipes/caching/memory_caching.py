@@ -171,7 +171,7 @@ class MapInMemoryCacheHolder(MapDataPipe[T]):
 
     def __getitem__(self, key: Any) -> T:
         if key not in self._kept:
-            # Of two threads that get here at once, both hand out what the first put in.
+            # Two threads that get here at once both return what the first one stored.
             self._kept.setdefault(key, self.source[key])
         return self._kept[key]
 

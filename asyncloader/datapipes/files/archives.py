@@ -59,7 +59,7 @@ class ArchiveLoader(TolerantExpander[PathAndStream]):
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.length = checked_length(length)
         self.limits = limits
-        # A pipe has what it was told under the names of its keywords.
+        # A pipe keeps its settings under the names of its keywords: a fingerprint looks there.
         vars(self).update(vars(limits))
 
     def __len__(self) -> int:
@@ -79,9 +79,9 @@ class ArchiveLoader(TolerantExpander[PathAndStream]):
 
 
 class Archive:
-    """An archive that is open: its stream, which is closed when nobody holds it any more.
+    """An open archive: its stream, which is closed when nothing uses it any more.
 
-    Who opens an archive holds it, and so does every member that is open. ``lock`` is
+    The code that opened the archive uses it, and so does every open member. ``lock`` is
     taken for every step in the stream, which the members share.
     """
 
@@ -113,9 +113,9 @@ class Archive:
         return io.BufferedReader(member, BUFFER_BYTES)
 
     def keep_latest(self) -> None:
-        """Hold what is left of the member opened last, if somebody has it still.
+        """Read the rest of the member opened last into memory, if it is still in use.
 
-        To be called before the stream goes on, where it cannot go back.
+        Call this before reading on, where the stream cannot seek back.
         """
         latest = self._latest()
         if latest is not None:
@@ -151,7 +151,7 @@ class Member(Counted):
         return place
 
     def keep(self) -> None:
-        """Hold what is left in memory: the archive is going on."""
+        """Read the rest into memory, before the archive is read on."""
         with self._lock:
             if not self.closed:
                 place = self.tell()
@@ -184,7 +184,7 @@ def member_path(archive: str, name: str, refusal: type[Exception]) -> str:
 
     The name never leads out of the archive: it is taken as relative, and ``..`` goes no
     further up than to the archive itself. A name that leads to the archive itself, or has a
-    NUL, is a ``refusal``: whoever saves such a file would overwrite the archive.
+    NUL, is a ``refusal``: saving such a file would overwrite the archive.
     """
     steps: list[str] = []
     for step in name.replace("\\", "/").split("/"):
@@ -194,8 +194,8 @@ def member_path(archive: str, name: str, refusal: type[Exception]) -> str:
             steps.append(step)
     if not steps or "\0" in name:
         raise refusal(
-            f"{archive}: its member {name!r} is not named below the archive; pack the archive"
-            " without it, or leave the archive out by on_error"
+            f"{archive}: its member {name!r} has no path inside the archive; pack the archive"
+            ' again without it, or skip the archive with on_error="skip"'
         )
     # What is before a member may be a URL, in which "//" means something.
     folder = archive if "://" in archive else os.path.normpath(archive)
@@ -292,7 +292,7 @@ class TarArchive(Archive):
         last = -1
         while (info := self._next()) is not None:
             if info.offset <= last or info.size < 0:
-                raise tarfile.ReadError(f"{self.path}: its members lead back to one another")
+                raise tarfile.ReadError(f"{self.path}: its members point back to one another")
             last = info.offset
             self.meter.add_member(info.name, info.size)
             yield info
@@ -317,7 +317,7 @@ class TarArchive(Archive):
 class TarStream(io.BufferedReader):
     """The bytes of a tar, of which one can also ask for the members, as of a ``TarFile``.
 
-    Whoever begins with one of the two goes on with it: both read the same stream.
+    Use only one of the two: both read the same stream.
     """
 
     def __init__(self, path: str, stream: io.BufferedReader, limits: Limits) -> None:
@@ -370,7 +370,7 @@ class TarStream(io.BufferedReader):
 
     def _opened(self) -> TarArchive:
         if self._is_left or self.closed:
-            raise ValueError(f"{self._path} is closed; ask for its members before")
+            raise ValueError(f"{self._path} is closed; ask for its members before you close it")
         if self._archive is None:
             self._archive = TarArchive(self._path, self.raw, "", self._limits)
             self._rest = self._archive.members()
@@ -391,8 +391,8 @@ class StrictTarInfo(tarfile.TarInfo):
         assert isinstance(tar, StrictTarFile)
         if tar.open_headers == MAX_HEADERS:
             raise tarfile.ReadError(
-                f"more than {MAX_HEADERS} headers for the member at byte {tar.offset},"
-                " which no tar has"
+                f"the member at byte {tar.offset} has more than {MAX_HEADERS} headers:"
+                " the tar is damaged or hostile"
             )
         tar.open_headers += 1
         try:
@@ -401,7 +401,7 @@ class StrictTarInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"no tar header at byte {tar.offset}: {error}") from None
         except IndexError:
             # The parts that follow the header of a sparse file are missing.
-            raise tarfile.ReadError(f"no whole tar header at byte {tar.offset}") from None
+            raise tarfile.ReadError(f"the tar header at byte {tar.offset} is incomplete") from None
         finally:
             tar.open_headers -= 1
 
@@ -444,11 +444,12 @@ class TarInput:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes, which no tar has")
+            raise tarfile.ReadError(f"a header has {size} bytes: the tar is damaged or hostile")
         self._room -= size
         if self._room < 0:
             raise tarfile.ReadError(
-                f"a member's headers have more than {MAX_HEADER_BYTES} bytes, which no tar has"
+                f"a member's headers have more than {MAX_HEADER_BYTES} bytes: the tar is damaged or"
+                " hostile"
             )
         return self._read(size)
 
@@ -550,7 +551,7 @@ def _at_once(info: zipfile.ZipInfo) -> int:
 
 
 class LimitedZipFile(zipfile.ZipFile):
-    """A zip whose directory is read only as far as it is not too long."""
+    """A zip whose directory may have only so many members."""
 
     def __init__(self, stream: io.BufferedReader, meter: Meter) -> None:
         self._members = _Directory(meter)
@@ -563,7 +564,7 @@ class LimitedZipFile(zipfile.ZipFile):
 
     @filelist.setter
     def filelist(self, members: list[zipfile.ZipInfo]) -> None:
-        # It starts with none, and goes on to append them.
+        # It starts with an empty list, and appends to it later.
         self._members[:] = members
 
 

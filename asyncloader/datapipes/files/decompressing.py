@@ -78,7 +78,7 @@ class Unpacker(Applier[PathAndStream]):
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.limits = limits
-        # A pipe has what it was told under the names of its keywords.
+        # A pipe keeps its settings under the names of its keywords: a fingerprint looks there.
         vars(self).update(vars(limits))
 
     def function(self) -> Callable[[Any], PathAndStream]:
@@ -91,7 +91,9 @@ class Unpacker(Applier[PathAndStream]):
             source, meter = packed_stream(path, stream, self.limits)
             kind = self.kind_of(path, source)
             if kind and not source.peek(1):
-                raise RuntimeError(f"{path} is empty, which no compressed file is; was it cut off?")
+                raise RuntimeError(
+                    f"{path} is empty, and so it is no compressed file; was it cut off?"
+                )
             unpacked = unpacked_stream(source, kind, meter) if kind else source
             if self.is_tar(path):
                 unpacked = TarStream(path, unpacked, self.limits)
@@ -99,7 +101,7 @@ class Unpacker(Applier[PathAndStream]):
         return self.path_of(path), unpacked
 
     def kind_of(self, path: str, source: io.BufferedReader) -> str:
-        """Return what a stream is packed with, or "" for what comes out as it is."""
+        """Return the compression of a stream, or "" if it is not compressed."""
         raise NotImplementedError
 
     def is_tar(self, path: str) -> bool:
@@ -115,7 +117,7 @@ class Unpacker(Applier[PathAndStream]):
 class Decompressor(Unpacker):
     """Yield ``(path, stream)`` with the stream of the decompressed bytes.
 
-    What a file is packed with is told by its name's ending, or else by how it begins,
+    The compression is found by the ending of the file's name, or else by its first bytes,
     unless ``file_type`` says it (``"gzip"``, ``"lzma"``, ``"bz2"``, ``"tar"``, ``"zip"``).
     Tars come out without a compression around them and zips as they are, for
     load_from_tar and load_from_zip. The stream of a tar, by its name or ``file_type``, has
@@ -161,8 +163,8 @@ class Decompressor(Unpacker):
         found = compression_of(source)
         if not found and self.file_type is None and ending not in _ENDINGS:
             raise RuntimeError(
-                f"{path} is not compressed in a way that decompress knows, by its name or by"
-                " how it begins; say what it is with file_type=…"
+                f"decompress does not know the compression of {path}, by its name or by its first"
+                " bytes; pass it as file_type=…"
             )
         return found
 

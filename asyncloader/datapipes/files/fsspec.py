@@ -97,7 +97,7 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
 
     ``mode`` is ``"r"`` for text or ``"rb"`` for bytes. ``kwargs_for_open`` are for the
     file system's ``open``, other keywords for the connection. A file is closed by the
-    pipe that reads it, or when it is dropped; who wants to may hold it.
+    pipe that reads it, or when it is dropped; you may keep it.
 
     >>> import fsspec
     >>> fsspec.filesystem("memory").pipe({"/opened/a.txt": b"hello"})
@@ -128,7 +128,7 @@ class FSSpecFileOpener(OneToOne, IterDataPipe[tuple[str, Any]]):
     def results(self, source: Run[Any]) -> Iterator[tuple[str, Any]]:
         for url in source.begin():
             name = path_in(url, self)
-            # In no variable here: whoever is given the file is the only one to hold it.
+            # In no variable here, so that the file closes when its reader drops it.
             yield name, self._opened(name)
 
     def _opened(self, url: str) -> Any:
@@ -154,7 +154,7 @@ _OF_TEXT = {"encoding", "errors", "newline"}
 class FSSpecSaver(OneToOne, IterDataPipe[str]):
     """Save the data of pairs ``(path, data)`` by fsspec, and yield each path once it is there.
 
-    ``filepath_fn`` makes the path or URL out of what stands for it in the pair. ``mode``
+    ``filepath_fn`` makes the path or URL out of the first value of the pair. ``mode``
     is ``"w"`` for text, ``"wb"`` for bytes or a stream of them, and ``"a"`` or ``"ab"`` to
     append. A file that is written anew appears whole, in place of what was there.
     ``kwargs_for_open`` are for the file system's ``open``, others for the connection.

@@ -1,8 +1,8 @@
 """Files on disk.
 
 This file is about finding files, opening them, reading them whole or in chunks, checking their
-hashes, and saving files, each of which appears at once and whole: nobody reads half of one, and
-two who write the same file do not mix.
+hashes, and saving files. A file appears at once and whole: no reader finds half of one, and two
+writers of the same file do not mix.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class FileLister(Expander[str]):
             return
         for folder, folders, names in os.walk(root, onerror=_fail):
             if not self.non_deterministic:
-                # os.walk goes on in the order that it finds here.
+                # os.walk continues in the order of this list.
                 folders[:] = in_order(folders)
             ordered = names if self.non_deterministic else in_order(names)
             yield from (os.path.join(folder, name) for name in ordered)
@@ -144,9 +144,9 @@ def any_match(masks: str | list[str], *names: str) -> bool:
 
 
 def said_length(pipe: object, length: int) -> int:
-    """Return the length a pipe was said to have; TypeError where none was said."""
+    """Return the length that the user gave a pipe; TypeError if there is none."""
     if length < 0:
-        raise TypeError(f"{type(pipe).__name__} knows no length; say it with length=…")
+        raise TypeError(f"{type(pipe).__name__} has no known length; pass it as length=…")
     return length
 
 
@@ -212,7 +212,7 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     """Yield ``(path, file)`` for each path, with the file opened to read.
 
     ``mode`` is ``"r"`` for text or ``"b"`` for bytes. A file is closed by the pipe that
-    reads it, or when it is dropped; who wants to may hold it.
+    reads it, or when it is dropped; you may keep it.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(["no such file"]).open_files())
@@ -230,7 +230,9 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, got {mode!r}")
         if "b" in mode and encoding is not None:
-            raise ValueError(f"mode={mode!r} reads bytes, which have no encoding={encoding!r}")
+            raise ValueError(
+                f"mode={mode!r} reads bytes; leave encoding={encoding!r} out, or open as text"
+            )
         self.source = iterable_source([datapipe] if isinstance(datapipe, str) else datapipe)
         self.mode = mode
         self.encoding = None if encoding is None else checked_encoding(encoding)
@@ -242,7 +244,7 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
     def results(self, source: Run[Any]) -> Iterator[tuple[str, OpenedBytes | OpenedText]]:
         for path in source.begin():
             name = path_in(path, self)
-            # In no variable here: whoever is given the file is the only one to hold it.
+            # In no variable here, so that the file closes when its reader drops it.
             yield name, opened(name, self.mode, self.encoding)
 
 
@@ -392,7 +394,7 @@ def _checked_digest(path: Any, digest: Any) -> str:
 class Saver(OneToOne, IterDataPipe[str]):
     """Save the data of pairs ``(path, data)``, and yield the path of each file once it is there.
 
-    ``filepath_fn`` makes the path out of what stands for it in the pair. Folders are made.
+    ``filepath_fn`` makes the path out of the first value of the pair. Folders are made.
     ``mode`` is ``"w"`` for text, ``"wb"`` for bytes or a stream of them, and ``"a"`` or
     ``"ab"`` to append. A file that is written anew appears whole, in place of what was
     there.
@@ -455,7 +457,7 @@ def path_for(name: Any, path_of: Callable[[Any], Any], pipe: object) -> str:
     """Return where to save what has a name, as a user's function says."""
     path = answer_of(pipe, path_of, name)
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{pipe!r} saves under paths, got {type(path).__name__}")
+        raise TypeError(f"{pipe!r} needs a path to save to, got {type(path).__name__}")
     return os.fspath(path)
 
 
@@ -487,7 +489,7 @@ def write(file: Any, data: Any, mode: str, path: str) -> None:
     if "b" in mode and hasattr(data, "read"):
         shutil.copyfileobj(data, file)
     else:
-        # In one piece, so that two who append do not mix.
+        # In one piece, so that two writers that append do not mix.
         file.write(as_bytes(data, mode, path))
 
 
@@ -506,7 +508,7 @@ def appearing(path: str) -> Iterator[Any]:
 
 
 def temporary_beside(path: str) -> str:
-    """Return a new path in the same folder, which nobody else will come upon."""
+    """Return a new path in the same folder, which no other process uses."""
     folder, _, _ = path.rpartition("/")
     name = f".asyncloader-{secrets.token_hex(8)}.tmp"
     return f"{folder}/{name}" if "/" in path else name

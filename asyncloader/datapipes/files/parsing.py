@@ -314,8 +314,7 @@ def _checked_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
         checked_function("cls", decoder)
     elif unknown := kwargs.keys() - {*_HOOKS, "strict", "cls"}:
         raise TypeError(
-            f"{min(unknown)!r} is no keyword of json.loads; there are cls, strict,"
-            f" {', '.join(_HOOKS)}"
+            f"json.loads has no keyword {min(unknown)!r}; it has cls, strict, {', '.join(_HOOKS)}"
         )
     # A decoder of the user's own says itself what it takes. No hook is called here.
     json.loads("null", **kwargs)
@@ -457,7 +456,7 @@ class ParquetFile:
         if size > max_bytes:
             raise ResourceExhausted(
                 f"{self.path}: row group {group} has {size} bytes, more than"
-                f" max_group_bytes={max_bytes}; if the file is to be trusted, pass a larger"
+                f" max_group_bytes={max_bytes}; if you trust the file, pass a larger"
                 " max_group_bytes"
             )
 

@@ -1,7 +1,7 @@
-"""Streams of bytes, and who closes them.
+"""Streams of bytes, and when they are closed.
 
-This file is about opened files, which close themselves when nobody holds them any
-more; about what a pipe that reads streams is given; and about ``ByteStream``, on which
+This file is about opened files, which close themselves when they are no longer
+used; about what a pipe that reads streams is given; and about ``ByteStream``, on which
 the readers of archives build.
 """
 
@@ -36,7 +36,7 @@ class OpenedText(io.TextIOWrapper):
 
 
 def opened(path: str, mode: str, encoding: str | None = None) -> OpenedBytes | OpenedText:
-    """Open a file for reading, as ``open`` would; who drops it closes it."""
+    """Open a file for reading, as ``open`` would; it closes when it is dropped."""
     file = OpenedBytes(io.FileIO(path))
     if "b" in mode:
         return file
@@ -121,8 +121,8 @@ class ByteStream(io.RawIOBase):
         piece = self._stream.read(len(buffer))
         if not isinstance(piece, bytes | bytearray | memoryview):
             raise TypeError(
-                f"{self.name} was opened as text ({_kind(piece)}); open it for its bytes,"
-                ' with mode="b"'
+                f"{self.name} was opened as text ({_kind(piece)}); open it in"
+                ' binary mode, with mode="b"'
             )
         buffer[: len(piece)] = piece
         if not self._can_seek:

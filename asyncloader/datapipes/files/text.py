@@ -46,7 +46,7 @@ MAX_LINE_BYTES = 2**28
 
 _MARK = "\ufeff"
 
-_ADVICE = 'say what it is with encoding=…, or errors="replace" or "ignore"'
+_ADVICE = 'pass its encoding as encoding=…, or errors="replace" or "ignore"'
 
 #: What to do about streams that decode what they read themselves, or should.
 OPENING = "open the file with its encoding, as in open_files(encoding=…)"
@@ -54,7 +54,7 @@ OPENING = "open the file with its encoding, as in open_files(encoding=…)"
 
 @dataclass
 class TextSettings:
-    """What a reader of text is told of the lines that it reads."""
+    """The settings that all readers of text share."""
 
     skip_lines: int
     decode: bool
@@ -82,7 +82,7 @@ class TextReader(TolerantExpander[Any]):
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.settings = settings
-        # A pipe has what it was told under the names of its keywords.
+        # A pipe keeps its settings under the names of its keywords: a fingerprint looks there.
         vars(self).update(vars(settings))
         # Streams of bytes end their lines at that byte, which may be part of something else.
         self._cuts_characters = settings.decode and not keeps_line_breaks(settings.encoding)
@@ -180,7 +180,7 @@ def _read_lines(stream: Any, path: str, most: float) -> Iterator[Any]:
     # What stands around a stream, such as torch's, lends its methods.
     owner = getattr(getattr(stream, "readline", None), "__self__", None)
     if most > sys.maxsize - 1 or not isinstance(owner, io.IOBase):
-        # Nobody knows how such streams find their lines.
+        # How such streams find their lines is not known.
         return iter(stream)
     size = int(most) + 1
     if is_text(owner):
@@ -236,7 +236,7 @@ def line_too_long(path: str, line: int, max_line_bytes: float, what: str = "") -
 
 def undecodable(error: UnicodeDecodeError, advice: str = _ADVICE) -> str:
     """Say what cannot be decoded, and what to do, without showing any of it."""
-    return f"byte {error.start + 1} is no {error.encoding} ({error.reason}); {advice}"
+    return f"byte {error.start + 1} is not valid {error.encoding} ({error.reason}); {advice}"
 
 
 def keeps_line_breaks(encoding: str) -> bool:
@@ -292,7 +292,9 @@ def lines_decoded(
     except UnicodeError as error:
         # Where a byte order mark is missing, some Pythons give no reason apart.
         reason = getattr(error, "reason", error)
-        raise ValueError(f"{path}, line {number}: no {encoding} ({reason}); {_ADVICE}") from None
+        raise ValueError(
+            f"{path}, line {number}: not valid {encoding} ({reason}); {_ADVICE}"
+        ) from None
     if last := "".join(begun):
         yield last
 

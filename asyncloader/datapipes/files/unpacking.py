@@ -108,7 +108,7 @@ class Meter:
 
 
 def _trusted(name: str) -> str:
-    return f"if the archive is to be trusted, pass a larger {name}"
+    return f"if you trust the archive, pass a larger {name}"
 
 
 #: What is unpacked at once is in memory before it is counted.

@@ -73,7 +73,7 @@ class SamplePass(LaggingPass[dict[str, Any]]):
 
     def _add(self, key: str, ending: str, data: Any) -> None:
         if ending in self.sample:
-            raise ValueError(f"{key}{ending} is there twice in a row; one would be lost")
+            raise ValueError(f"{key}{ending} comes twice in a row; one of the two would be lost")
         self.sample["__key__"] = key
         self.sample[ending] = data
 
@@ -138,9 +138,11 @@ def expanded(pattern: str) -> Iterator[str]:
 
 def _width(pattern: str, low: str, high: str) -> int:
     if len(low) > len(high):
-        raise ValueError(f"{pattern!r}: the low bound {low} must be shorter than {high}")
+        raise ValueError(f"{pattern!r}: the low bound {low} must not have more digits than {high}")
     if len(low) < len(high) and low.startswith("0") and low != "0":
-        raise ValueError(f"{pattern!r}: the low bound {low} must not start with 0, or be as long")
+        raise ValueError(
+            f"{pattern!r}: the low bound {low} starts with 0 and must have as many digits as {high}"
+        )
     if int(low) > int(high):
         raise ValueError(f"{pattern!r} has a bad range: {low} is greater than {high}")
     return len(high) if low.startswith("0") and len(low) == len(high) else 0

@@ -17,7 +17,7 @@ import re
 import time
 import urllib.request
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from datetime import UTC
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -83,7 +83,7 @@ class Client:
             self._add_header("Accept-Encoding", encodings)
 
     async def answer(self, url: str, headers: dict[str, str]) -> Any:
-        """Ask for a body, and wait for the head of the answer; whoever calls this closes it.
+        """Ask for a body, and wait for the head of the answer; the caller closes it.
 
         An answer without a body that was asked for is an HttpError.
         """
@@ -104,13 +104,16 @@ class Client:
         """Return a whole body."""
         response = await self.answer(url, {})
         try:
-            return await whole_body(self._pieces(url, response, max_bytes), shown(url), max_bytes)
+            async with contextlib.aclosing(self._pieces(url, response, max_bytes)) as pieces:
+                return await whole_body(pieces, shown(url), max_bytes)
         except Exception as error:  # noqa: BLE001 - aiohttp raised it
             raise_ours(error, url)
         finally:
             response.release()
 
-    async def _pieces(self, url: str, response: Any, max_bytes: float) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, url: str, response: Any, max_bytes: float
+    ) -> AsyncGenerator[bytes, None]:
         decoding, sent = self.decoding_of(url, response), 0
         while not response.content.at_eof():
             came = await response.content.readany()
@@ -127,8 +130,8 @@ class Client:
     def decoding_of(self, url: str, response: Any) -> AsItIs | Decoding:
         """Return what makes a body of what an answer sends; HttpError if nothing does.
 
-        What is compressed in an unknown way, or twice, is an error, so that nobody takes it for
-        data.
+        A body that is compressed in an unknown way, or twice, is an error, so that nothing takes it
+        for data.
         """
         codings = codings_of(response.headers)
         if not codings or self._hands_on_as_sent:
@@ -212,7 +215,7 @@ class Connection(ResponseHandler):
             super().data_received(data)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Hold an answer for whoever waits for it."""
+        """Keep an answer for the request that waits for it."""
         self._answers += 1
         if self._answers <= MAX_INTERIM_ANSWERS + 1:
             super().feed_data(data, size)
@@ -232,18 +235,18 @@ _ESCAPED = re.compile(r"(?:[\w.~:/?#@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*", re.ASCII)
 
 
 def as_given(url: str) -> URL:
-    """Return what is asked for: the URL to the letter, or escaped where it was not yet.
+    """Return the URL to request: unchanged if it has escapes, and otherwise escaped.
 
     Left to itself aiohttp writes an escape such as ``%2F`` as what it stands for, which breaks
     the signature of a URL. ValueError for what is no URL.
     """
-    # What is to the letter is not looked at.
+    # URL() checks only what it escapes itself.
     seen = URL(url)
     return URL(url, encoded=True) if "%" in url and _ESCAPED.fullmatch(url) else seen
 
 
 class Answer(ClientResponse):
-    """An answer that redirects, if it does, to a URL that is asked for to the letter."""
+    """An answer whose redirect, if it has one, is followed with the URL unchanged."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
@@ -279,7 +282,7 @@ class AsItIs:
     """A body that is not compressed."""
 
     def pieces(self, piece: bytes) -> tuple[bytes, ...]:
-        """Return what a piece of the body stands for."""
+        """Return the data in a piece of the body."""
         return (piece,)
 
     def rest(self) -> bytes:
@@ -296,7 +299,7 @@ class Decoding:
         self._decoder: Any = None
 
     def pieces(self, piece: bytes) -> Iterator[bytes]:
-        """Yield what a piece of the body stands for, a step at a time."""
+        """Yield the data in a piece of the body, a step at a time."""
         try:
             while piece:
                 if self._decoder is None:
@@ -393,7 +396,7 @@ def _described(error: Exception) -> str:
     # Before aiohttp 3.10 both were the same.
     other_scheme = getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)
     if isinstance(error, aiohttp.InvalidURL | other_scheme):
-        return "this is no URL of HTTP, which begins with http:// or https:// and names a server"
+        return "this is no URL of HTTP: it must begin with http:// or https:// and name a server"
     # Before aiohttp 3.10 a connection that is not accepted was the same.
     if isinstance(error, getattr(aiohttp, "SocketTimeoutError", aiohttp.ServerTimeoutError)):
         return f"the server sent nothing for {SILENCE_SECONDS:g} s"
@@ -412,7 +415,7 @@ def shown(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "a URL that cannot be taken apart"
+        return "an invalid URL"
     if not parts.netloc:
         # What was meant for a server and its user may be in the path then.
         return parts.path.rpartition("@")[2] or "a URL without a server"

@@ -117,17 +117,17 @@ class Wire:
         except Exception as error:
             if self._client.done():
                 raise
-            # Whoever opens a stream raises it.
+            # It is raised where a stream is opened.
             self._client.set_exception(error)
             await self._over.wait()
 
     async def _opened(self, body: HttpBody) -> None:
         self._open.add(body)
         try:
-            # The client is there for the others too, whoever stops waiting for it.
+            # The other bodies need the client too, when one stops waiting for it.
             await body.open(await asyncio.shield(self._client))
         except BaseException:
-            # Whoever stops waiting lets go, it may be before this has begun.
+            # The caller may have stopped waiting before this began.
             self._let_go(body)
             raise
 
@@ -247,7 +247,7 @@ class HttpBody:
                 self._response = await (self._asked_for_rest() if self.place else self._asked())
             piece = await self._next()
         except BaseException as error:
-            # Nobody knows what is still in that connection.
+            # There may be more of the answer in that connection.
             self.close()
             self._lost = error if isinstance(error, Exception) else None
             raise
@@ -278,7 +278,7 @@ class HttpBody:
         headers = response.headers
         self._size = headers.get("Content-Length", "")
         self._version = version_of(headers)
-        # Of what is compressed on its way nobody knows which byte is where.
+        # A compressed body cannot be continued at one of its bytes.
         self._has_parts = response.status == WHOLE and not codings_of(headers)
         try:
             self._decoding = self._client.decoding_of(self.url, response)
@@ -289,14 +289,14 @@ class HttpBody:
 
     async def _asked_for_rest(self) -> Any:
         if not self._has_parts:
-            raise self._cut("it cannot be asked for from there on")
+            raise self._cut("the server cannot send the rest")
         headers = {"Range": f"bytes={self.place}-"}
         if self._version:
             headers["If-Range"] = self._version
         response = await self._client.answer(self.url, headers)
         if not self._goes_on(response):
             response.close()
-            raise self._cut(f"the server does not go on from there (it answered {response.status})")
+            raise self._cut(f"the server did not send the rest (it answered {response.status})")
         return response
 
     def _goes_on(self, response: Any) -> bool:
@@ -307,7 +307,7 @@ class HttpBody:
         same = version_of(response.headers) == self._version and is_as_long
         is_known = bool(self._version) or (size == self._size != "")
         begins = begin.startswith(f"bytes {self.place}-")
-        # The rest of what came as it is comes as it is.
+        # The beginning was not compressed, so the rest may not be.
         is_plain = not codings_of(response.headers)
         return response.status == PART and begins and same and is_known and is_plain
 

@@ -28,11 +28,11 @@ from asyncloader.runtime import in_thread
 #: How many requests are under way: for whole bodies, and for streams, of which one is read.
 BODIES, STREAMS = 64, 2
 
-#: No whole body and no stream is larger, unless it is said.
+#: The default limits of a whole body and of a stream.
 MAX_BODY_BYTES = 1 << 30
 MAX_STREAM_BYTES = 1 << 40
 
-#: Errors of a server that may do better when it is asked again.
+#: Errors that may pass, so that the request is worth another attempt.
 PASSING_ERRORS = (HttpUnavailable, TimeoutError)
 
 
@@ -40,34 +40,33 @@ PASSING_ERRORS = (HttpUnavailable, TimeoutError)
 class HttpReader(AsyncMapper[Any]):
     """Yield ``(url, stream)`` for each URL, the stream holding the whole body.
 
-    ``as_bytes=True`` yields ``(url, bytes)`` instead. Up to ``concurrency`` requests (64)
-    are under way, in the source's order or with ``ordered=False`` as they are ready, over
-    connections that are kept for the pass and closed with it. A URL that has escapes is asked
-    for to the letter, as it may be signed, and so is one that a server redirects to; what
-    needs an escape otherwise is given one.
+    ``as_bytes=True`` yields ``(url, bytes)`` instead. Up to ``concurrency`` requests (64) run at a
+    time. Their results come in the source's order, or with ``ordered=False`` as soon as they are
+    ready. Connections are kept for the pass and closed with it. A URL that has escapes is
+    requested unchanged, since it may be signed, and so is the URL of a redirect; other URLs are
+    escaped where they need it.
 
-    An attempt may take ``timeout`` seconds; in any case a server is given up that takes
-    30 s to accept a connection or is silent for 60 s. A server's 5xx and 429, lost
-    connections, bodies cut short and timeouts are tried again up to ``retries`` times,
-    first after ``backoff`` seconds, then twice as long each time, or as long as the server
-    asks for (30 s at most). At most ``max_redirects`` redirects are followed. A body of
-    more than ``max_bytes``, decompressed, is a ``ResourceExhausted``: 1 GiB, and for streams
-    1 TiB, unless another limit is given, or None for no limit. Any other
-    failure is an ``HttpError``, or a ``TimeoutError``. So are a body that is compressed by
-    anything but one gzip or deflate (``auto_decompress=False`` hands it on as it is sent), and
-    more than 100 interim answers (such as 103) before an answer.
+    An attempt may take ``timeout`` seconds. In any case it fails if the server takes 30 s to
+    accept a connection or sends nothing for 60 s. A status of 5xx or 429, a lost connection, a
+    body that was cut short and a timeout are tried again up to ``retries`` times: first after
+    ``backoff`` seconds, then after twice as long each time, or as long as the server asks for
+    (30 s at most). At most ``max_redirects`` redirects are followed. A body of more than
+    ``max_bytes``, decompressed, is a ``ResourceExhausted``; the default is 1 GiB, and 1 TiB for
+    streams, and None is no limit. Any other failure is an ``HttpError`` or a ``TimeoutError``. It
+    is an ``HttpError``, too, if a body is compressed by anything but one gzip or deflate
+    (``auto_decompress=False`` yields it as it was sent), and if more than 100 interim answers
+    (such as 103) come before an answer.
 
-    ``stream=True`` is for bodies too large to hold, such as tars for load_from_tar. Each
-    comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2),
-    and is read over the network as it is read here, where ``timeout`` and ``retries`` are
-    for every step. After a lost connection the rest is asked for; a server that does not
-    send it, of the same version, makes an ``HttpError`` of the read, and so does one that
-    compresses unasked and breaks off. A stream keeps its connection until it is at its end,
-    closed, or dropped. Reading one blocks its thread, so on a loop leave it to a pipe or to a
-    thread.
+    ``stream=True`` is for bodies that are too large to hold, such as tars for load_from_tar. Each
+    comes as soon as the server has answered, a few of them ahead (``concurrency`` is 2), and is
+    read over the network while you read it; ``timeout`` and ``retries`` are for every step. After
+    a lost connection the rest is requested. If the server does not send the rest of the same
+    version, or if the body was compressed, the read raises an ``HttpError``. A stream keeps its
+    connection until it is at its end, closed, or dropped. Reading it blocks the thread, so in
+    async code leave that to a pipe or to a thread.
 
-    ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a
-    function ``on_error(error, url)`` answers for them, up to ``max_errors`` of them.
+    ``on_error="skip"`` (or ``skip_on_error=True``) leaves out the URLs that fail, and a function
+    ``on_error(error, url)`` returns an item for them, up to ``max_errors`` of them.
     ``request_settings`` go to aiohttp's ``ClientSession.get``: ``headers``, ``params``,
     ``auth`` (here also a tuple of user and password), ``proxy``, ``ssl``; a wrong one is an
     error when the pipe is made. Proxies of the environment are used. Needs aiohttp (the
@@ -98,9 +97,11 @@ class HttpReader(AsyncMapper[Any]):
         **request_settings: Any,
     ) -> None:
         if skip_on_error and on_error != "raise":
-            raise ValueError('skip_on_error=True is on_error="skip"; give one of the two')
+            raise ValueError('skip_on_error=True means on_error="skip"; give one of the two')
         if stream and as_bytes:
-            raise ValueError("stream=True and as_bytes=True are two forms; give one of the two")
+            raise ValueError(
+                "stream=True and as_bytes=True exclude each other; give one of the two"
+            )
         self.skip_on_error = skip_on_error
         self.max_redirects = checked_count("max_redirects", max_redirects, at_least=0)
         self.max_bytes = _limit_of(max_bytes, stream)
@@ -186,12 +187,12 @@ class Wires:
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
-        # In the wire's thread there would be nobody to hear that it is not installed.
+        # In the wire's thread an error would have no caller to go to.
         await imported("aiohttp", "read_from_http")
         from asyncloader.datapipes.web.http_client import opened_client
         from asyncloader.datapipes.web.http_stream import wired
 
-        # Who holds streams holds connections, so that there is no limit. Parts of a body can be
+        # Each stream that is kept has a connection, so there is no limit. Parts of a body can be
         # asked for where it is not compressed on its way.
         client = functools.partial(opened_client, self.settings, 0, "identity")
         async with wired(client) as wire:
@@ -216,7 +217,7 @@ def check_request_settings(settings: dict[str, Any]) -> None:
     for name, value in settings.items():
         if name not in _CHECKS:
             raise TypeError(
-                f"{name!r} is no setting of a request; there are {', '.join(sorted(_CHECKS))}"
+                f"a request has no setting {name!r}; it has {', '.join(sorted(_CHECKS))}"
             )
         if value is not None:
             _CHECKS[name](name, value)
@@ -287,7 +288,7 @@ def _auth(name: str, value: Any) -> None:
     is_right = is_pair or (hasattr(value, "encode") and not isinstance(value, str))
     _check(is_right, name, "a tuple of user and password, or aiohttp's BasicAuth", value)
     if is_pair and ":" in value[0]:
-        raise ValueError(f"{name} must have a user without a colon, where the password begins")
+        raise ValueError(f"{name} must have no colon in the user: the password begins there")
 
 
 def _proxy(name: str, value: Any) -> None:
@@ -370,8 +371,8 @@ class ObjectStoreReader(AsyncMapper[Any]):
     ) -> None:
         if store_settings and not isinstance(store, str):
             raise TypeError(
-                f"{', '.join(store_settings)}: settings go with the URL of a store, and store is"
-                f" a {type(store).__name__}"
+                f"{', '.join(store_settings)}: settings can only be given with the URL of a store,"
+                f" and store is a {type(store).__name__}"
             )
         if not (isinstance(store, str) or callable(store) or hasattr(store, "get_async")):
             raise TypeError(
@@ -403,7 +404,7 @@ class Stores:
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Any]:
-        # A store has nothing to close: its connections end when nobody holds it.
+        # A store has nothing to close: its connections end when it is dropped.
         obstore = await imported("obstore.store", "read_from_object_store")
         if isinstance(self.store, str):
             yield obstore.from_url(self.store, **self.settings)
@@ -464,6 +465,6 @@ async def whole_body(chunks: AsyncIterable[Any], name: str, max_bytes: float) ->
 def too_large(name: str, max_bytes: float) -> ResourceExhausted:
     """Return the error for a body that has more bytes than it may."""
     return ResourceExhausted(
-        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes if"
-        " it may be as large"
+        f"{name}: the body has more than max_bytes={max_bytes} bytes; pass a larger max_bytes to"
+        " allow it"
     )

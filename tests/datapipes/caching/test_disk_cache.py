@@ -17,7 +17,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
-from asyncloader.datapipes.caching.promise import Promise
+from asyncloader.datapipes.caching.cache_files import FileLock
 from asyncloader.datapipes.going_on import marks
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import ResourceExhausted
@@ -422,7 +422,7 @@ def test_arguments_are_checked_when_given(recorder):
         source.on_disk_cache(recorder.path, {}, "crc")
     with pytest.raises(TypeError, match="filepath_fn must be callable"):
         source.on_disk_cache("path")
-    with pytest.raises(ValueError, match="exclude one another"):
+    with pytest.raises(ValueError, match="exclude each other"):
         begun.end_caching(filepath_fn=recorder.path, same_filepath_fn=True)
     with pytest.raises(ValueError, match='mode must be "wb" or "wt", got \'ab\''):
         begun.end_caching("ab")
@@ -777,25 +777,25 @@ async def test_leaving_a_loader_ends_what_is_being_made(recorder):
     assert names_in(recorder.folder) == ["0.txt"]
 
 
-# Promises -------------------------------------------------------------------------------
+# Locks ----------------------------------------------------------------------------------
 
 
 def test_whoever_waits_too_long_is_told_for_whom(recorder):
     told = rf"1.txt was not made within 0.05 s by process {os.getpid()};"
-    with Promise.claim(recorder.path(1), 0), pytest.raises(TimeoutError, match=told):
+    with FileLock.acquire(recorder.path(1), 0), pytest.raises(TimeoutError, match=told):
         list(cache_of(recorder, [1], timeout=0.05))
     assert list(cache_of(recorder, [1], timeout=0)) == recorder.paths(1)
     assert names_in(recorder.folder) == ["1.txt"]
 
 
 def test_whoever_waits_takes_what_was_made(recorder):
-    promise = Promise.claim(recorder.path(1), 0)
+    lock = FileLock.acquire(recorder.path(1), 0)
     found: list[str] = []
     cached = cache_of(recorder, [1], timeout=float("inf"))
     waiting = threading.Thread(target=lambda: found.extend(cached))
     waiting.start()
     Path(recorder.path(1)).write_bytes(b"made elsewhere")
-    promise.close()
+    lock.close()
     waiting.join(10)
     assert found == recorder.paths(1)
     assert recorder.made == []
@@ -803,7 +803,7 @@ def test_whoever_waits_takes_what_was_made(recorder):
 
 
 async def test_leaving_a_loader_ends_a_wait_for_a_promise(recorder):
-    promise = Promise.claim(recorder.path(1), 0)
+    lock = FileLock.acquire(recorder.path(1), 0)
     with leaves_nothing():
         async with DataLoader2(cache_of(recorder, [0, 1])) as loader:
             items = aiter(loader)
@@ -812,7 +812,7 @@ async def test_leaving_a_loader_ends_a_wait_for_a_promise(recorder):
                 async with asyncio.timeout(0.1):
                     await anext(items)
         del items, loader
-        promise.close()
+        lock.close()
         for thread in threading.enumerate():
             if "waits for" in thread.name:
                 thread.join(10)
@@ -849,8 +849,8 @@ def without_threads_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_thread_to_wait_for_a_promise_nothing_is_left_behind(recorder, monkeypatch):
     without_threads_called("asyncloader waits for", monkeypatch)
     refused = pytest.raises(ResourceExhausted, match="can't start new thread")
-    with Promise.claim(recorder.path(1), 0), leaves_nothing(), refused:
-        Promise.claim(recorder.path(1), 60)
+    with FileLock.acquire(recorder.path(1), 0), leaves_nothing(), refused:
+        FileLock.acquire(recorder.path(1), 60)
 
 
 def test_without_a_thread_to_make_an_entry_the_loader_says_so(recorder, monkeypatch):
@@ -938,7 +938,7 @@ def test_cache_timeout_sets_every_end(recorder):
 
 
 async def test_cache_timeout_is_how_long_a_loader_waits(recorder):
-    with Promise.claim(recorder.path(1), 0):
+    with FileLock.acquire(recorder.path(1), 0):
         async with DataLoader2(cache_of(recorder, [1]), CacheTimeout(0.05)) as loader:
             with pytest.raises(TimeoutError, match=r"within 0.05 s"):
                 await anext(aiter(loader))

@@ -191,7 +191,7 @@ def test_an_archive_opened_as_text_says_how_to_open_it(tmp_path: Path) -> None:
 def test_parameters_are_torchdatas() -> None:
     assert len(TarArchiveLoader([], "r:*", 3)) == 3
     assert len(ZipArchiveLoader([], 3)) == 3
-    with pytest.raises(TypeError, match="knows no length"):
+    with pytest.raises(TypeError, match="has no known length"):
         len(ZipArchiveLoader([]))
 
 

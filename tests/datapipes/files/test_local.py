@@ -78,7 +78,7 @@ def test_masks_that_are_no_patterns_are_refused() -> None:
 def test_a_length_is_what_was_said() -> None:
     assert len(FileLister(length=3)) == 3
     assert len(FileOpener([], length=3)) == 3
-    with pytest.raises(TypeError, match="FileLister knows no length"):
+    with pytest.raises(TypeError, match="FileLister has no known length"):
         len(FileLister())
     with pytest.raises(ValueError, match="length must be at least -1, got -2"):
         FileOpener([], length=-2)
@@ -106,7 +106,7 @@ def test_text_has_an_encoding(folder: Path) -> None:
     ("arguments", "message"),
     [
         ({"mode": "w"}, r"mode must be one of 'b', 't', .*, got 'w'"),
-        ({"mode": "b", "encoding": "utf-8"}, "reads bytes, which have no encoding='utf-8'"),
+        ({"mode": "b", "encoding": "utf-8"}, "reads bytes; leave encoding='utf-8'"),
     ],
 )
 def test_modes_that_do_not_read_are_refused(arguments: dict[str, Any], message: str) -> None:

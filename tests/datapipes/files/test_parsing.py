@@ -77,7 +77,7 @@ def test_bytes_are_decoded_as_is_said() -> None:
     content = "né".encode("latin-1")
     assert rows(CSVParser, content, encoding="latin-1") == [["né"]]
     assert rows(CSVParser, content) == [["n"]]
-    with pytest.raises(ValueError, match=r"^x, line 1: byte 2 is no utf-8"):
+    with pytest.raises(ValueError, match=r"^x, line 1: byte 2 is not valid utf-8"):
         rows(CSVParser, content, errors="strict")
 
 
@@ -127,7 +127,7 @@ def test_documents_are_made_as_json_is_told() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"colour": "red"}, "'colour' is no keyword of json.loads; there are cls, strict, object"),
+        ({"colour": "red"}, "json.loads has no keyword 'colour'; it has cls, strict, object"),
         ({"object_hook": {"a": 1}}, "object_hook must be callable, got dict"),
         ({"object_pairs_hook": lambda: None}, "object_pairs_hook must take what it is given"),
         ({"parse_float": "decimal"}, "parse_float must be callable, got str"),
@@ -168,7 +168,7 @@ def test_each_line_is_a_document() -> None:
         (b'{"secret": 1,\n oops}', r"^x, line 2, column 2: Expecting property name"),
         (
             b'"secret \xff"',
-            r"^x, from line 1 on: byte 9 is no utf-8 .*; open the file with its encoding",
+            r"^x, from line 1 on: byte 9 is not valid utf-8 .*; open the file with its encoding",
         ),
         (b"[" * 100_000, r"^x, from line 1 on: nested too deeply"),
         (b"", r"^x, line 1, column 1: Expecting value"),

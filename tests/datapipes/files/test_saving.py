@@ -165,7 +165,7 @@ def test_the_function_is_called_as_elsewhere(tmp_path: Path) -> None:
         return tmp_path / name
 
     assert list(Saver([("a", "1")], "w", soon)) == [str(tmp_path / "a")]
-    with pytest.raises(TypeError, match="saves under paths, got int"):
+    with pytest.raises(TypeError, match="needs a path to save to, got int"):
         list(Saver([("a", "1")], "w", len))
     with pytest.raises(KeyError) as caught:
         list(Saver([("a", "1")], "w", {}.__getitem__))

@@ -65,7 +65,9 @@ def test_text_has_no_byte_order_mark() -> None:
 
 def test_what_is_no_text_is_an_error_that_names_the_line() -> None:
     content = b"skipped\nfine\nsecret \xff\n"
-    with pytest.raises(ValueError, match=r"^x, line 3: byte 8 is no utf-8 \(invalid") as caught:
+    with pytest.raises(
+        ValueError, match=r"^x, line 3: byte 8 is not valid utf-8 \(invalid"
+    ) as caught:
         lines(content, decode=True, errors="strict", skip_lines=1)
     assert "secret" not in repr(caught.value)
     assert caught.value.__cause__ is None
@@ -88,19 +90,23 @@ def test_lines_end_where_the_encoding_ends_them(encoding: str, skip: int) -> Non
 
 def test_what_ends_within_a_character_is_an_error_that_names_the_line() -> None:
     content = "fine\nsecret".encode("utf-16")[:-1]
-    with pytest.raises(ValueError, match=r"^x, line 2: no utf-16 \(truncated data\)") as caught:
+    with pytest.raises(
+        ValueError, match=r"^x, line 2: not valid utf-16 \(truncated data\)"
+    ) as caught:
         lines(content, decode=True, encoding="utf-16", errors="strict")
     assert "secret" not in repr(caught.value)
 
 
 def test_what_begins_with_no_mark_of_its_byte_order_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"^x, line 1: no utf-16 \(.*BOM\); say what it is"):
+    with pytest.raises(
+        ValueError, match=r"^x, line 1: not valid utf-16 \(.*BOM\); pass its encoding"
+    ):
         lines("fine".encode("utf-16-le"), decode=True, encoding="utf-16")
 
 
 def test_text_that_cannot_be_decoded_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/x: byte 1 is no utf-8"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/x: byte 1 is not valid utf-8"):
         list(FileOpener([tmp_path / "x"], encoding="utf-8").readlines())
 
 

@@ -287,7 +287,7 @@ def test_headers_are_added_unless_they_are_given():
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("example.org/x", "example.org/x: this is no URL of HTTP, which begins with http"),
+        ("example.org/x", "example.org/x: this is no URL of HTTP: it must begin with http"),
         ("user:secret@example.org/x", "example.org/x: this is no URL of HTTP"),
         ("http://", "a URL without a server: this is no URL of HTTP"),
         ("ftp://example.org/a@b", "ftp://example.org/a@b: this is no URL of HTTP"),
@@ -376,14 +376,14 @@ async def test_settings_may_be_left_to_aiohttp_or_say_all_it_takes():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"header": {}}, "'header' is no setting of a request; there are allow_redirects, auth"),
-        ({"url": "http://a"}, "'url' is no setting of a request"),
+        ({"header": {}}, "a request has no setting 'header'; it has allow_redirects, auth"),
+        ({"url": "http://a"}, "a request has no setting 'url'"),
         ({"headers": "Accept: secret"}, "headers must be a dict or pairs .*, got str"),
         ({"headers": {"Accept": 1}}, r"headers\['Accept'\] must be text, got int"),
         ({"headers": {1: "secret"}}, "headers must be named by text, got int"),
         ({"headers": {"Cookie": "secret\nHost: b"}}, r"headers\['Cookie'\] must be one line"),
         ({"headers": {"A\r": "secret"}}, "must be one line"),
-        ({"auth": ("secret:", "word")}, "auth must have a user without a colon"),
+        ({"auth": ("secret:", "word")}, "auth must have no colon in the user"),
         ({"params": {"a": True}}, r"params\['a'\] must be text or a finite number, got bool"),
         ({"params": [("a", ["secret"])]}, r"params\['a'\] must be text or a .*, got list"),
         ({"params": 5}, "params must be a dict or pairs .*, got int"),

@@ -98,7 +98,9 @@ async def test_an_s3_store_is_read_over_http_and_tries_again():
 
 
 def test_settings_without_a_url_are_refused():
-    with pytest.raises(TypeError, match="region: settings go with the URL of a store"):
+    with pytest.raises(
+        TypeError, match="region: settings can only be given with the URL of a store"
+    ):
         paths().read_from_object_store(object(), region="x")
 
 

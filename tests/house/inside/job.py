@@ -20,9 +20,12 @@ from asyncloader.datapipes.iter import IterableWrapper
 
 #: So many items of one worker, which asks for leave to make each of them.
 _ITEMS = 25
+#: An item takes so long that it travels alone, and that both sides write down where it stood:
+#: that is done only as often as a fiftieth of the time allows, and the hook makes it slow.
+_ITEM_SECONDS = 0.05
 #: So many tiny items in an epoch of two workers.
 _TINY_ITEMS = 100
-_EPOCHS = 4
+_EPOCHS = 12
 
 
 def main(job: str) -> None:
@@ -43,20 +46,25 @@ def _loader(function: Any, *, count: int, workers: int, ahead: int = 10) -> Data
     return loader
 
 
+def _slow_loader() -> DataLoader2[Any]:
+    return _loader(recorder.Cut(_ITEMS, _ITEM_SECONDS), count=_ITEMS, workers=1, ahead=1)
+
+
 def _items() -> None:
-    with _loader(recorder.slow, count=_ITEMS, workers=1, ahead=1) as loader:
+    with _slow_loader() as loader:
         for _ in loader:
             recorder.cut()
 
 
 async def _async_items() -> None:
-    async with _loader(recorder.slow, count=_ITEMS, workers=1, ahead=1) as loader:
+    async with _slow_loader() as loader:
         async for _ in loader:
             recorder.cut()
 
 
 def _epochs() -> None:
-    with _loader(recorder.quick, count=_TINY_ITEMS, workers=2) as loader:
+    function = recorder.Cut(last=_EPOCHS * _TINY_ITEMS // 2)
+    with _loader(function, count=_TINY_ITEMS, workers=2) as loader:
         for _ in range(_EPOCHS):
             for _ in loader:
                 recorder.cut()

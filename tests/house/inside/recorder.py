@@ -19,13 +19,6 @@ from typing import Any
 PACKAGE = os.environ["HOUSE_PACKAGE"] + os.sep
 FOLDER = Path(os.environ["HOUSE_FOLDER"])
 
-#: An item takes so long that it travels alone, and that both sides write down where it stood:
-#: that is done only as often as a fiftieth of the time allows, and the hook makes it slow.
-_ITEM_SECONDS = 0.05
-
-#: Worker processes save what they have each time they made so many items.
-WRITE_EVERY = 25
-
 #: The functions entered since the latest cut, each with the file it was called from.
 _entered: list[tuple[str, str, str]] = []
 windows: list[list[tuple[str, str, str]]] = []
@@ -46,18 +39,20 @@ def cut() -> None:
     windows.append(window)
 
 
-def quick(item: Any) -> Any:
-    """Pass an item on in a worker; each call of this cuts."""
-    cut()
-    if len(windows) % WRITE_EVERY == 0:
-        (FOLDER / f"{os.getpid()}.json").write_text(json.dumps(windows))
-    return item
+class Cut:
+    """A function for ``map`` in a worker: each call cuts, and the last writes all windows down."""
 
+    def __init__(self, last: int, seconds: float = 0.0) -> None:
+        self.last = last
+        self.seconds = seconds
 
-def slow(item: Any) -> Any:
-    """Pass an item on which took so long that it travels in a frame of its own."""
-    time.sleep(_ITEM_SECONDS)
-    return quick(item)
+    def __call__(self, item: Any) -> Any:
+        if self.seconds:
+            time.sleep(self.seconds)
+        cut()
+        if len(windows) == self.last:
+            (FOLDER / f"{os.getpid()}.json").write_text(json.dumps(windows))
+        return item
 
 
 def _hook(frame: FrameType, event: str, _: Any) -> None:

@@ -1,10 +1,11 @@
-"""One entry of a cache on disk.
+"""The files of a cache on disk.
 
-This file is about ``CacheEntry``: the files that an entry consists of, whether they are
-there, and how they are made so that nobody ever finds a half of them.
+This file is about ``CacheEntry``: the files that an entry consists of, whether they are there, and
+how they are made so that no reader ever finds half of them; and about ``FileLock``, by which one of
+all the processes and threads that want the same entry makes it, and the others wait.
 
-An entry is named by a path. Mostly that is its only file. An entry of other files, or
-of none, has a list of them at that path with ``.files`` after it.
+An entry is named by a path. Mostly that is its only file. An entry of other files, or of none, has
+a list of them at that path with ``.files`` after it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import hashlib
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.pipe.omissions import Omissions
+from asyncloader.datapipes.running.home import present_waiter
+from asyncloader.runtime import start_thread
+from asyncloader.waiting import ThreadWaiter
 
 LIST_SUFFIX = ".files"
 PARTIAL_SUFFIX = ".partial"
@@ -87,7 +93,7 @@ class CacheEntry:
         """Write the data of (path, data) pairs to their paths; return those, in order.
 
         All files appear together, when the last is complete. After an error there are
-        the files that were there before. Whoever calls this holds the entry's promise.
+        the files that were there before. The caller holds the entry's lock.
 
         Where something was left out the files appear as well, but are not the whole entry.
         """
@@ -125,7 +131,7 @@ class CacheEntry:
                 file.write(piece)
 
     def _publish(self, partials: Mapping[str, str], *, is_whole: bool) -> None:
-        # A list is there before its files, and gone before a file that needs none: whoever
+        # A list is there before its files, and gone before a file that needs none: a reader that
         # looks in between finds no entry.
         if list(partials) == [self.path] or not is_whole:
             with contextlib.suppress(FileNotFoundError):
@@ -148,8 +154,8 @@ class CacheEntry:
         os.replace(partial, path)
 
     def _partial(self, path: str) -> str:
-        # Always the same, so that whoever takes over writes over what a crash has left;
-        # and another for every entry, as only the entry's promise keeps others away.
+        # Always the same, so that the next process writes over what a crash has left;
+        # and another for every entry, as only the entry's lock keeps others away.
         entry = hashlib.sha256(os.fsencode(os.path.abspath(self.path))).hexdigest()[:8]
         return f"{path}.{entry}{PARTIAL_SUFFIX}"
 
@@ -175,3 +181,158 @@ def _pieces(data: Any, skip_read: bool) -> Iterator[Any]:
         close = getattr(data, "close", None)
         if close is not None:
             close()
+
+
+#: After the path of what is made; torchdata's caches have the same.
+LOCK_SUFFIX = ".promise"
+
+
+class FileLock:
+    """The right to make a file, held from ``acquire`` to ``close``.
+
+    It is a lock on a file beside the one that is to be made. The kernel drops the lock with the
+    process that holds it, so that a waiting process takes over at once. What such a file says,
+    and that there is one, means nothing.
+    """
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, target: str, timeout: float) -> FileLock:
+        """Wait until no other process makes the file, and lock it.
+
+        TimeoutError after ``timeout`` seconds. The caller then checks first whether the
+        file was made meanwhile.
+        """
+        path = target + LOCK_SUFFIX
+        end = monotonic() + timeout
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            if not _lock_now(fd) and not _lock_later(path, fd, end - monotonic()):
+                raise TimeoutError(
+                    # Programs for torchdata look for the first two words.
+                    f"OnDiskCache Exception: {target} was not made within {timeout:g} s by"
+                    f" {_maker(path)}; give it longer with end_caching(timeout=...) or"
+                    " CacheTimeout(seconds)"
+                )
+            if _is_at(path, fd):
+                _sign(fd)
+                return cls(path, fd)
+            # Its holder is done with it and has taken it away.
+            _give_up(path, fd)
+
+    def close(self) -> None:
+        """Let others make the file, unless it is there now."""
+        _give_up(self._path, self._fd)
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _LockWait:
+    """A thread's wait for a lock, which its caller may give up before it is over."""
+
+    def __init__(self, path: str, fd: int, waiter: ThreadWaiter) -> None:
+        self._path = path
+        self._fd = fd
+        self._waiter = waiter
+        self._deciding = threading.Lock()
+        self._is_given_up = False
+        self.is_over = False
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        try:
+            _flock(self._fd, wait=True)
+        except OSError as error:
+            self.error = error
+        with self._deciding:
+            self.is_over = True
+            if self._is_given_up:
+                _give_up(self._path, self._fd)
+        self._waiter.wake()
+
+    def give_up(self) -> None:
+        with self._deciding:
+            self._is_given_up = True
+            if self.is_over:
+                _give_up(self._path, self._fd)
+
+
+def _lock_now(fd: int) -> bool:
+    try:
+        _flock(fd, wait=False)
+    except BlockingIOError:
+        return False
+    except BaseException:
+        os.close(fd)
+        raise
+    return True
+
+
+def _lock_later(path: str, fd: int, seconds: float) -> bool:
+    """Wait for the lock; if it does not come in time, or the wait is ended, give it up."""
+    # Nothing ends a wait for a lock before its time. So a thread waits, which may stay
+    # behind until the holder is done, and this one can be stopped.
+    waiter = present_waiter()
+    wait = _LockWait(path, fd, waiter)
+    thread = threading.Thread(target=wait.run, name=f"asyncloader waits for {path}", daemon=True)
+    try:
+        start_thread(thread)
+    except BaseException:
+        os.close(fd)
+        raise
+    is_locked = False
+    try:
+        is_locked = waiter.until(lambda: wait.is_over, seconds) and wait.error is None
+    finally:
+        if not is_locked:
+            wait.give_up()
+    if wait.error is not None:
+        raise wait.error
+    return is_locked
+
+
+def _flock(fd: int, *, wait: bool) -> None:
+    # Windows has no such module, and can use all but caches on disk.
+    import fcntl
+
+    fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _is_at(path: str, fd: int) -> bool:
+    """Whether a locked file is the one that others find."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    return False
+
+
+def _give_up(path: str, fd: int) -> None:
+    """Unlock a file, and take it away if others would find it."""
+    import fcntl
+
+    if _is_at(path, fd):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    # Closing would not do where a forked child has the file open, too.
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def _sign(fd: int) -> None:
+    """Write down which process holds the lock, for the error of those that wait too long."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _maker(path: str) -> str:
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        return f"process {int(file.read(20))}"
+    return "another process"
