@@ -18,7 +18,7 @@ from typing import Any
 from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
 from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
 from asyncloader.datapipes.pipe.kinds import has_no_place, is_without_order
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint
@@ -52,7 +52,7 @@ class Lifecycle:
         self.adopted_seed: int | None = None
         # The pipes of the present epoch whose order does not repeat.
         self._unordered: list[Any] = []
-        self._epoch = Epoch()
+        self._tree = RunTree()
         self._datapipe: Any = None
         # The pipes of the graph before any service changed it.
         self._given: list[Any] = []
@@ -181,7 +181,7 @@ class Lifecycle:
                 await self._calls.finalize()
 
     def _set_paused(self, is_paused: bool) -> None:
-        self._epoch.set_paused(is_paused)
+        self._tree.set_paused(is_paused)
 
     def __repr__(self) -> str:
         return repr(self._service)
@@ -243,12 +243,12 @@ class Lifecycle:
         if start.is_regrouped:
             check_added(self._given, prepared)
         pipes = pipes_of(prepared)
-        self._epoch = epoch = Epoch(pipes)
+        self._tree = tree = RunTree(pipes)
         # If no state can be taken, nothing has to be recorded for one, maybe without an end.
         takes_states = not any(map(has_no_place, pipes))
-        cursors = with_orders(epoch, pipes, start.cursors) if takes_states else start.cursors
+        cursors = with_orders(tree, pipes, start.cursors) if takes_states else start.cursors
         self._unordered = list(filter(is_without_order, pipes))
-        run: Run[Any] = Run(prepared, epoch)
+        run: Run[Any] = Run(prepared, tree)
         if start.position:
             run.resume(start.position, cursors)
         return run

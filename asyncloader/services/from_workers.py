@@ -36,7 +36,7 @@ from asyncloader.datapipes.going_on.tidings import piece, unnumbered_in
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_without_order
-from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
+from asyncloader.datapipes.pipe.run import Pass, Run, RunTree
 from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
@@ -118,7 +118,7 @@ class FromWorkers(IterDataPipe[Any]):
         """Whether the order of the items depends on which results arrive first."""
         return self.stream is not None and (self.tells or not self.is_in_order)
 
-    def first_cursor(self, epoch: Epoch) -> Cursor:
+    def first_cursor(self, tree: RunTree) -> Cursor:
         """Return the initial cursor, which records what is taken after it."""
         assert self.stream is not None
         return self.cursor(self.stream, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncloader.datapipes.going_on.cursors import Cursors, set_numbers
 from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.graph import breadth_first
 
 
@@ -16,12 +16,12 @@ def placed(graph: Any) -> Run[Any]:
     """Return the run of a graph whose pipes know their places, in an epoch of its own."""
     pipes = breadth_first(graph)
     set_numbers(pipes)
-    return Run(graph, Epoch(pipes))
+    return Run(graph, RunTree(pipes))
 
 
 def new_pass(pipe: Any) -> Any:
     """Return a pass over a pipe that begins at its first item."""
-    return Run(pipe, Epoch()).new_pass()
+    return Run(pipe, RunTree()).new_pass()
 
 
 def cursors_along(graph: Any) -> tuple[list[Any], list[Cursors]]:

@@ -28,7 +28,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.going_on import marks
-from asyncloader.datapipes.pipe.run import epoch_of
+from asyncloader.datapipes.pipe.run import tree_of
 from asyncloader.errors import SnapshotError, WorkerDied
 from asyncloader.graph import find_dps, traverse_dps
 from tests.samples import is_odd
@@ -159,7 +159,7 @@ def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
         for _ in range(3000):
             next(iterator)
         running = find_dps(traverse_dps(loader._engine.lifecycle.adapted), it.AsyncMapper)[0]
-        noted = sum(1 for _ in epoch_of(running).course_of(running)._journal.entries_from(0))
+        noted = sum(1 for _ in tree_of(running).course_of(running)._journal.entries_from(0))
     assert noted < 2500, "of 3,000 items those are known that a state may have to go back to"
 
 

@@ -30,7 +30,7 @@ from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.function import blame, itself
-from asyncloader.datapipes.pipe.run import Epoch, Pass, Run, own_epoch_of
+from asyncloader.datapipes.pipe.run import Pass, Run, RunTree, own_tree_of
 from asyncloader.datapipes.pipe.upstream import pipes_from
 
 T = TypeVar("T")
@@ -57,14 +57,14 @@ class Branch(IterDataPipe[T]):
     def cursor_form(self) -> Form:
         return split_form(self.source.num_instances, number_of(self.source), self.index)
 
-    def split_in(self, epoch: Epoch) -> SplitPass[T] | None:
+    def split_in(self, tree: RunTree) -> SplitPass[T] | None:
         """Return the latest pass that the branches share, if there was one."""
-        found: SplitPass[T] | None = epoch.latest_pass(self.source)
+        found: SplitPass[T] | None = tree.latest_pass(self.source)
         return found
 
-    def joins_others(self, epoch: Epoch) -> bool:
+    def joins_others(self, tree: RunTree) -> bool:
         """Whether the next pass is one in which other branches have drawn items already."""
-        split = self.split_in(epoch)
+        split = self.split_in(tree)
         return split is not None and split.is_open_to(self.index)
 
     def __repr__(self) -> str:
@@ -90,12 +90,12 @@ class BranchPass(Pass[T]):
     def _joined(self, *, goes_on: bool = False) -> SplitPass[T]:
         splitter = self.pipe.source
         # The branches of a splitter that is used by itself are iterated one by one.
-        epoch = self.run.epoch if self.run.epoch.has(splitter) else own_epoch_of(splitter)
-        joined: SplitPass[T] = splitter.join(epoch, self.pipe.index, goes_on=goes_on)
+        tree = self.run.tree if self.run.tree.has(splitter) else own_tree_of(splitter)
+        joined: SplitPass[T] = splitter.join(tree, self.pipe.index, goes_on=goes_on)
         return joined
 
     def cursor(self) -> Cursor:
-        split = self.pipe.split_in(self.run.epoch)
+        split = self.pipe.split_in(self.run.tree)
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
         return cursor
 
@@ -128,7 +128,7 @@ def _branches_read_by(source: Run[Any]) -> Cursors:
     while waiting:
         pipe = waiting.pop()
         if isinstance(pipe, Branch):
-            split = pipe.split_in(source.epoch)
+            split = pipe.split_in(source.tree)
             if split is not None:
                 put_cursor(pipe, split.cursor_of(pipe.index), into)
         else:
@@ -186,18 +186,18 @@ class Splitter(IterDataPipe[T]):
         """Return a pipe for each branch."""
         return [Branch(self, index) for index in range(self.num_instances)]
 
-    def join(self, epoch: Epoch, index: int, *, goes_on: bool = False) -> SplitPass[T]:
+    def join(self, tree: RunTree, index: int, *, goes_on: bool = False) -> SplitPass[T]:
         """Return the pass under way, now with this branch in it, or a new pass.
 
         A branch that goes on where it was may be one that had left then.
         """
         with self._joining:
-            split: SplitPass[T] | None = epoch.latest_pass(self)
+            split: SplitPass[T] | None = tree.latest_pass(self)
             if split is None or not split.join(index, goes_on=goes_on):
                 if split is not None:
                     split.invalidate()
-                split = SplitPass(Run(self, epoch))
-                epoch.note_pass(self, split)
+                split = SplitPass(Run(self, tree))
+                tree.note_pass(self, split)
                 split.join(index, goes_on=goes_on)
             return split
 

@@ -20,7 +20,7 @@ from asyncloader.datapipes.going_on.forms import COUNT, Form, at_most, fields, i
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping, iterable_source
 from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.run import Pass, Run, own_epoch_of
+from asyncloader.datapipes.pipe.run import Pass, Run, own_tree_of
 from asyncloader.datapipes.pipe.upstream import drawn_above
 from asyncloader.datapipes.pipe.weights import checked_weight
 from asyncloader.errors import IteratorInvalidated
@@ -158,11 +158,11 @@ class Share(IterDataPipe[T]):
         split = self.source
         begun: SharePass[T] = SharePass(run, split.seed)
         # The pass before, over whichever share, is over.
-        epoch = run.epoch if run.epoch.has(split) else own_epoch_of(split)
-        before: SharePass[T] | None = epoch.latest_pass(split)
+        tree = run.tree if run.tree.has(split) else own_tree_of(split)
+        before: SharePass[T] | None = tree.latest_pass(split)
         if before is not None:
             before.is_invalid = True
-        epoch.note_pass(split, begun)
+        tree.note_pass(split, begun)
         return begun
 
     def cursor_form(self) -> Form:

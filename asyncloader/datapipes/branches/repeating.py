@@ -37,7 +37,7 @@ from asyncloader.datapipes.pipe.arguments import (
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.pipe.randomness import Seeded
-from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
+from asyncloader.datapipes.pipe.run import Pass, Run, RunTree
 from asyncloader.datapipes.pipe.upstream import pipes_from
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class ConcatPass(OutlastingPass[T]):
     def __post_init__(self) -> None:
         self.sources = [self.run.of(source) for source in self.pipe.sources]
         # As the shares of one random_split are, all of which read its source.
-        self._seeds = RoundSeeds(self.run.epoch, _read_again(self.pipe.sources))
+        self._seeds = RoundSeeds(self.run.tree, _read_again(self.pipe.sources))
 
     @property
     def source(self) -> Run[Any]:
@@ -204,7 +204,7 @@ class CyclePass(Pass[T]):
     yielded: int = 0
 
     def __post_init__(self) -> None:
-        self._seeds = RoundSeeds(self.run.epoch, pipes_from(self.pipe.source))
+        self._seeds = RoundSeeds(self.run.tree, pipes_from(self.pipe.source))
 
     def cursor(self) -> Cursor:
         return {**super().cursor(), **self._seeds.cursor()}
@@ -234,8 +234,8 @@ class RoundSeeds:
     other seeds, so that these are part of the cursor.
     """
 
-    def __init__(self, epoch: Epoch, pipes: Iterable[Any]) -> None:
-        self._epoch = epoch
+    def __init__(self, tree: RunTree, pipes: Iterable[Any]) -> None:
+        self._tree = tree
         self._pipes = list(pipes)
         self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
         # By number: the seeds of this round, and those that follow if nothing more is begun in it.
@@ -262,8 +262,8 @@ class RoundSeeds:
     def begin_next(self) -> None:
         """Begin the next round."""
         # What had ended when this pass went on was not begun: it begins anew now.
-        self._epoch.forget_starts(self._pipes)
-        with_orders(self._epoch, self._pipes, {})
+        self._tree.forget_starts(self._pipes)
+        with_orders(self._tree, self._pipes, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({number: following.get(number, seed) for number, seed in unused})
@@ -276,11 +276,11 @@ class RoundSeeds:
 
     def _seeds_under_way(self) -> Seeds:
         """Return the seeds of passes that the first round joins, as another branch began them."""
-        epoch = self._epoch
+        tree = self._tree
         branches = [pipe for pipe in self._pipes if isinstance(pipe, Branch)]
-        joining = [branch for branch in branches if branch.joins_others(epoch)]
+        joining = [branch for branch in branches if branch.joins_others(tree)]
         above = {id(each) for pipe in joining for each in pipes_from(pipe)}
-        passes = [(pipe, epoch.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
+        passes = [(pipe, tree.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
         return {number_of(pipe): begun.seed for pipe, begun in passes if begun is not None}
 
     def _seeds_to_come(self) -> Seeds:

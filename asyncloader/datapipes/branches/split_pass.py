@@ -272,7 +272,7 @@ class SplitPass(Pass[T]):
             if above:
                 # A branch that has left cannot come back to what its sisters read.
                 for branch in above:
-                    split: SplitPass[Any] | None = branch.split_in(self.run.epoch)
+                    split: SplitPass[Any] | None = branch.split_in(self.run.tree)
                     if split is not None:
                         split.rest(branch.index)
                 return

@@ -51,7 +51,7 @@ class AheadPass(Pass[T]):
         self.room = 0
         #: What begins them, while something does.
         self.ahead: Ahead = NOTHING_AHEAD
-        self.positions = positions_for(pipe, run.epoch.course_of(pipe))
+        self.positions = positions_for(pipe, run.tree.course_of(pipe))
         # The position alone says where such a pass stands.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
         source = self.source

@@ -26,7 +26,7 @@ from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import AsyncColumnFunction, checked_columns
 from asyncloader.datapipes.pipe.debugging import watched_async
 from asyncloader.datapipes.pipe.function import blame, is_async, itself
-from asyncloader.datapipes.pipe.run import Epoch, Pass, Run
+from asyncloader.datapipes.pipe.run import Pass, Run, RunTree
 from asyncloader.datapipes.pipe.tolerance import OnError, Tolerance, failure_of
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.runtime import running_loop
@@ -127,8 +127,8 @@ class AsyncMapper(IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         return AsyncMapPass(run)
 
-    def first_cursor(self, epoch: Epoch) -> Cursor:
-        return first_cursor(epoch.course_of(self))
+    def first_cursor(self, tree: RunTree) -> Cursor:
+        return first_cursor(tree.course_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)

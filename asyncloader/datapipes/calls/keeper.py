@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
 from typing import Any
 
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.datapipes.running.crossing import taken_at
 from asyncloader.datapipes.running.home import Home
 from asyncloader.runtime import running_loop
@@ -81,7 +81,7 @@ class Keeper:
 def keeper_at(home: Home) -> Iterator[Keeper]:
     """Give a keeper for one pass."""
     keeper = Keeper()
-    run: Run[Keeper] = Run(keeper, Epoch())
+    run: Run[Keeper] = Run(keeper, RunTree())
     begun = taken_at(home, run)
     with contextlib.closing(begun):
         yield next(begun)

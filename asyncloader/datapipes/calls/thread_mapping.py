@@ -26,7 +26,7 @@ from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.columns import ColumnFunction
 from asyncloader.datapipes.pipe.debugging import watched_plain
 from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.datapipes.pipe.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.datapipes.running.makers import Makers, some_home
 
@@ -86,8 +86,8 @@ class ThreadMapper(IterDataPipe[T]):
     def __len__(self) -> int:
         return self.tolerance.length(self, self.source)
 
-    def first_cursor(self, epoch: Epoch) -> Cursor:
-        return first_cursor(epoch.course_of(self))
+    def first_cursor(self, tree: RunTree) -> Cursor:
+        return first_cursor(tree.course_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)

@@ -21,7 +21,7 @@ from asyncloader.datapipes.pipe.arguments import (
 )
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.pipe.function import calling, is_async, itself
-from asyncloader.datapipes.pipe.run import Pass, Run, epoch_of
+from asyncloader.datapipes.pipe.run import Pass, Run, tree_of
 from asyncloader.datapipes.pipe.share import Share
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class IterToMapConverter(MapDataPipe[T]):
     def _load(self) -> dict[Any, T]:
         items: dict[Any, T] = {}
         with calling(self.key_value_fn or itself) as key_value:
-            source: Run[Any] = Run(self.source, epoch_of(self.source))
+            source: Run[Any] = Run(self.source, tree_of(self.source))
             for item in source.begin():
                 key, value = self._checked(answer_of(self, key_value, item))
                 if checked_key_of(self, key) in items:

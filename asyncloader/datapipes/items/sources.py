@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.going_on.cursors import Cursors, picked
 from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
 from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_pipe
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.datapipes.pipe.share import Share
 from asyncloader.datapipes.running.crossing import from_loop, from_thread
 from asyncloader.errors import IteratorInvalidated
@@ -96,7 +96,7 @@ class IterableWrapper(IterDataPipe[T]):
 
     def __iter__(self) -> Iterator[T]:
         if not isinstance(self.iterable, Iterable):
-            return from_loop(Run(self, Epoch()))
+            return from_loop(Run(self, RunTree()))
         if self._must_not_ask():
             return _unaware_items(partial(self._items, self.iterable), self._unaware())
         return self._items(self.iterable)
@@ -148,7 +148,7 @@ class IterableWrapper(IterDataPipe[T]):
             if self._must_not_ask():
                 return _unaware_aitems(partial(self._aitems, self.iterable), self._unaware())
             return self._aitems(self.iterable)
-        return from_thread(Run(self, Epoch()))
+        return from_thread(Run(self, RunTree()))
 
 
 # These stand outside of the pipe, whose time is that of the iterable: see ``watch.frames``.

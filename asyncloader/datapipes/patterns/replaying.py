@@ -22,7 +22,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.pipe.kinds import is_splitter, is_without_order
-from asyncloader.datapipes.pipe.run import Epoch, Run, has_passes
+from asyncloader.datapipes.pipe.run import Run, RunTree, has_passes
 from asyncloader.datapipes.pipe.upstream import pipes_from
 
 
@@ -60,7 +60,7 @@ def unnumbered(unordered: Iterable[Any]) -> str:
     return ""
 
 
-def with_orders(epoch: Epoch, pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+def with_orders(tree: RunTree, pipes: Iterable[Any], cursors: Cursors) -> Cursors:
     """Return cursors to which those belong of all that hand out as they come.
 
     They know what is handed out from now on. To be called with a graph's pipes before a
@@ -74,22 +74,22 @@ def with_orders(epoch: Epoch, pipes: Iterable[Any], cursors: Cursors) -> Cursors
     numbers = set(map(number_of, unordered))
     others = {number: cursor for number, cursor in noting.items() if number not in numbers}
     for pipe in unordered:
-        put_cursor(pipe, _to_begin_with(epoch, pipe, cursor_of(pipe, noting)), noting)
+        put_cursor(pipe, _to_begin_with(tree, pipe, cursor_of(pipe, noting)), noting)
     for pipe in pipes:
         # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
         own = cursors_of(filter(is_without_order, pipes_from(pipe)), noting)
         if needs_replay(pipe):
-            epoch.set_beginnings(pipe, own)
+            tree.set_beginnings(pipe, own)
         # A splitter is not read itself, but through its branches.
         if not is_splitter(pipe):
-            epoch.set_start(pipe, others | own)
+            tree.set_start(pipe, others | own)
     return noting
 
 
 def put_to_come(source: Run[Any], into: Cursors) -> None:
     """Add, for a source that will begin a pass, what is handed out in it without order."""
     for pipe in filter(is_without_order, pipes_from(source.pipe, to_splitters=True)):
-        put_cursor(pipe, pipe.first_cursor(source.epoch), into)
+        put_cursor(pipe, pipe.first_cursor(source.tree), into)
 
 
 def _with_those_above(cursors: Cursors) -> Cursors:
@@ -101,15 +101,15 @@ def _with_those_above(cursors: Cursors) -> Cursors:
     return found
 
 
-def _to_begin_with(epoch: Epoch, pipe: Any, cursor: Cursor | None) -> Cursor:
+def _to_begin_with(tree: RunTree, pipe: Any, cursor: Cursor | None) -> Cursor:
     if cursor is None:
-        first: Cursor = pipe.first_cursor(epoch)
+        first: Cursor = pipe.first_cursor(tree)
         return first
     if "begun" not in cursor:
         return cursor
-    epoch.course_of(pipe).count_as(cursor)
+    tree.course_of(pipe).count_as(cursor)
     if cursor["begun"]:
         return cursor
-    epoch.course_of(pipe).expect(cursor)
-    to_come: Cursor = pipe.first_cursor(epoch)
+    tree.course_of(pipe).expect(cursor)
+    to_come: Cursor = pipe.first_cursor(tree)
     return to_come

@@ -20,7 +20,7 @@ from asyncloader.datapipes.going_on.forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.colours import check_colours
 from asyncloader.datapipes.pipe.registering import bring, register
-from asyncloader.datapipes.pipe.run import Epoch, Pass, Run, epoch_of, has_passes
+from asyncloader.datapipes.pipe.run import Pass, Run, RunTree, has_passes, tree_of
 from asyncloader.datapipes.pipe.share import Share
 from asyncloader.datapipes.pipe.unknown_name import MissingName, UnknownName
 from asyncloader.datapipes.running.crossing import from_loop
@@ -45,8 +45,8 @@ class DataPipe:
     #: holds, has run ahead for, or has to replay.
     makes_again: ClassVar[bool] = True
 
-    #: The epoch that runs this pipe, of a built-in one; see ``Epoch``.
-    _epoch: Epoch | None = None
+    #: The tree that runs this pipe, if it is a built-in one; see ``RunTree``.
+    _tree: RunTree | None = None
 
     #: What it is called in messages, where that is the name of a pipe whose place it took.
     known_as: str = ""
@@ -129,7 +129,7 @@ class DataPipe:
         """Return how many items were yielded where a cursor was taken, or fewer."""
         return int(cursor.get("yielded", 0))
 
-    def first_cursor(self, epoch: Epoch) -> Cursor:
+    def first_cursor(self, tree: RunTree) -> Cursor:
         """Return the cursor of a pass to come, to which all that is handed out in it belongs.
 
         To be asked of a pipe that has no order.
@@ -185,7 +185,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         return of_a_pass if has_passes(self) else no_cursor
 
     def __iter__(self) -> Iterator[T_co]:
-        run: Run[T_co] = Run(self, epoch_of(self))
+        run: Run[T_co] = Run(self, tree_of(self))
         if self._makes_passes() and not (self.is_async() and self.waits()):
             return iter(run.new_pass())
         if self.is_async():
@@ -195,7 +195,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         )
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        run: Run[T_co] = Run(self, epoch_of(self))
+        run: Run[T_co] = Run(self, tree_of(self))
         if self._makes_passes() and self.is_async():
             return aiter(run.new_pass())
         return aiter(run.abegin())

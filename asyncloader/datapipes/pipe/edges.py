@@ -14,7 +14,7 @@ from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
 from asyncloader.datapipes.pipe.containers import pipes_in
 
 #: Attributes that are about an iteration that is going on, not about the graph.
-_PASSING = frozenset({"_epoch", "_datapipe_iter", "_datapipe_iterator"})
+_PASSING = frozenset({"_tree", "_datapipe_iter", "_datapipe_iterator"})
 
 
 def edges_of(pipe: Any) -> list[Any]:

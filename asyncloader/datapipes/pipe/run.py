@@ -3,15 +3,15 @@
 A pipe describes what is to be done, and holds nothing of its iterations. This file is about
 the three things that do:
 
-    Epoch   one epoch of a graph in one process: the latest pass of each pipe, and what
-            outlasts a pass
-    Run     one reader's use of a pipe in an epoch: where the reader wants it to begin, and
-            where it stands, as the reader sees it
-    Pass    one iteration of a pipe from its first item to its last, or from where its run
-            was told to begin. It reads the pipe's sources by runs of its own, so that runs
-            and passes are a tree, parallel to the graph
+    RunTree   one epoch of a graph in one process: the latest pass of each pipe, and what
+              outlasts a pass
+    Run       one reader's use of a pipe in an epoch: where the reader wants it to begin, and
+              where it stands, as the reader sees it
+    Pass      one iteration of a pipe from its first item to its last, or from where its run
+              was told to begin. It reads the pipe's sources by runs of its own, so that runs
+              and passes are a tree, parallel to the graph
 
-A pipe that is iterated by itself, as by ``list(pipe)``, has an epoch of its own.
+A pipe that is iterated by itself, as by ``list(pipe)``, has a tree of its own.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Epoch:
-    """One epoch of a graph in one process.
+class RunTree:
+    """What is known in one epoch of a graph, in one process.
 
-    Built-in pipes know the epoch they are run in, so that a user's pipe that iterates one takes
-    part in it. A copy of a pipe is in no epoch.
+    Built-in pipes know the tree they are run in, so that a user's pipe that iterates one takes
+    part in it. A copy of a pipe is in no tree.
     """
 
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
@@ -62,7 +62,7 @@ class Epoch:
         for pipe in pipes:
             self._ids.add(id(pipe))
             if has_passes(pipe) or (hasattr(type(pipe), "has_passes") and pipe.is_splitter()):
-                pipe._epoch = self
+                pipe._tree = self
 
     def has(self, pipe: Any) -> bool:
         """Whether the pipe is one of those that are run here."""
@@ -120,21 +120,21 @@ class Epoch:
 
 
 def _nothing() -> None:
-    """What a copy has for the epoch of its original."""
+    """What a copy has in place of the tree of its original."""
 
 
-def epoch_of(pipe: Any) -> Epoch:
-    """Return the epoch in which a pipe is run, or a new one for a pipe that is used by itself."""
-    epoch: Epoch | None = getattr(pipe, "_epoch", None)
-    return epoch if epoch is not None and epoch.has(pipe) else Epoch()
+def tree_of(pipe: Any) -> RunTree:
+    """Return the tree in which a pipe is run, or a new one for a pipe that is used by itself."""
+    tree: RunTree | None = getattr(pipe, "_epoch", None)
+    return tree if tree is not None and tree.has(pipe) else RunTree()
 
 
-def own_epoch_of(pipe: Any) -> Epoch:
-    """Return the epoch in which a pipe is run, or one that a pipe used by itself keeps."""
-    epoch = epoch_of(pipe)
-    if not epoch.has(pipe):
-        epoch.add([pipe])
-    return epoch
+def own_tree_of(pipe: Any) -> RunTree:
+    """Return the tree in which a pipe is run, or one that a pipe used by itself keeps."""
+    tree = tree_of(pipe)
+    if not tree.has(pipe):
+        tree.add([pipe])
+    return tree
 
 
 def has_passes(pipe: Any) -> bool:
@@ -170,9 +170,9 @@ def can_share(pipe: Any) -> bool:
 class Run(Generic[T]):
     """One reader's use of a pipe in an epoch. Each ``begin`` is a pass over the pipe."""
 
-    def __init__(self, pipe: Any, epoch: Epoch) -> None:
+    def __init__(self, pipe: Any, tree: RunTree) -> None:
         self.pipe = pipe
-        self.epoch = epoch
+        self.tree = tree
         #: Where the next pass begins: a position and cursors from before it, or positions.
         self._start: tuple[int, Cursors] | list[int] | None = None
         self._crossing: Exchange[T] | None = None
@@ -180,8 +180,8 @@ class Run(Generic[T]):
         self._own_state: OwnState | None = None
 
     def of(self, source: Any) -> Run[Any]:
-        """Return a run of another pipe in the same epoch."""
-        return Run(source, self.epoch)
+        """Return a run of another pipe in the same tree."""
+        return Run(source, self.tree)
 
     # Where it begins --------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Run(Generic[T]):
         The cursors may be from somewhat before: what lies between is skipped, or made and
         dropped.
         """
-        self.epoch.take_start(self.pipe)
+        self.tree.take_start(self.pipe)
         self._start = position, cursors
 
     def pick(self, positions: list[int]) -> None:
@@ -199,18 +199,18 @@ class Run(Generic[T]):
 
         To be asked of the run of a pipe that ``picks``.
         """
-        self.epoch.take_start(self.pipe)
+        self.tree.take_start(self.pipe)
         self._start = positions
 
     def first_cursors(self) -> Cursors:
         """Return the cursors with which the next pass begins."""
         if isinstance(self._start, tuple):
             return self._start[1]
-        return self.epoch.start_of(self.pipe)
+        return self.tree.start_of(self.pipe)
 
     def _take_start(self) -> tuple[int, Cursors] | list[int] | None:
         start, self._start = self._start, None
-        expected = self.epoch.take_start(self.pipe)
+        expected = self.tree.take_start(self.pipe)
         if start is None and expected is not None:
             return 0, expected
         return start
@@ -282,7 +282,7 @@ class Run(Generic[T]):
     def note(self, begun: Pass[T]) -> None:
         """Note the pass that is under way."""
         self._pass = begun
-        self.epoch.note_pass(self.pipe, begun)
+        self.tree.note_pass(self.pipe, begun)
 
     def _cursor_in(self, cursors: Cursors) -> Cursor | None:
         return cursor_of(self.pipe, cursors)
@@ -305,7 +305,7 @@ class Run(Generic[T]):
 
     def put_own_cursors(self, into: Cursors) -> None:
         """Add where the pipe and all above it stand, where it is iterated."""
-        beginnings = self.epoch.beginnings_of(self.pipe)
+        beginnings = self.tree.beginnings_of(self.pipe)
         into.update(beginnings or {})
         if self._own_state is not None:
             put_cursor(self.pipe, self._own_state.cursor(), into)

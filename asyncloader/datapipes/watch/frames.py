@@ -142,8 +142,8 @@ def attribute(pipe: Any, name: str) -> Any:
 
 def latest_pass(pipe: Any) -> Any:
     """Return the latest pass over a pipe, which the epoch that runs it knows; or None."""
-    epoch = attribute(pipe, "_epoch")
-    return None if epoch is None else epoch.latest_pass(pipe)
+    tree = attribute(pipe, "_tree")
+    return None if tree is None else tree.latest_pass(pipe)
 
 
 #: Whether making any object may collect garbage, which can run any code.

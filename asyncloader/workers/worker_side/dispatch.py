@@ -16,7 +16,7 @@ from typing import Any
 from asyncloader.datapipes.going_on.iterating import close_items
 from asyncloader.datapipes.pipe.kinds import is_dispatch
 from asyncloader.datapipes.pipe.registering import expect_methods
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import SeedPlaces
@@ -202,9 +202,9 @@ class Dispatcher:
         seed_globals(None, [generator.generate_shared_seed() for _ in range(3)])
         self._part.seed(command.shared_seeds, generator)
         if command.resets == NO_RESETS:
-            return self._part.prepared(Epoch())
+            return self._part.prepared(RunTree())
         reset, _ = load_resets(command.resets)
-        return self._part.reset(Epoch(), lambda end: self._thread.finished(reset(end)), generator)
+        return self._part.reset(RunTree(), lambda end: self._thread.finished(reset(end)), generator)
 
     def _end_epoch(self) -> None:
         self._close_items()

@@ -22,7 +22,7 @@ from asyncloader.datapipes.pipe.arguments import checked_graph
 from asyncloader.datapipes.pipe.base import DataPipe
 from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
 from asyncloader.datapipes.pipe.registering import expect_methods
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.running.home import Home, run_at
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import SeedPlaces, apply_sharding
@@ -252,18 +252,18 @@ class Worker:
         first = self._seeding(generator)
         first()
         ready = []
-        epoch = Epoch()
+        tree = RunTree()
         for part in self._parts:
             part.seed(command.shared_seeds, generator)
-            ready.append(self._prepared(part, epoch, command))
+            ready.append(self._prepared(part, tree, command))
         seedings = [first, *(self._seeding(generator) for _ in ready[1:])]
         self._generators = SharedGenerators(seedings)
         self._let_last_make_in_slots(ready)
         return ready
 
-    def _prepared(self, part: Part, epoch: Epoch, command: StartEpoch) -> Prepared:
+    def _prepared(self, part: Part, tree: RunTree, command: StartEpoch) -> Prepared:
         if command.resets == NO_RESETS:
-            return part.prepared(epoch)
+            return part.prepared(tree)
         reset, own_reset = load_resets(command.resets)
 
         def both(pipe: Any) -> Any:
@@ -275,7 +275,7 @@ class Worker:
                 check_alike(given, pipe, resets_name(own_reset))
             return pipe
 
-        return part.reset(epoch, both, command.seed_generator)
+        return part.reset(tree, both, command.seed_generator)
 
     def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
         """Return what seeds the global generators, always alike."""

@@ -50,7 +50,7 @@ class Marker:
         self._makes_again = True
         #: The first mark, where nobody else knows what it has to say.
         self._beginning: Mark | None = None
-        self._teller = Teller((), self._run.epoch.course_of)
+        self._teller = Teller((), self._run.tree.course_of)
         self._dealt = list(_readings(self._pipes))
         #: How many items the epoch's stream had before the first that is sent.
         self.first = mark.position + unwanted
@@ -68,7 +68,7 @@ class Marker:
         if mark.states is not None:
             set_states(mark.states)
         run = self._run
-        cursors = with_orders(run.epoch, pipes, mark.cursors)
+        cursors = with_orders(run.tree, pipes, mark.cursors)
         self._makes_again = any(map(_makes_again, pipes))
         unordered = list(filter(is_without_order, pipes))
         if unordered:
@@ -76,7 +76,7 @@ class Marker:
             # What the loader feeds never comes again, and so nobody asks what became of it.
             is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
             told = unordered if tells and not is_fed else ()
-            self._teller = Teller(told, run.epoch.course_of)
+            self._teller = Teller(told, run.tree.course_of)
             # Made again, the unwanted would be others.
             run.resume(self.first, cursors)
             return run.begin()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.graph.settings import PartSeeds, Takers, seed_newcomers
 from asyncloader.graph.walk import pipes_of
 from asyncloader.seeds import SeedGenerator
@@ -30,7 +30,7 @@ class Prepared(NamedTuple):
 
 
 #: What is iterated where there is nothing to iterate.
-NOTHING = Prepared(Run((), Epoch()), [])
+NOTHING = Prepared(Run((), RunTree()), [])
 
 
 class Part:
@@ -49,12 +49,12 @@ class Part:
             self._pipes, self._takers = pipes, self._seeds.takers(self.end)
         self._takers.give(shared_seeds, generator)
 
-    def prepared(self, epoch: Epoch) -> Prepared:
+    def prepared(self, tree: RunTree) -> Prepared:
         """Return what is iterated where there is nothing to reset; to be seeded before."""
-        return _begun_anew(epoch, self.end, self._pipes)
+        return _begun_anew(tree, self.end, self._pipes)
 
     def reset(
-        self, epoch: Epoch, reset: Callable[[Any], Any], generator: SeedGenerator
+        self, tree: RunTree, reset: Callable[[Any], Any], generator: SeedGenerator
     ) -> Prepared:
         """Reset the graph, giving seeds to what comes into it; return what is iterated then."""
         known, self._pipes = self._pipes, []
@@ -62,9 +62,9 @@ class Part:
         pipes = pipes_of(end)
         if pipes:
             seed_newcomers(end, known, generator)
-        return _begun_anew(epoch, end, pipes)
+        return _begun_anew(tree, end, pipes)
 
 
-def _begun_anew(epoch: Epoch, end: Any, pipes: list[Any]) -> Prepared:
-    epoch.add(pipes)
-    return Prepared(Run(end, epoch), pipes)
+def _begun_anew(tree: RunTree, end: Any, pipes: list[Any]) -> Prepared:
+    tree.add(pipes)
+    return Prepared(Run(end, tree), pipes)

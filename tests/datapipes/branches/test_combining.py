@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncloader.datapipes.iter import IterableWrapper, Multiplexer, Zipper, ZipperLongest
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.map import Zipper as MapZipper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Failing, Watched
 
@@ -59,7 +59,7 @@ def test_one_source_that_fails_closes_the_others() -> None:
 
 def test_mux_knows_its_round_and_turn() -> None:
     pipe = Multiplexer("abc", "de")
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).rounds, latest_pass(pipe).turn) for n in pipe] == [
         ("a", 1, 1),
@@ -71,7 +71,7 @@ def test_mux_knows_its_round_and_turn() -> None:
 
 def test_mux_longest_knows_whose_turn_it_was_and_who_has_ended() -> None:
     pipe = IterableWrapper("abc").mux_longest("d")
-    Epoch([pipe])
+    RunTree([pipe])
     state = [(n, latest_pass(pipe).turn, set(latest_pass(pipe).ended)) for n in pipe]
 
     assert state == [("a", 0, set()), ("d", 1, set()), ("b", 0, set()), ("c", 0, {1})]

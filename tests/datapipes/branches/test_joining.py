@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import (
     assert_goes_on,
@@ -90,7 +90,7 @@ def test_the_oldest_is_dropped_where_there_is_no_room() -> None:
 def test_no_more_than_the_buffer_waits() -> None:
     refs = Watched(range(100))
     pipe = IterableWrapper([0, 2, 4, 6]).zip_with_iter(refs, itself, buffer_size=4)
-    Epoch([pipe])
+    RunTree([pipe])
 
     for _ in pipe:
         assert len(latest_pass(pipe).waiting) <= 4  # type: ignore[union-attr]

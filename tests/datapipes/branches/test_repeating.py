@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncloader.datapipes.iter import Concater, Cycler, IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import Concater as MapConcater
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 from tests.datapipes.watched import Watched
@@ -43,7 +43,7 @@ def test_sequences_follow_one_another_as_in_torch(lists: list[list[int]]) -> Non
 def test_concat_knows_the_source_it_reads_and_opens_them_one_by_one() -> None:
     first, second = Watched("ab"), Watched("c")
     pipe = first.concat(second)
-    Epoch([pipe])
+    RunTree([pipe])
     state = [
         (n, latest_pass(pipe).current, latest_pass(pipe).taken, first.open, second.open)
         for n in pipe
@@ -54,7 +54,7 @@ def test_concat_knows_the_source_it_reads_and_opens_them_one_by_one() -> None:
 
 def test_cycle_begins_again_and_counts_its_rounds() -> None:
     pipe = IterableWrapper("ab").cycle(2)
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).rounds, latest_pass(pipe).taken) for n in pipe] == [
         ("a", 0, 1),
@@ -88,7 +88,7 @@ def test_a_source_that_reads_once_cannot_be_cycled() -> None:
 
 def test_repeat_yields_each_item_several_times() -> None:
     pipe = IterableWrapper("ab").repeat(2)
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).taken, latest_pass(pipe).repeated) for n in pipe] == [
         ("a", 1, 1),

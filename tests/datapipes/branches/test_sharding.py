@@ -14,7 +14,7 @@ from asyncloader.datapipes.groups.shuffling import MapShuffler
 from asyncloader.datapipes.items.converting import MapToIterConverter
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 
@@ -83,7 +83,7 @@ def test_a_group_is_one_of_three() -> None:
 
 def test_a_share_counts_what_it_has_yielded() -> None:
     pipe = IterableWrapper(range(9)).sharding_filter()
-    Epoch([pipe])
+    RunTree([pipe])
     pipe.apply_sharding(3, 2)
 
     assert [(n, latest_pass(pipe).yielded) for n in pipe] == [(2, 1), (5, 2), (8, 3)]
@@ -150,7 +150,7 @@ def test_a_share_is_every_nth_item(source: Any, batches: Any, items: int, count:
     everything = list(batches(source(Lookups(items))))
     for instance in range(count):
         pipe = sharded(batches(source(Lookups(items))), count, instance)
-        Epoch([pipe])
+        RunTree([pipe])
         assert list(pipe) == everything[instance::count]
         assert latest_pass(pipe).yielded == len(everything[instance::count])
 

@@ -8,13 +8,13 @@ from typing import Any
 from asyncloader.datapipes.calls.full_sync import MOST_ROOM, AgreedAhead
 from asyncloader.datapipes.calls.meeting import Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.errors import RankError
 from tests.table import Table
 
 
 def run_of(source: Any) -> Run[Any]:
-    return Run(source, Epoch())
+    return Run(source, RunTree())
 
 
 async def passed(meeting: Meeting, source: Any) -> list[Any]:

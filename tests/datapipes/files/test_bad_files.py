@@ -14,7 +14,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import TooManyErrors
 from asyncloader.graph import breadth_first
@@ -143,7 +143,7 @@ def answers_for(name: str, pipe: Any) -> Any:
 @every_family
 def test_what_follows_the_damage_is_left_out_and_counted(name: str) -> None:
     pipe = pipe_of(name, on_error="skip")
-    Epoch(breadth_first(pipe))
+    RunTree(breadth_first(pipe))
     assert list(pipe) == expected_of(name, [])
     assert latest_pass(answers_for(name, pipe)).errors == 2
 
@@ -225,6 +225,6 @@ async def test_workers_count_theirs_and_the_loader_shows_them() -> None:
 def test_what_cannot_tell_how_a_file_is_packed_may_leave_it_out() -> None:
     files = IterableWrapper([("a.txt", io.BytesIO(b"plain")), ("b.tar", io.BytesIO(b""))])
     pipe = files.decompress(on_error="skip")
-    Epoch([pipe])
+    RunTree([pipe])
     assert [path for path, _ in pipe] == ["b.tar"]
     assert latest_pass(pipe).errors == 1

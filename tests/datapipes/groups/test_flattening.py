@@ -7,7 +7,7 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Watched
 
@@ -30,7 +30,7 @@ def test_unbatch_goes_no_deeper_than_there_are_lists() -> None:
 
 def test_a_pass_knows_its_place_inside_a_batch() -> None:
     pipe = IterableWrapper([[1, 2], [], [3]]).unbatch()
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).taken, latest_pass(pipe).offset) for n in pipe] == [
         (1, 1, 1),
@@ -41,7 +41,7 @@ def test_a_pass_knows_its_place_inside_a_batch() -> None:
 
 def test_flatmap_yields_the_items_of_each_result() -> None:
     pipe = IterableWrapper([1, 0, 2]).flatmap(lambda n: [n] * n)
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).taken, latest_pass(pipe).offset) for n in pipe] == [
         (1, 1, 1),

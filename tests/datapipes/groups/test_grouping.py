@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 
 NAMES = ["a.png", "b.png", "a.json", "b.json", "a.jpg", "c.json"]
@@ -60,7 +60,7 @@ def test_keys_come_with_their_own_groups() -> None:
 
 def test_a_pass_shows_what_it_holds() -> None:
     pipe = IterableWrapper(NAMES).groupby(stem, group_size=2)
-    Epoch([pipe])
+    RunTree([pipe])
     iterator = iter(pipe)
     state = latest_pass(pipe)
 

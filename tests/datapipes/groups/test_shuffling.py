@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import new_pass
 from tests.datapipes.watched import Watched
@@ -120,7 +120,7 @@ def test_seeds_have_64_bits(name: str, seed: Any) -> None:
 
 def test_a_pass_knows_its_seed_and_its_draws() -> None:
     pipe = IterableWrapper(range(9)).shuffle(buffer_size=4).set_seed(3)
-    Epoch([pipe])
+    RunTree([pipe])
     iterator = iter(pipe)
     state = latest_pass(pipe)
 
@@ -132,7 +132,7 @@ def test_a_pass_knows_its_seed_and_its_draws() -> None:
 
 def test_an_abandoned_pass_drops_its_buffer() -> None:
     pipe = Watched(range(9)).shuffle(buffer_size=4)
-    Epoch([pipe])
+    RunTree([pipe])
     iterator = iter(pipe)
     next(iterator)
     del iterator
@@ -189,7 +189,7 @@ def test_map_shuffle_can_go_on_from_any_position() -> None:
 
 def test_in_batch_shuffle_keeps_the_batches_and_counts_its_draws() -> None:
     pipe = IterableWrapper(range(9)).batch(3).in_batch_shuffle()
-    Epoch([pipe])
+    RunTree([pipe])
 
     for number, batch in enumerate(pipe):
         assert sorted(batch) == [3 * number, 3 * number + 1, 3 * number + 2]

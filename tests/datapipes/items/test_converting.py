@@ -9,7 +9,7 @@ import pytest
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import new_pass
 from tests.datapipes.watched import Watched, WatchedAsync
@@ -121,7 +121,7 @@ def items_of(pipe: Any) -> list[Any]:
 def test_items_are_looked_up_under_the_indices_in_their_order() -> None:
     source = SequenceWrapper({"a": 1, "b": 2})
     pipe = source.to_iter_datapipe(["b", "a"])
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).yielded) for n in pipe] == [(2, 1), (1, 2)]
     assert (len(pipe), list(source.to_iter_datapipe([]))) == (2, [])

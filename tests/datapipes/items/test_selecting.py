@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Watched
 
 
 def test_filter_keeps_order_and_counts_what_it_took_and_let_pass() -> None:
     pipe = IterableWrapper(range(10)).filter(lambda n: n % 3 == 0)
-    Epoch([pipe])
+    RunTree([pipe])
 
     assert [(n, latest_pass(pipe).taken, latest_pass(pipe).yielded) for n in pipe] == [
         (0, 1, 1),

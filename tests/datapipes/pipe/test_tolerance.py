@@ -8,7 +8,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import TooManyErrors
 from tests.datapipes.resuming import assert_goes_on, cursors_along, plain, rest_of
@@ -77,7 +77,7 @@ every_pipe = pytest.mark.parametrize("name", PIPES)
 @every_pipe
 def test_a_failed_item_is_left_out_and_counted(name):
     pipe = PIPES[name](on_error="skip")
-    Epoch([pipe])
+    RunTree([pipe])
     assert list(pipe) == GOOD
     assert latest_pass(pipe).errors == 4
 
@@ -96,7 +96,7 @@ def test_a_function_answers_for_it(name):
         return [-1] if name.endswith("flatmap") else -1
 
     pipe = PIPES[name](on_error=answer)
-    Epoch([pipe])
+    RunTree([pipe])
     assert list(pipe) == [-1 if number % 5 == 0 else number / 2 for number in range(20)]
     assert latest_pass(pipe).errors == 4
 
@@ -140,7 +140,7 @@ def test_as_many_errors_as_allowed_are_allowed(name):
 @every_pipe
 def test_each_pass_counts_for_itself(name):
     pipe = PIPES[name](on_error="skip", max_errors=4)
-    Epoch([pipe])
+    RunTree([pipe])
     assert list(pipe) == list(pipe) == GOOD
     assert latest_pass(pipe).errors == 4
 
@@ -162,7 +162,7 @@ async def test_it_goes_on_exactly(name):
 
 def test_a_filter_that_fails_leaves_the_item_out_or_asks():
     pipe = numbers().filter(is_small, on_error="skip")
-    Epoch([pipe])
+    RunTree([pipe])
     assert list(pipe) == [1, 2, 3, 4, 6, 7, 8, 9]
     assert latest_pass(pipe).errors == 4
     asked = numbers().filter(is_small, on_error=lambda error, number: number > 10)
@@ -222,7 +222,7 @@ def assert_counts_alike(graph, errors):
     items, along = cursors_along(graph())
     for position, cursors in enumerate(along):
         later = graph()
-        Epoch([later])
+        RunTree([later])
         assert rest_of(later, position, plain(cursors)) == items[position:]
         assert latest_pass(later).errors == errors
 
@@ -251,7 +251,7 @@ async def test_lists_of_results_are_full_whatever_is_left_out_and_go_on_exactly(
 
 def test_map_batches_leaves_whole_lists_out():
     pipe = numbers(12).map_batches(half_of_all, 4, on_error="skip")
-    Epoch([pipe])
+    RunTree([pipe])
     assert list(pipe) == []
     assert latest_pass(pipe).errors == 3
     rows = IterableWrapper([(n, n + 1) for n in range(4)])
@@ -271,7 +271,7 @@ def test_a_function_that_ends_the_data_has_failed():
         raise StopIteration
 
     pipe = numbers(3).map(ends, on_error="skip")
-    Epoch([pipe])
+    RunTree([pipe])
     assert list(pipe) == []
     assert latest_pass(pipe).errors == 3
 

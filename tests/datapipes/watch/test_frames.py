@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper as TorchWrapper
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch import frames, watching
 from asyncloader.datapipes.watch.frames import (
     HANDING,
@@ -52,7 +52,7 @@ def drain(graph: Any) -> list[Any]:
 
 def seen_by(looking: Looking, graph: Any) -> list[str]:
     looking.pipes = breadth_first(graph)
-    Epoch(looking.pipes)
+    RunTree(looking.pipes)
     drain(graph)
     return looking.seen
 

@@ -20,7 +20,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.datapipes.web import http_client
 from asyncloader.datapipes.web.http_client import seconds_of, with_headers
@@ -409,7 +409,7 @@ async def test_bad_urls_are_skipped_and_counted():
         urls = [server.url(path) for path in ("/body/1", "/nowhere", "/body/2")]
         urls.append("gopher://127.0.0.1/")
         pipe = read(IterableWrapper(urls), skip_on_error=True)
-        Epoch([pipe])
+        RunTree([pipe])
         assert [content for _, content in await drained(pipe)] == [body("1", 10), body("2", 10)]
         assert latest_pass(pipe).errors == 2
         with pytest.raises(TooManyErrors) as caught:

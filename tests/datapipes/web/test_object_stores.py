@@ -10,7 +10,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import ResourceExhausted
 from tests.http_server import body, http_server
@@ -68,7 +68,7 @@ async def test_what_is_not_there_is_file_not_found_and_may_be_left_out(folder):
     with pytest.raises(FileNotFoundError):
         await drained(some.read_from_object_store(folder.as_uri()))
     pipe = some.read_from_object_store(folder.as_uri(), as_bytes=True, on_error="skip")
-    Epoch([pipe])
+    RunTree([pipe])
     assert await drained(pipe) == EXPECTED[1:3]
     assert latest_pass(pipe).errors == 1
 

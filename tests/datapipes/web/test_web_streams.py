@@ -18,7 +18,7 @@ import pytest
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.calls.attempts import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.datapipes.web.http_client import opened_client
 from asyncloader.datapipes.web.http_stream import wired
@@ -196,7 +196,7 @@ async def test_what_cannot_be_opened_is_tried_again_or_left_out():
         server.files["big"] = BIG
         paths = ["/fail/503/2/x", "/nowhere", "/file/0/big"]
         pipe = read(IterableWrapper(list(map(server.url, paths))), on_error="skip")
-        Epoch([pipe])
+        RunTree([pipe])
         streams = [stream for _, stream in await drained(pipe)]
         assert [await all_of(stream) for stream in streams] == [body("x", 1000), BIG]
         assert latest_pass(pipe).errors == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.pipe.run import Epoch
+from asyncloader.datapipes.pipe.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.graph.settings import PartSeeds
 from asyncloader.seeds import SeedGenerator
@@ -18,7 +18,7 @@ def part_of(pipe: Any) -> Part:
 
 def order_of(part: Part, seed: int) -> list[int]:
     part.seed((), SeedGenerator(seed))
-    return list(part.prepared(Epoch()).end)
+    return list(part.prepared(RunTree()).end)
 
 
 def test_every_epoch_is_seeded():
@@ -30,20 +30,20 @@ def test_a_pass_that_was_begun_is_forgotten():
     pipe = IterableWrapper(range(9)).filter(bool)
     part = part_of(pipe)
     part.seed((), SeedGenerator(1))
-    next(part.prepared(Epoch()).run.begin())
+    next(part.prepared(RunTree()).run.begin())
     assert latest_pass(pipe) is not None
     part.seed((), SeedGenerator(2))
-    part.prepared(Epoch())
+    part.prepared(RunTree())
     assert latest_pass(pipe) is None
 
 
 def test_what_a_reset_returns_is_iterated():
     pipe = IterableWrapper(range(3))
     part = part_of(pipe)
-    prepared = part.reset(Epoch(), lambda end: end.map(str), SeedGenerator(1))
+    prepared = part.reset(RunTree(), lambda end: end.map(str), SeedGenerator(1))
     assert list(prepared.end) == ["0", "1", "2"]
     assert prepared.pipes == [prepared.end, pipe]
-    prepared = part.reset(Epoch(), lambda end: [1, 2], SeedGenerator(1))
+    prepared = part.reset(RunTree(), lambda end: [1, 2], SeedGenerator(1))
     assert (prepared.end, prepared.pipes) == ([1, 2], [])
 
 
@@ -56,12 +56,12 @@ def test_pipes_that_a_reset_put_in_are_seeded_in_its_epoch_and_after_it():
         end.source = end.source.shuffle()
         return end
 
-    first = list(part.reset(Epoch(), shuffled, SeedGenerator(1)).end)
+    first = list(part.reset(RunTree(), shuffled, SeedGenerator(1)).end)
     again = part_of(IterableWrapper(range(50)).map(int))
     again.seed((), SeedGenerator(7))
-    assert first == list(again.reset(Epoch(), shuffled, SeedGenerator(1)).end) != list(range(50))
+    assert first == list(again.reset(RunTree(), shuffled, SeedGenerator(1)).end) != list(range(50))
     assert order_of(part, 1) == order_of(part, 1) != order_of(part, 2)
-    assert len(part.prepared(Epoch()).pipes) == 3
+    assert len(part.prepared(RunTree()).pipes) == 3
 
 
 class MakesItsSource(IterDataPipe):

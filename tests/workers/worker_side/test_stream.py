@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.pipe.run import Epoch, Run
+from asyncloader.datapipes.pipe.run import Run, RunTree
 from asyncloader.errors import PipelineError
 from asyncloader.graph.walk import pipes_of
 from asyncloader.transport.channel import Channel
@@ -72,7 +72,7 @@ class Bench:
             number=0,
             credits=credits,
             one_by_one=one_by_one,
-            marker=Marker(Prepared(Run(pipe, Epoch()), pipes_of(pipe)), RandomStates()),
+            marker=Marker(Prepared(Run(pipe, RunTree()), pipes_of(pipe)), RandomStates()),
             sent=sent,
         )
 
