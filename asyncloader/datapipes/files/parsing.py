@@ -51,7 +51,7 @@ class _CSVReader(TextReader):
             numbered = enumerate(self.lines(stream, path), told.skip_lines + 1)
             lines = LinesOfRow(numbered, path, told.max_line_bytes)
             returns_path = told.return_path
-            for row in after(self._rows(self.reader(iter(lines)), path, lines), skip):
+            for row in after(self.rows(self.reader(iter(lines)), path, lines), skip):
                 yield (path, row) if returns_path else row
         finally:
             close_stream(stream)
@@ -60,7 +60,8 @@ class _CSVReader(TextReader):
         """Return what makes rows of lines."""
         raise NotImplementedError
 
-    def _rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
+    def rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
+        """Yield the rows that a reader makes; a csv.Error names the file and the line."""
         try:
             # A row with keys is read when somebody wants to know them, and is one of its own.
             getattr(reader, "fieldnames", None)
@@ -141,24 +142,11 @@ class CSVParser(_CSVReader):
         self.fmtparams = _checked_format(fmtparams)
 
     def reader(self, lines: Iterator[str]) -> Any:
-        reader = csv.reader(lines, **self.fmtparams)
-        return _TupleReader(reader) if self.as_tuple else reader
+        return csv.reader(lines, **self.fmtparams)
 
-
-class _TupleReader:
-    """A reader whose rows are tuples."""
-
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-
-    @property
-    def line_num(self) -> int:
-        """How many lines were read."""
-        number: int = self._reader.line_num
-        return number
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        return map(tuple, self._reader)
+    def rows(self, reader: Any, path: str, lines: LinesOfRow) -> Iterator[Any]:
+        rows = super().rows(reader, path, lines)
+        return map(tuple, rows) if self.as_tuple else rows
 
 
 @functional_datapipe("parse_csv_as_dict")

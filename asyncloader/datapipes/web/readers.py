@@ -7,13 +7,13 @@ that not everybody has installed, and bodies that are put together without stopp
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import io
 import math
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, Literal, SupportsInt
 
@@ -107,25 +107,29 @@ class HttpReader(AsyncMapper[Any]):
         self.max_bytes = _limit_of(max_bytes, stream)
         self.as_bytes = as_bytes
         self.stream = stream
-        # The request's settings may hold secrets, which are no matter for a fingerprint.
+        # The pipe itself does not keep the settings: they may hold secrets, and errors and
+        # fingerprints show what it keeps.
         check_request_settings(request_settings)
         # aiohttp means by it the first redirect that is not followed, and by 0 no limit.
         settings = {"max_redirects": self.max_redirects + 1, **request_settings}
         if concurrency is None:
             concurrency = STREAMS if stream else BODIES
         self.attempts = Attempts(timeout, retries, PASSING_ERRORS, backoff)
+        read: Callable[..., Any] = partial(get_body, max_bytes=self.max_bytes, as_bytes=as_bytes)
+        opened: Callable[[], Any] = partial(client_for, settings, concurrency)
+        if stream:
+            read = partial(open_stream, attempts=self.attempts, max_bytes=self.max_bytes)
+            opened = partial(wire_for, settings)
         super().__init__(
             source_datapipe,
-            OpenStream(self.attempts, self.max_bytes)
-            if stream
-            else GetBody(self.max_bytes, as_bytes),
+            read,
             concurrency=concurrency,
             ordered=ordered,
             timeout=timeout,
             retries=retries,
             retry_on=PASSING_ERRORS,
             backoff=backoff,
-            resource=Wires(settings) if stream else Clients(settings, concurrency),
+            resource=opened,
             on_error="skip" if skip_on_error else on_error,
             max_errors=max_errors,
         )
@@ -139,64 +143,45 @@ def _limit_of(max_bytes: int | str | None, stream: bool) -> float:
     return checked_count("max_bytes", max_bytes, at_least=1)
 
 
-class GetBody:
-    """Reads the whole body of a URL, with a client."""
-
-    def __init__(self, max_bytes: float, as_bytes: bool) -> None:
-        self.max_bytes = max_bytes
-        self.form = bytes if as_bytes else io.BytesIO
-
-    async def __call__(self, url: str, client: Any) -> tuple[str, Any]:
-        check_url(url)
-        return url, self.form(await client.body(url, self.max_bytes))
+async def get_body(
+    url: str, client: Any, *, max_bytes: float, as_bytes: bool
+) -> tuple[str, bytes | io.BytesIO]:
+    """Read the whole body of a URL, with a client."""
+    check_url(url)
+    body = await client.body(url, max_bytes)
+    return url, body if as_bytes else io.BytesIO(body)
 
 
-class Clients:
-    """Opens a client with up to so many connections, for a pass."""
+@contextlib.asynccontextmanager
+async def client_for(settings: dict[str, Any], connections: int) -> AsyncIterator[Any]:
+    """Give a client with up to so many connections, for a pass."""
+    await imported("aiohttp", "read_from_http")
+    from asyncloader.datapipes.web.http_client import opened_client
 
-    def __init__(self, settings: dict[str, Any], connections: int) -> None:
-        self.settings = settings
-        self.connections = connections
-
-    @contextlib.asynccontextmanager
-    async def __call__(self) -> AsyncIterator[Any]:
-        await imported("aiohttp", "read_from_http")
-        from asyncloader.datapipes.web.http_client import opened_client
-
-        async with opened_client(self.settings, self.connections) as client:
-            yield client
+    async with opened_client(settings, connections) as client:
+        yield client
 
 
-class OpenStream:
-    """Opens the body of a URL, over a wire."""
-
-    def __init__(self, attempts: Attempts, max_bytes: float) -> None:
-        self.attempts = attempts
-        self.max_bytes = max_bytes
-
-    async def __call__(self, url: str, wire: Any) -> tuple[str, Any]:
-        check_url(url)
-        return url, await wire.opened(url, self.attempts, self.max_bytes)
+async def open_stream(
+    url: str, wire: Any, *, attempts: Attempts, max_bytes: float
+) -> tuple[str, io.BufferedReader]:
+    """Open the body of a URL, over a wire."""
+    check_url(url)
+    return url, await wire.opened(url, attempts, max_bytes)
 
 
-class Wires:
-    """Opens a wire for a pass."""
+@contextlib.asynccontextmanager
+async def wire_for(settings: dict[str, Any]) -> AsyncIterator[Any]:
+    """Give a wire, for a pass and for the streams that outlive it."""
+    # In the wire's thread an error would have no caller to go to.
+    await imported("aiohttp", "read_from_http")
+    from asyncloader.datapipes.web.http_client import opened_client
+    from asyncloader.datapipes.web.http_stream import wired
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
-
-    @contextlib.asynccontextmanager
-    async def __call__(self) -> AsyncIterator[Any]:
-        # In the wire's thread an error would have no caller to go to.
-        await imported("aiohttp", "read_from_http")
-        from asyncloader.datapipes.web.http_client import opened_client
-        from asyncloader.datapipes.web.http_stream import wired
-
-        # Each stream that is kept has a connection, so there is no limit. Parts of a body can be
-        # asked for where it is not compressed on its way.
-        client = functools.partial(opened_client, self.settings, 0, "identity")
-        async with wired(client) as wire:
-            yield wire
+    # Each stream that is kept has a connection, so there is no limit. Parts of a body can be
+    # asked for where it is not compressed on its way.
+    async with wired(partial(opened_client, settings, 0, "identity")) as wire:
+        yield wire
 
 
 def check_url(url: Any) -> None:
@@ -382,51 +367,41 @@ class ObjectStoreReader(AsyncMapper[Any]):
         self.store = store
         self.max_bytes = checked_count("max_bytes", max_bytes, at_least=1)
         self.as_bytes = as_bytes
-        # The store's settings may hold secrets, which are no matter for a fingerprint.
+        # The pipe itself does not keep the store's settings: they may hold secrets.
         super().__init__(
             source_datapipe,
-            GetObject(self.max_bytes, as_bytes),
+            partial(get_object, max_bytes=self.max_bytes, as_bytes=as_bytes),
             concurrency=concurrency,
             ordered=ordered,
             timeout=timeout,
-            resource=Stores(store, store_settings),
+            resource=partial(store_for, store, store_settings),
             on_error=on_error,
             max_errors=max_errors,
         )
 
 
-class Stores:
-    """Opens a store: from a URL, by a function, or one that is there."""
-
-    def __init__(self, store: Any, settings: dict[str, Any]) -> None:
-        self.store = store
-        self.settings = settings
-
-    @contextlib.asynccontextmanager
-    async def __call__(self) -> AsyncIterator[Any]:
-        # A store has nothing to close: its connections end when it is dropped.
-        obstore = await imported("obstore.store", "read_from_object_store")
-        if isinstance(self.store, str):
-            yield obstore.from_url(self.store, **self.settings)
-        else:
-            yield self.store() if callable(self.store) else self.store
+async def get_object(
+    path: str, store: Any, *, max_bytes: int, as_bytes: bool
+) -> tuple[str, bytes | io.BytesIO]:
+    """Read one object of a store."""
+    if not isinstance(path, str):
+        raise TypeError(f"read_from_object_store reads paths, got {type(path).__name__}")
+    found = await store.get_async(path)
+    if found.meta["size"] > max_bytes:
+        raise too_large(path, max_bytes)
+    body = await whole_body(found.stream(), path, max_bytes)
+    return path, body if as_bytes else io.BytesIO(body)
 
 
-class GetObject:
-    """Reads one object of a store."""
-
-    def __init__(self, max_bytes: int, as_bytes: bool) -> None:
-        self.max_bytes = max_bytes
-        self.form = bytes if as_bytes else io.BytesIO
-
-    async def __call__(self, path: str, store: Any) -> tuple[str, Any]:
-        if not isinstance(path, str):
-            raise TypeError(f"read_from_object_store reads paths, got {type(path).__name__}")
-        found = await store.get_async(path)
-        if found.meta["size"] > self.max_bytes:
-            raise too_large(path, self.max_bytes)
-        body = await whole_body(found.stream(), path, self.max_bytes)
-        return path, self.form(body)
+@contextlib.asynccontextmanager
+async def store_for(store: Any, settings: dict[str, Any]) -> AsyncIterator[Any]:
+    """Give a store for a pass: from a URL, by a function, or one that is there."""
+    # A store has nothing to close: its connections end when it is dropped.
+    obstore = await imported("obstore.store", "read_from_object_store")
+    if isinstance(store, str):
+        yield obstore.from_url(store, **settings)
+    else:
+        yield store() if callable(store) else store
 
 
 #: What was imported to its end. What is being imported is among Python's modules already.
