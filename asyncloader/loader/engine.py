@@ -23,7 +23,7 @@ from asyncloader.datapipes.pipe.run import waits
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
-from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, RunTree, SyncEpoch
+from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.state import EpochSeeds, EpochStart
@@ -43,7 +43,7 @@ class Engine:
         # The present or the last epoch: where it began, what was taken of it, and how it runs.
         self._start: EpochStart | None = None
         self._buffer = ItemBuffer()
-        self._epoch: RunTree | None = None
+        self._epoch: Epoch | None = None
         #: The time of that epoch.
         self.timing = Timing()
         # Where that epoch was when it was closed.
@@ -299,7 +299,7 @@ class Engine:
 
 
 async def _end_dropped(
-    epoch: RunTree | None, lifecycle: Lifecycle, thread: LoopThread | None
+    epoch: Epoch | None, lifecycle: Lifecycle, thread: LoopThread | None
 ) -> None:
     async def end_epoch() -> None:
         if epoch is not None:
