@@ -1,7 +1,8 @@
-"""Adapters for caches.
+"""Adapters that change a setting of every pipe that has it.
 
-This file is about ``CacheTimeout``, how long to wait for a cache entry that another process
-is making, and ``InvalidateCache``, which has cached entries made again.
+This file is about ``Shuffle``, which switches shuffling on or off, ``CacheTimeout``, how long
+to wait for a cache entry that another process is making, and ``InvalidateCache``, which has
+cached entries made again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,29 @@ from typing import Any
 
 from asyncloader.adapters.base import Adapter
 from asyncloader.datapipes.pipe.kinds import can
+from asyncloader.graph.settings import apply_shuffle_settings
 from asyncloader.graph.walk import breadth_first
+
+
+class Shuffle(Adapter):
+    """Switch every shuffler of the graph on or off, or leave them all as they are (None).
+
+    If there is no shuffler to switch on, one is added at the end, with a warning.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with DataLoader2(IterableWrapper(range(4)).shuffle(), Shuffle(False)) as loader:
+    ...     list(loader)
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, enable: bool | None = True) -> None:
+        if enable not in (True, False, None):
+            raise ValueError(f"enable must be True, False or None, got {enable!r}")
+        self.enable = enable
+
+    def __call__(self, datapipe: Any) -> Any:
+        return apply_shuffle_settings(datapipe, shuffle=self.enable)
 
 
 class CacheTimeout(Adapter):
