@@ -23,7 +23,7 @@ import pytest
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.transport import frame
-from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.conversation.messages import Kind
 from tests.descriptors import only_free

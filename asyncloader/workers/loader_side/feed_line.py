@@ -17,9 +17,9 @@ from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.errors import TransportError
 from asyncloader.runtime import begin_task, in_thread
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.encoder import Encoded, Encoder
+from asyncloader.transport.channel import LoopChannel, OnClosed
+from asyncloader.transport.codec import Encoded, Encoder
 from asyncloader.transport.frame import Frame
-from asyncloader.transport.loop_channel import LoopChannel, OnClosed
 from asyncloader.workers.conversation.item_frames import items_head
 from asyncloader.workers.conversation.messages import (
     NO_EPOCH,

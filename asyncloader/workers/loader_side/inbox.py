@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from asyncloader.datapipes.going_on.tidings import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
 from asyncloader.runtime import in_thread
-from asyncloader.transport.decoder import Admitted, Decoder
-from asyncloader.transport.tensors import import_torch
+from asyncloader.transport.codec import Admitted, Decoder
+from asyncloader.transport.raw_arrays import import_torch
 from asyncloader.workers.conversation.item_frames import NO_NOTE, Note, load_mark, load_told
 from asyncloader.workers.conversation.messages import FIRST, Mark
 
@@ -92,7 +92,7 @@ class Inbox:
             self.latest_mark = Noted(self.arrived, note.mark, [])
         if note.told:
             self.latest_mark.told.append(note.told)
-        self.arrived += frame.layout.items
+        self.arrived += frame.tables.items
         self.needs_torch = self.needs_torch or frame.needs_torch()
         self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
 

@@ -24,11 +24,10 @@ from asyncloader.errors import (
 )
 from asyncloader.runtime import descriptors_for, running_loop
 from asyncloader.strange_errors import repr_of
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import LoopChannel, close_all
+from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import CutOff, Frame
-from asyncloader.transport.loop_channel import LoopChannel
-from asyncloader.transport.wire import close_all
 from asyncloader.waiting import Patience, call_soon
 from asyncloader.workers.conversation.failure import unpack_error
 from asyncloader.workers.conversation.item_frames import split_items

@@ -16,7 +16,7 @@ from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.strange_errors import repr_of
-from asyncloader.transport.packing import NUMBERS, Packing
+from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation.item_frames import Note
 from asyncloader.workers.conversation.messages import (

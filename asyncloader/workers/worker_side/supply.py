@@ -15,11 +15,10 @@ from asyncloader.datapipes.going_on.cursors import Cursors, cursor_of, dropped, 
 from asyncloader.datapipes.going_on.forms import counts, fields
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.errors import LoaderError, TransportError
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.channel import Channel
-from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import Channel, close_all
+from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import Frame
-from asyncloader.transport.wire import close_all
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.conversation.failure import unpack_error

@@ -17,7 +17,7 @@ from time import monotonic
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.encoder import Encoded, Encoder, in_band
+from asyncloader.transport.codec import Encoded, Encoder, never_wait
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.conversation.failure import pack_error
 from asyncloader.workers.conversation.item_frames import NO_NOTE, Note, items_head
@@ -73,7 +73,7 @@ class Talk:
         #: Held by whoever makes or sends a frame of items.
         self.lock = threading.RLock()
         self._say = channel.send if waits else channel.post
-        on_full = self._wait_for_slot if waits else in_band
+        on_full = self._wait_for_slot if waits else never_wait
         self.encoder = Encoder(self._arena, on_full=on_full)
 
     @property

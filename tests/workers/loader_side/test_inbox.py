@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.arena import Arena
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.arena import Arena, ArenaView
+from asyncloader.transport.codec import Decoder, Encoder
 from asyncloader.workers.loader_side.inbox import Inbox
 
 

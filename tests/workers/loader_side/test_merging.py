@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.codec import Decoder, Encoder
 from asyncloader.workers.loader_side.inbox import Inbox
 from asyncloader.workers.loader_side.merging import AsTheyCome, InOrder, InRuns
 

@@ -18,12 +18,11 @@ from asyncloader.errors import PipelineError
 from asyncloader.graph.seeding import SharedPipes
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import unchanged
-from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import dumps_code
-from asyncloader.transport.decoder import Decoder
+from asyncloader.transport.codec import Decoder, read_tables
 from asyncloader.transport.frame import Frame
-from asyncloader.transport.payload import read_layout
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.conversation import messages
 from asyncloader.workers.conversation.failure import unpack_error
@@ -93,7 +92,7 @@ class Loader:
             report = load_report(frame.payload)
             return self.hear(timeout) if isinstance(report, Tallied) else report
         part = split_items(frame.payload)
-        self.slot_sizes.append([slot.nbytes for slot in read_layout(part.items).slots])
+        self.slot_sizes.append([slot.nbytes for slot in read_tables(part.items).slots])
         return part.epoch, part.stream, self._decoder.decode(part.items, frame.fds)
 
     def _next_frame(self, timeout: float) -> Frame:

@@ -13,8 +13,7 @@ import pytest
 from asyncloader.errors import PipelineError
 from asyncloader.graph.walk import pipes_of
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.packing import Packing
+from asyncloader.transport.codec import Decoder, Packing
 from asyncloader.workers.conversation import messages
 from asyncloader.workers.conversation.failure import pack_error, unpack_error
 from asyncloader.workers.conversation.item_frames import split_items

@@ -11,7 +11,7 @@ import torch
 
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.codec import Encoder
 from asyncloader.workers.conversation.failure import pack_error
 from asyncloader.workers.conversation.item_frames import items_head
 from asyncloader.workers.conversation.messages import (
