@@ -24,7 +24,7 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport", "snapshot"},
     {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
-    {"errors", "deadline", "shield", "waiting", "strange_errors"},
+    {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
@@ -56,7 +56,7 @@ DOORS = {
     "multiprocessing": "workers/processes/contexts.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",
-    "torch.distributed": "ranks/gloo.py",
+    "torch.distributed": "ranks.py",
 }
 
 #: Functions that have a door too, by the name they are called by.

@@ -20,7 +20,7 @@ from asyncloader.datapipes.pipe.edges import attributes, declared_edges, edges_o
 from asyncloader.datapipes.pipe.kinds import is_shuffler
 from asyncloader.graph.edit import assign
 from asyncloader.graph.walk import breadth_first
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 
 #: What torch's pipes remember of being iterated; their classes hold how it begins.
 _TORCH_ITERATION = (

@@ -25,11 +25,11 @@ from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.loader.seeding import EpochStart
 from asyncloader.loader.turns import Turns
 from asyncloader.runtime import begin_task
+from asyncloader.safe_error_text import note, repr_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls, graph_changer
 from asyncloader.shield import shielded
-from asyncloader.strange_errors import note, repr_of
 from asyncloader.workers.worker_side.alike import check_added
 
 CLOSE_SECONDS = 3.0

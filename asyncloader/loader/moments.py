@@ -14,7 +14,7 @@ from asyncloader.loader.seeding import EpochStart
 from asyncloader.ranks import ranks_in_words
 from asyncloader.services.elastic import refit
 from asyncloader.services.regrouping import RankPlace, Role, divides_alike, regroup
-from asyncloader.snapshot.snapshot import Snapshot, decode
+from asyncloader.snapshot import Snapshot, decode
 
 
 def moment_of(state: Any) -> list[Snapshot]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from asyncloader.datapipes.going_on.cursors import Cursors
-from asyncloader.seeds import SeedGenerator, Stream, checked_seed, entropy
+from asyncloader.seeds import SeedGenerator, SeedStream, checked_seed, entropy
 
 #: Later epochs' seeds come from so far along a seed's stream that nothing else draws there.
 _EPOCHS_AT = 2**64
@@ -42,7 +42,7 @@ class EpochSeeds:
             return entropy()
         if self.epoch == 0:
             return self.seed
-        return Stream(self.seed, _EPOCHS_AT + self.epoch).draw()
+        return SeedStream(self.seed, _EPOCHS_AT + self.epoch).draw()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from asyncloader.loader.moments import moment_of, own_of, start_for
 from asyncloader.loader.seeding import EpochSeeds, EpochStart
 from asyncloader.services.from_workers import from_workers_form
 from asyncloader.services.regrouping import Role
-from asyncloader.snapshot.snapshot import Snapshot, SnapshotEncoder
+from asyncloader.snapshot import Snapshot, SnapshotEncoder
 from asyncloader.transport.code import dumps_code
 
 

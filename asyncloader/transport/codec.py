@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
-from asyncloader.strange_errors import text_of, traceback_of
+from asyncloader.safe_error_text import text_of, traceback_of
 from asyncloader.transport.arena import Arena, ArenaView, Block, News, SlotRef
 from asyncloader.transport.channel import close_all
 from asyncloader.transport.code import pickler_by_value

@@ -26,7 +26,7 @@ from asyncloader.datapipes.patterns.rereading import closing_items
 from asyncloader.datapipes.pipe.function import blame
 from asyncloader.datapipes.pipe.omissions import listening_for_omissions
 from asyncloader.datapipes.running.makers import Makers, Making, some_home
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.caching.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder

@@ -26,7 +26,7 @@ from asyncloader.datapipes.pipe.arguments import checked_function
 from asyncloader.datapipes.pipe.base import functional_datapipe
 from asyncloader.datapipes.pipe.function import plain_function
 from asyncloader.datapipes.pipe.tolerance import OnError
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 
 #: What json.loads calls for what it finds.
 _HOOKS = ("object_hook", "object_pairs_hook", "parse_constant", "parse_float", "parse_int")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any, Self
 
-from asyncloader.seeds import Stream, checked_seed, entropy
+from asyncloader.seeds import SeedStream, checked_seed, entropy
 
 # The seed of a pass leads to the next one's so far along its stream.
 _NEXT_AT = 2**32
@@ -52,7 +52,7 @@ class Seeded:
         if self._seed is not None:
             return self._seed
         if self._is_seeded and self.current_pass is not None:
-            return Stream(self.current_pass.seed, _NEXT_AT).draw()
+            return SeedStream(self.current_pass.seed, _NEXT_AT).draw()
         return None
 
     def settle_seed(self, seed: int | None = None) -> None:

@@ -11,7 +11,7 @@ import pickle
 from typing import Any
 
 from asyncloader.errors import PipelineError, TransportError
-from asyncloader.strange_errors import note, notes_of, repr_of, text_of, traceback_of
+from asyncloader.safe_error_text import note, notes_of, repr_of, text_of, traceback_of
 from asyncloader.transport.code import dumps_code, loads_code
 
 #: How many errors of a chain of causes are brought across.

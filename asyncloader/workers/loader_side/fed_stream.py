@@ -19,7 +19,7 @@ from asyncloader.datapipes.pipe.weighing import is_heavy
 from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError, PipelineError, TransportError
 from asyncloader.runtime import begin_task, in_thread
-from asyncloader.strange_errors import repr_of
+from asyncloader.safe_error_text import repr_of
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.loader_side.feed_line import FeedLine
 from asyncloader.workers.loader_side.inbox import Inbox

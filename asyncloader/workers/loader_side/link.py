@@ -23,7 +23,7 @@ from asyncloader.errors import (
     WorkerStartupError,
 )
 from asyncloader.runtime import descriptors_for, running_loop
-from asyncloader.strange_errors import repr_of
+from asyncloader.safe_error_text import repr_of
 from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import LoopChannel, close_all
 from asyncloader.transport.codec import Decoder

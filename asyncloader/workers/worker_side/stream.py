@@ -15,7 +15,7 @@ from typing import Any
 from asyncloader.datapipes.items.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
-from asyncloader.strange_errors import repr_of
+from asyncloader.safe_error_text import repr_of
 from asyncloader.transport.codec import NUMBERS, Packing
 from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation.item_frames import Note

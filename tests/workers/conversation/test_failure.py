@@ -8,7 +8,7 @@ import pytest
 
 import asyncloader.errors
 from asyncloader.errors import LoaderError, PipelineError, TransportError
-from asyncloader.strange_errors import note, notes_of
+from asyncloader.safe_error_text import note, notes_of
 from asyncloader.workers.conversation.failure import pack_error, unpack_error
 
 WHERE = "in worker 1 of 2, after 3 items"

@@ -14,9 +14,7 @@ import torch
 
 from asyncloader import DataLoader2, MultiProcessingReadingService, SnapshotError
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.snapshot.plain import is_tensor
-from asyncloader.snapshot.snapshot import checksum
-from asyncloader.snapshot.text import to_text
+from asyncloader.snapshot import checksum, is_tensor, to_text
 from asyncloader.workers.conversation.random_states import RandomStates, SharedGenerators
 
 

@@ -1,18 +1,23 @@
-"""A loader's state between two items.
+"""A loader's state between two items, as plain data.
 
-This file is about ``Snapshot``: what must be remembered to go on with the next item, as
-a value, and its form as the dict that ``state_dict`` returns.
+This file is about ``Snapshot``: what must be remembered to go on with the next item, as a value,
+and its form as the dict that ``state_dict`` returns; and about plain data as a text, JSON in which
+bytes, tuples and tensors have marked forms. A text is one leaf wherever states are stored,
+whatever it holds.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+import math
+import sys
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
 from asyncloader.errors import SnapshotError
-from asyncloader.snapshot.text import from_text, to_text
 
 VERSION = 4
 
@@ -75,7 +80,7 @@ class SnapshotEncoder:
         self._cursors: tuple[Cursors, str] = ({}, to_text({}, "the state of a pipe"))
 
     def encode(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return a snapshot as plain data; SnapshotError if a pipe's own state is none."""
+        """Return a snapshot as plain data; SnapshotError if a pipe's state is not plain."""
         checked = {
             "serialized_datapipe": snapshot.graph,
             "fingerprint": self._fingerprint,
@@ -175,14 +180,14 @@ def _check_sums(state: dict[str, Any]) -> None:
     for name in _CHECKED:
         left_out = name == "serialized_datapipe" and state[name] is None
         if not left_out and sums.get(name) != _checksum(state[name], name):
-            raise SnapshotError(f"{name} was damaged or changed: its checksum is another")
+            raise SnapshotError(f"{name} was damaged or changed: its checksum does not match")
 
 
 def _checksum(value: Any, name: str) -> str:
     try:
         return checksum(value)
     except Exception as error:
-        raise SnapshotError(f"{name} is no plain data: {error!r}") from error
+        raise SnapshotError(f"{name} is not plain data: {error!r}") from error
 
 
 def _fields(value: Any, name: str, keys: str) -> dict[str, Any]:
@@ -200,7 +205,7 @@ def _cursors(value: Any) -> Cursors:
         raise SnapshotError(f"{name} must be a dict, not {_kind(value)}")
     for number, cursor in value.items():
         if not isinstance(number, str) or not number.isdecimal() or len(number) > _MOST_DIGITS:
-            raise SnapshotError(f"{name} has a key {number!r} that is no pipe's number")
+            raise SnapshotError(f"{name} has a key {number!r} that is not the number of a pipe")
         if not isinstance(cursor, dict):
             raise SnapshotError(f"{name}[{number!r}] must be a dict, not {_kind(cursor)}")
     return {int(number): cursor for number, cursor in value.items()}
@@ -222,7 +227,7 @@ def _seed(value: Any, name: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < 2**64:
-        raise SnapshotError(f"{name} must be None or a number of 64 bits, got {_shown(value)}")
+        raise SnapshotError(f"{name} must be None or a 64-bit number, got {_shown(value)}")
     return value
 
 
@@ -245,3 +250,137 @@ def _shown(value: object) -> str:
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__qualname__}"
+
+
+# Plain data as a text --------------------------------------------------------------------
+
+_MARK = "__plain__"
+
+
+def to_text(value: Any, name: str) -> str:
+    """Return plain data as a text; SnapshotError, naming it, for anything else."""
+    check_plain(value, name)
+    return json.dumps(_written(value), separators=(",", ":"), sort_keys=True)
+
+
+def from_text(text: Any, name: str) -> Any:
+    """Return the data in a text; SnapshotError, naming it, where there is none."""
+    if not isinstance(text, str):
+        raise SnapshotError(f"{name} must be a string, not of type {type(text).__qualname__}")
+    try:
+        value = _read(json.loads(text))
+    except (ValueError, TypeError, KeyError, RecursionError, RuntimeError) as error:
+        raise SnapshotError(f"{name} cannot be read: {error}") from error
+    check_plain(value, name)
+    return value
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {_MARK: "bytes", "data": base64.b64encode(value).decode()}
+    if isinstance(value, tuple):
+        return {_MARK: "tuple", "data": [_written(element) for element in value]}
+    if isinstance(value, list):
+        return [_written(element) for element in value]
+    if isinstance(value, dict):
+        return _written_dict(value)
+    if is_tensor(value):
+        return {
+            _MARK: "tensor",
+            "dtype": str(value.dtype).rpartition(".")[2],
+            "shape": list(value.shape),
+            "data": base64.b64encode(_tensor_bytes(value)).decode(),
+        }
+    return value
+
+
+def _written_dict(value: dict[Any, Any]) -> Any:
+    if all(type(key) is str for key in value) and _MARK not in value:
+        return {key: _written(element) for key, element in value.items()}
+    pairs = [[_written(key), _written(element)] for key, element in value.items()]
+    return {_MARK: "dict", "data": pairs}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    if _MARK not in value:
+        return {key: _read(element) for key, element in value.items()}
+    data = value["data"]
+    match value[_MARK]:
+        case "bytes":
+            return base64.b64decode(data, validate=True)
+        case "tuple":
+            return tuple(_read(element) for element in data)
+        case "dict":
+            return {_read(key): _read(element) for key, element in data}
+        case "tensor":
+            return _tensor(value["dtype"], value["shape"], base64.b64decode(data, validate=True))
+    raise ValueError(f"{value[_MARK]!r} is not a kind of plain data")
+
+
+def _tensor_bytes(tensor: Any) -> bytes:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype!r} is not a dtype")
+    if type(shape) is not list or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("a tensor's shape is a list of numbers of at least 0")
+    if math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"a tensor of {len(data)} bytes has a shape of another size")
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
+
+
+MAX_DEPTH = 32
+MAX_ELEMENTS = 10_000_000
+
+
+def check_plain(value: Any, name: str) -> None:
+    """Raise SnapshotError, naming the field, for anything but plain data."""
+    _Check(name).look_at(value, MAX_DEPTH)
+
+
+class _Check:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.left = MAX_ELEMENTS
+
+    def look_at(self, value: Any, depth: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise SnapshotError(f"{self.name} has more than {MAX_ELEMENTS} elements")
+        if value is None or type(value) in (bool, int, float, str, bytes) or is_tensor(value):
+            return
+        if type(value) not in (list, tuple, dict):
+            raise SnapshotError(
+                f"{self.name} holds a {type(value).__qualname__}, but a state may only hold plain"
+                " data: None, bool, int, float, str, bytes, tensors, and lists, tuples and dicts"
+                " of those"
+            )
+        if depth == 0:
+            raise SnapshotError(f"{self.name} is nested more than {MAX_DEPTH} levels deep")
+        for element in _elements(value):
+            self.look_at(element, depth - 1)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether something is a tensor; nobody has one without having imported torch."""
+    torch = sys.modules.get("torch")
+    # Another thread may be in the middle of importing it.
+    return torch is not None and type(value) is getattr(torch, "Tensor", None)
+
+
+def _elements(value: Any) -> Any:
+    return (*value.keys(), *value.values()) if isinstance(value, dict) else value

@@ -1,7 +1,8 @@
-"""The ranks of a distributed run.
+"""The ranks of a distributed run, and what they say to one another.
 
-This file is about the run that this process takes part in, and about the group of its
-ranks. It is the only file that knows torch.distributed.
+This file is about the run that this process takes part in, about ``RankGroup``, the little that is
+asked of a process group, and about ``Statement``, a few numbers of a fixed size. It is the only
+file that knows torch.distributed.
 
     loop ── Statement ──▶ thread ── to each by itself ──▶ other ranks
     loop ◀── what all ranks said ── thread
@@ -14,16 +15,16 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import astuple, dataclass
 from datetime import timedelta
+from enum import IntEnum, IntFlag
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from asyncloader.deadline import time_left
 from asyncloader.errors import RankError, RankTimeout
-from asyncloader.ranks.group import Alone, Group
-from asyncloader.ranks.statements import Statement, ranks_in_words
 
 #: How long a closing rank waits for others that may still answer; and then at most until gloo
 #: has let go, which takes milliseconds unless the machine is very busy.
@@ -56,7 +57,7 @@ def own_rank() -> int:
     return dist.get_rank()
 
 
-async def open_group(timeout: float) -> Group:
+async def open_group(timeout: float) -> RankGroup:
     """Open a gloo group of all ranks, which all of them do at the same time.
 
     It waits for each of them for up to ``timeout`` seconds, now and in every exchange.
@@ -66,6 +67,98 @@ async def open_group(timeout: float) -> Group:
     group = GlooGroup(timeout)
     await group.open()
     return group
+
+
+class RankGroup(Protocol):
+    """The little we ask of a process group, so that tests need no torch.distributed."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among all."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    async def exchange(self, statement: Statement) -> list[Statement]:
+        """Say something to all ranks; return what each of them says, by rank.
+
+        What is said n-th on one rank meets what is said n-th on every other, also where
+        the call was cancelled meanwhile.
+        """
+
+    async def aclose(self) -> None:
+        """Leave the other ranks, within a bounded time."""
+
+
+class Alone:
+    """The group of a run that has one rank."""
+
+    rank = 0
+    size = 1
+
+    async def exchange(self, statement: Statement) -> list[Statement]:
+        """Return what was said."""
+        return [statement]
+
+    async def aclose(self) -> None:
+        """There is no one to leave."""
+
+
+class Topic(IntEnum):
+    """What a statement is about, in the order in which a loader comes to it."""
+
+    GRAPH = 1
+    WORKERS = 2
+    SEED = 3
+    PLACE = 4
+    WINDOW = 5
+
+
+class Flags(IntFlag):
+    """What is true of the rank that says so."""
+
+    NONE = 0
+    #: The seed was chosen by the user.
+    CHOSEN = 1
+    #: No item follows those counted.
+    ENDED = 2
+    #: An error follows those counted.
+    FAILED = 4
+    #: The epoch was begun by another loader.
+    RESUMED = 8
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a rank says to all others: five numbers of 64 bits, whatever it is about."""
+
+    epoch: int
+    kind: Topic
+    window: int = 0
+    count: int = 0
+    flags: Flags = Flags.NONE
+
+    @property
+    def moment(self) -> tuple[int, int, int]:
+        """When it is said; every rank goes through the same moments, in this order."""
+        return self.epoch, self.kind, self.window
+
+    def words(self) -> list[int]:
+        """Return the statement as signed numbers of 64 bits."""
+        return [word - (word >> 63 << 64) for word in astuple(self)]
+
+    @classmethod
+    def from_words(cls, words: list[int]) -> Statement:
+        """Return the statement that ``words()`` were made of."""
+        epoch, kind, window, count, flags = (word & 2**64 - 1 for word in words)
+        return cls(epoch, Topic(kind), window, count, Flags(flags))
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return the name of some ranks: "rank 1", "ranks 1 and 2"."""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 class GlooGroup:
