@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from asyncloader.workers.loader_side import starting
-from asyncloader.workers.processes.plan import ProcessPlan
+from asyncloader.workers.process.process import ProcessPlan
 
 
 def preload(*modules: str) -> None:

@@ -44,7 +44,7 @@ FOLDERS = {
     "workers": [
         {"loader_side"},
         {"worker_side"},
-        {"conversation", "processes"},
+        {"conversation", "process"},
     ],
 }
 
@@ -53,7 +53,7 @@ DOORS = {
     "uvloop": "runtime.py",
     "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
-    "multiprocessing": "workers/processes/contexts.py",
+    "multiprocessing": "workers/process/multiprocessing_start.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",
     "torch.distributed": "ranks.py",

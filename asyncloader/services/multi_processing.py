@@ -43,7 +43,7 @@ from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.conversation.messages import Pause, Resume
 from asyncloader.workers.loader_side.pool import WorkerPool
 from asyncloader.workers.loader_side.worker_stream import PoolSettings
-from asyncloader.workers.processes.birth import check_method
+from asyncloader.workers.process.start import check_method
 from asyncloader.workers.worker_side.account import WorkerStats
 from asyncloader.workers.worker_side.alike import check_alike
 from asyncloader.workers.worker_side.main import WorkerPlan

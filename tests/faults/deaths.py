@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncloader.workers.processes.process import Process
+from asyncloader.workers.process.process import Process
 
 #: What a function in the graph is ordered to do; the rest is done from outside.
 ORDERS = ("os._exit in a function", "channel closed")

@@ -21,7 +21,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.workers.loader_side import silence
 from asyncloader.workers.loader_side.link import Link
 from asyncloader.workers.loader_side.silence import Silence
-from asyncloader.workers.processes import last_words
+from asyncloader.workers.process import watch
 
 LONG = 60.0
 
@@ -180,7 +180,7 @@ def sleep_for_ever(item: int) -> int:
 
 
 async def test_who_hangs_says_where_to_those_who_asked(monkeypatch):
-    monkeypatch.setattr(last_words, "PATIENCE_SECONDS", 10.0)
+    monkeypatch.setattr(watch, "DUMP_SECONDS", 10.0)
     feed = Feed()
     service = workers(1, timeout=1.0, on_worker_death="restart")
     async with feed.serve(DataLoader2(feed.map(sleep_for_ever), reading_service=service)):

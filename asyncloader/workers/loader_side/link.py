@@ -50,9 +50,8 @@ from asyncloader.workers.conversation.messages import (
 from asyncloader.workers.loader_side.dealing import Dealing
 from asyncloader.workers.loader_side.feed_line import FeedLine
 from asyncloader.workers.loader_side.inbox import Inbox
-from asyncloader.workers.processes.death import how_it_ended
-from asyncloader.workers.processes.oom import oom_kills
-from asyncloader.workers.processes.process import Process
+from asyncloader.workers.process.process import Process
+from asyncloader.workers.process.watch import how_it_ended, oom_kills
 from asyncloader.workers.worker_side.account import WorkerStats, load_tally
 
 #: How long a worker whose channel has ended may take to be seen dead.

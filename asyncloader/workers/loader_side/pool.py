@@ -36,7 +36,7 @@ from asyncloader.workers.loader_side.patience import Patience
 from asyncloader.workers.loader_side.place import StreamPlace, WorkerStart, start_after_arrived
 from asyncloader.workers.loader_side.starting import DealPlan, Starter
 from asyncloader.workers.loader_side.worker_stream import PoolSettings, WorkerStream
-from asyncloader.workers.processes.process import Process, kill_processes_now
+from asyncloader.workers.process.process import Process, kill_processes_now
 from asyncloader.workers.worker_side.account import WorkerStats
 
 logger = logging.getLogger("asyncloader")

@@ -17,14 +17,14 @@ from asyncloader.errors import WorkerTimeout
 from asyncloader.runtime import begin_task
 from asyncloader.workers.loader_side.link import Link
 from asyncloader.workers.loader_side.worker_stream import WARN_SECONDS
-from asyncloader.workers.processes.last_words import add_last_words
+from asyncloader.workers.process.watch import add_hang_dump
 
 logger = logging.getLogger("asyncloader")
 
 #: A timer may call a little early; it is set again for at least so long.
 _TICK = 0.01
 
-_ENDING = "asyncloader last words"
+_ENDING = "asyncloader hang dump"
 
 
 class Silence:
@@ -103,7 +103,7 @@ class Silence:
 
     async def _end(self, link: Link, failure: WorkerTimeout) -> None:
         try:
-            await add_last_words(failure, [link])
+            await add_hang_dump(failure, link.name, link.process)
         finally:
             link.process.kill()
             self.dying.discard(link)

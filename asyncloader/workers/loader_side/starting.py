@@ -23,9 +23,8 @@ from asyncloader.workers.conversation.messages import Setup
 from asyncloader.workers.loader_side.link import Link
 from asyncloader.workers.loader_side.patience import Patience
 from asyncloader.workers.loader_side.worker_stream import PoolSettings
-from asyncloader.workers.processes.birth import start_process
-from asyncloader.workers.processes.plan import ProcessPlan
-from asyncloader.workers.processes.process import Process, close_processes
+from asyncloader.workers.process.process import Process, ProcessPlan, close_processes
+from asyncloader.workers.process.start import start_process
 
 logger = logging.getLogger("asyncloader")
 

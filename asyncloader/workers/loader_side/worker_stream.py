@@ -26,7 +26,7 @@ from asyncloader.workers.loader_side.link import Link
 from asyncloader.workers.loader_side.merging import AsTheyCome, InOrder, InRuns, Merge
 from asyncloader.workers.loader_side.overdue import Overdue
 from asyncloader.workers.loader_side.place import StreamPlace, first_place, place_after_taken
-from asyncloader.workers.processes.last_words import add_last_words
+from asyncloader.workers.process.watch import add_hang_dump
 
 logger = logging.getLogger("asyncloader")
 
@@ -297,6 +297,6 @@ class WorkerStream:
             worker=link.worker,
         )
         link.fail(failure)
-        await add_last_words(failure, [link])
+        await add_hang_dump(failure, link.name, link.process)
         link.process.kill()
         raise failure

@@ -46,6 +46,7 @@ from asyncloader.workers.conversation.messages import (
     StreamFailed,
 )
 from asyncloader.workers.conversation.random_states import RandomStates
+from asyncloader.workers.process.setup import seed_globals
 from asyncloader.workers.worker_side.account import Account
 from asyncloader.workers.worker_side.marker import Marker
 from asyncloader.workers.worker_side.outlet import Outlet
@@ -53,7 +54,6 @@ from asyncloader.workers.worker_side.part import NOTHING, Part, Prepared
 from asyncloader.workers.worker_side.punctual import Punctual
 from asyncloader.workers.worker_side.resets import NO_RESETS, load_resets
 from asyncloader.workers.worker_side.stream import Stream
-from asyncloader.workers.worker_side.surroundings import seed_globals
 from asyncloader.workers.worker_side.talk import Talk, refuse
 
 

@@ -49,6 +49,7 @@ from asyncloader.workers.conversation.messages import (
     StartFailed,
 )
 from asyncloader.workers.conversation.random_states import RandomStates, SharedGenerators
+from asyncloader.workers.process.setup import become_worker, seed_globals
 from asyncloader.workers.worker_side.account import Account
 from asyncloader.workers.worker_side.alike import check_alike, is_as_long
 from asyncloader.workers.worker_side.from_loader import FromLoader
@@ -58,7 +59,6 @@ from asyncloader.workers.worker_side.punctual import Punctual
 from asyncloader.workers.worker_side.resets import NO_RESETS, load_resets, resets_name
 from asyncloader.workers.worker_side.stream import Stream
 from asyncloader.workers.worker_side.supply import FromDispatcher, Supply
-from asyncloader.workers.worker_side.surroundings import become_worker, seed_globals
 from asyncloader.workers.worker_side.talk import Talk, refuse
 
 

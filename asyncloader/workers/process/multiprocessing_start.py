@@ -16,25 +16,24 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import require_descriptors
-from asyncloader.workers.processes.allotment import Allotment
-from asyncloader.workers.processes.child import (
+from asyncloader.workers.process.child import (
     STDIO,
     let_go_of_inherited,
     run_main,
     settle,
 )
-from asyncloader.workers.processes.pidfd import open_pidfd
-from asyncloader.workers.processes.plan import Born, ProcessPlan
-from asyncloader.workers.processes.signals import sigint_held, signals_held, signals_let_through
-from asyncloader.workers.processes.stillness import standing_still
+from asyncloader.workers.process.inherited import Allowance
+from asyncloader.workers.process.process import ProcessPlan, StartedProcess
+from asyncloader.workers.process.watch import open_pidfd
 
 OUR_THREADS = "asyncloader"
 
@@ -58,7 +57,7 @@ def refuse_unsafe_fork() -> None:
 
 def fork(
     loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
-) -> Born:
+) -> StartedProcess:
     """Fork this process while the loop stands still; the child keeps nothing but its socket."""
     tracker_fd()
     # No handler of the loader's may run in the child before it has let go of them.
@@ -67,7 +66,7 @@ def fork(
         return _start("fork", _forked_main, plan, sock, parent=os.getpid())
 
 
-def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
+def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
     """Start a fresh interpreter."""
     _require_folder("spawn")
     tracker_fd()
@@ -75,7 +74,7 @@ def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
         return _start("spawn", _live, plan, sock, parent=os.getpid())
 
 
-def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
+def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
     """Fork the standard library's server process, which is started where necessary."""
     _require_folder("forkserver")
     # By this signal the server learns that a child is dead. It does not unblock it itself, and
@@ -155,7 +154,7 @@ def _start(
     sock: socket.socket,
     *,
     parent: int,
-) -> Born:
+) -> StartedProcess:
     context: Any = multiprocessing.get_context(method)
     # multiprocessing leaks some if it finds out half-way.
     require_descriptors(_FDS_FOR_A_START)
@@ -165,13 +164,13 @@ def _start(
         process = context.Process(
             target=main,
             name=plan.name,
-            args=(plan, *inherited, parent, Allotment.present()),
+            args=(plan, *inherited, parent, Allowance.present()),
             daemon=False,
         )
         process.start()
     finally:
         os.close(loader_fd)
-    return Born(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
+    return StartedProcess(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
 
 
 def _pidfd_of(process: BaseProcess) -> int:
@@ -188,24 +187,24 @@ def _pidfd_of(process: BaseProcess) -> int:
 
 
 def _forked_main(
-    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allotment: Allotment
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
 ) -> None:
     let_go_of_inherited({sock.fd, loader.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
-    _live(plan, sock, loader, parent, allotment)
+    _live(plan, sock, loader, parent, allowance)
 
 
 def _served_main(
-    plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int, allotment: Allotment
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int, allowance: Allowance
 ) -> None:
     _leave_server()
-    _live(plan, sock, loader, os.getppid(), allotment)
+    _live(plan, sock, loader, os.getppid(), allowance)
 
 
 def _live(
-    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allotment: Allotment
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
 ) -> None:
     settle(plan.name, parent=parent, loader_fd=loader.fd)
-    allotment.take_on()
+    allowance.take_on()
     os.set_inheritable(sock.fd, False)
     run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, loader_fd=loader.fd)
 
@@ -251,3 +250,49 @@ def _fork_warning_ignored() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
+
+
+@contextlib.contextmanager
+def standing_still(loop: asyncio.AbstractEventLoop, deadline: float) -> Iterator[None]:
+    """Keep the running loop between two of its callbacks while the block runs.
+
+    To be used in another thread. Raises WorkerStartupError if the loop is in one
+    callback until the deadline.
+    """
+    arrived, leave = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        arrived.set()
+        leave.wait(max(0.0, deadline - time.monotonic()))
+
+    try:
+        loop.call_soon_threadsafe(stand)
+        if not arrived.wait(max(0.0, deadline - time.monotonic())):
+            raise WorkerStartupError("fork has to wait for the event loop, which was busy too long")
+        yield
+    finally:
+        leave.set()
+
+
+def signals_held(numbers: Iterable[int]) -> contextlib.AbstractContextManager[None]:
+    """Block signals in this thread and in the processes it starts, which unblock them."""
+    return _masked(signal.SIG_BLOCK, numbers)
+
+
+def signals_let_through(numbers: Iterable[int]) -> contextlib.AbstractContextManager[None]:
+    """Unblock signals in this thread and in the processes it starts."""
+    return _masked(signal.SIG_UNBLOCK, numbers)
+
+
+def sigint_held() -> contextlib.AbstractContextManager[None]:
+    """Ctrl-C during the start of an interpreter would be a traceback on the terminal."""
+    return signals_held({signal.SIGINT})
+
+
+@contextlib.contextmanager
+def _masked(how: int, numbers: Iterable[int]) -> Iterator[None]:
+    before = signal.pthread_sigmask(how, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -24,9 +24,13 @@ import uvloop
 
 from asyncloader.deadline import ends_within
 from asyncloader.errors import WorkerStartupError
-from asyncloader.workers.processes.birth import start_process
-from asyncloader.workers.processes.plan import ProcessPlan
-from asyncloader.workers.processes.process import Process, close_processes, kill_processes_now
+from asyncloader.workers.process.process import (
+    Process,
+    ProcessPlan,
+    close_processes,
+    kill_processes_now,
+)
+from asyncloader.workers.process.start import start_process
 from tests.leaks import Belongings, descendants, leaves_nothing, left_since
 
 METHODS = [None, "fork", "spawn", "forkserver"]

@@ -20,18 +20,17 @@ import time
 from collections.abc import Iterator
 
 from asyncloader.errors import WorkerStartupError
-from asyncloader.workers.processes.circumstances import Circumstances, import_path
-from asyncloader.workers.processes.contexts import authkey, tracker_fd
-from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
-from asyncloader.workers.processes.plan import Born, ProcessPlan
-from asyncloader.workers.processes.signals import sigint_held
-from asyncloader.workers.processes.template import (
+from asyncloader.workers.process.inherited import Environment, import_path
+from asyncloader.workers.process.multiprocessing_start import authkey, sigint_held, tracker_fd
+from asyncloader.workers.process.process import ProcessPlan, StartedProcess
+from asyncloader.workers.process.template_process import (
     EXITCODE,
     PROGRAM,
     REPLY,
     ForkRequest,
     receive_with_fds,
 )
+from asyncloader.workers.process.watch import is_readable, open_pidfd
 
 # A loader that gives up privileges gets children without them from a new template.
 Kind = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
@@ -44,7 +43,7 @@ _END_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0
 
 
-def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> Born:
+def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
     """Fork a child from a template, which is started or replaced where necessary."""
     preload = (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
     request = _request(plan)
@@ -89,7 +88,7 @@ class Template:
             self.end()
         return not self._ended
 
-    def fork(self, request: ForkRequest, sock: socket.socket, deadline: float) -> Born:
+    def fork(self, request: ForkRequest, sock: socket.socket, deadline: float) -> StartedProcess:
         """Fork a child, or raise TemplateGone, or WorkerStartupError if that cannot help."""
         status_fd, told_fd = os.pipe()
         try:
@@ -99,7 +98,7 @@ class Template:
             raise
         finally:
             os.close(told_fd)
-        return Born(pid, pidfd, ToldStatus(status_fd, pidfd))
+        return StartedProcess(pid, pidfd, ToldStatus(status_fd, pidfd))
 
     def end(self) -> None:
         """Kill and reap the template process; idempotent."""
@@ -219,7 +218,7 @@ def _request(plan: ProcessPlan) -> ForkRequest:
         name=plan.name,
         main=plan.main,
         args=pickle.dumps(plan.args),
-        circumstances=Circumstances.present(),
+        environment=Environment.present(),
         authkey=authkey(),
         wanted=_wanted_modules(),
     )

@@ -1,6 +1,6 @@
 """A child process, as its loader sees it.
 
-This file is about ``Process``, from its birth to its end: a socket to talk over, a pidfd that
+This file is about ``Process``, from its start to its end: a socket to talk over, a pidfd that
 says when it died, and an exit code. What is said over the socket is not known here.
 """
 
@@ -14,15 +14,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Final, Protocol
 
 from asyncloader.deadline import time_left
 from asyncloader.shield import shielded
-from asyncloader.waiting import release
-from asyncloader.workers.processes.death import exitcode_of_unreaped
-from asyncloader.workers.processes.deathwatch import DeathWatch
-from asyncloader.workers.processes.pidfd import is_readable, kill_pidfd
-from asyncloader.workers.processes.plan import Born
+from asyncloader.waiting import Patience, release
+from asyncloader.workers.process.watch import (
+    exitcode_of_unreaped,
+    is_readable,
+    kill_pidfd,
+)
 
 # What asyncio reports, too, of a child whose status another part of the program took.
 UNKNOWN_EXITCODE = 255
@@ -39,7 +42,7 @@ class Process:
     copy of the loader, the methods leave the process alone.
     """
 
-    def __init__(self, name: str, sock: socket.socket, born: Born) -> None:
+    def __init__(self, name: str, sock: socket.socket, born: StartedProcess) -> None:
         self.name = name
         self.pid = born.pid
         self.sock = sock
@@ -228,3 +231,127 @@ def _forget() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_forget)
+
+
+# What is told of a death ----------------------------------------------------------------
+
+# A server that is itself stopped does not tell any more.
+TOLD_SECONDS: Final = 0.5
+
+
+class DeathWatch:
+    """Calls ``callback`` once, in its loop, unless detached before."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, process: Process, callback: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._callback = callback
+        self._fds: list[int] = []
+        self._calls: list[Patience] = []
+        self._attached = True
+
+    def watch(self) -> None:
+        """Begin; to be called in the loop's thread while the process holds its pidfd."""
+        self._read(self._process.pidfd, self._died)
+
+    def finish(self) -> None:
+        """Call soon: the process is known to be dead. Safe in any thread."""
+        # A loop that is closed is told nothing any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._finish)
+            return
+        self._let_go()
+
+    def is_attached(self) -> bool:
+        return self._attached
+
+    def detach(self) -> None:
+        """Let go of the loop; nothing is called any more. Idempotent, and safe in any thread."""
+        self._attached = False
+        if self._is_elsewhere():
+            # A loop that is closed in this moment has let go by itself.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._let_go)
+                return
+        self._let_go()
+
+    def _died(self) -> None:
+        self._let_go()
+        if not self._attached:
+            return
+        if self._process.exitcode is not None:
+            self._finish()
+            return
+        self._read(self._process.status_fd, self._finish)
+        self._calls.append(Patience(self._loop, TOLD_SECONDS, self._finish))
+
+    def _finish(self) -> None:
+        self._let_go()
+        if self._attached:
+            self._attached = False
+            self._callback()
+
+    def _read(self, fd: int, ready: Callable[[], None]) -> None:
+        # A copy, since a loop knows one reader for each descriptor.
+        copy = os.dup(fd)
+        self._fds.append(copy)
+        self._loop.add_reader(copy, ready)
+
+    def _let_go(self) -> None:
+        while self._calls:
+            self._calls.pop().cancel()
+        while self._fds:
+            fd = self._fds.pop()
+            if not self._loop.is_closed():
+                self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _is_elsewhere(self) -> bool:
+        return self._loop.is_running() and asyncio._get_running_loop() is not self._loop
+
+
+# Before and at its start ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """What a child process is to be.
+
+    ``main`` is ``"package.module:function"``, imported in the child and called as
+    ``function(sock, *args)``. ``args`` is plain data. ``preload`` names modules
+    that a template process imports once, before it forks; plans that name the same
+    ones share a template process.
+    """
+
+    name: str
+    main: str
+    args: tuple[Any, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+class ExitStatus(Protocol):
+    """Where the exit code of a process comes from, once its pidfd says that it is dead."""
+
+    @property
+    def fd(self) -> int:
+        """Readable when ``collect`` has an answer."""
+        ...
+
+    def collect(self) -> int | None:
+        """The exit code (negative: the signal), or None if it is not known yet."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; after death only."""
+        ...
+
+
+@dataclass(frozen=True)
+class StartedProcess:
+    """A process that was just started. The receiver owns the pidfd and the status."""
+
+    pid: int
+    pidfd: int
+    status: ExitStatus

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from asyncloader.workers.processes.deathwatch import PATIENCE_SECONDS, DeathWatch
+from asyncloader.workers.process.process import TOLD_SECONDS, DeathWatch
 
 
 class Dead:
@@ -37,7 +37,7 @@ async def test_a_machine_that_stands_still_takes_no_time_from_who_tells_the_exit
     for _ in range(3):
         # It hears of the death, and begins to wait for the exit code.
         await asyncio.sleep(0)
-    time.sleep(1.2 * PATIENCE_SECONDS)  # noqa: ASYNC251  nobody does anything meanwhile
+    time.sleep(1.2 * TOLD_SECONDS)  # noqa: ASYNC251  nobody does anything meanwhile
     for _ in range(3):
         await asyncio.sleep(0)
     process.tell(-9)

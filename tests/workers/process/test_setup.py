@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from asyncloader.workers.processes import late_imports
-from asyncloader.workers.processes.late_imports import when_imported
+from asyncloader.workers.process import setup
+from asyncloader.workers.process.setup import when_imported
 
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(late_imports, "_actions", {})
+    monkeypatch.setattr(setup, "_actions", {})
     monkeypatch.syspath_prepend(tmp_path)
     yield
     for name in ("late_one", "late_package", "late_package.part", "late_broken"):

@@ -1,14 +1,19 @@
 """The first and the last moments of a child process.
 
-This file is about what a child does around its main function, however it was
-born: it forgets what it inherited, binds its life to the loader's, calls its
-main, and turns what that did into an exit code.
+This file is about what a child does around its main function, however it was started: it forgets
+what it inherited, binds its life to the loader's, calls its main, and turns what that did into an
+exit code.
+
+Two ties bind it. The kernel's parent-death signal reaches a process that is stopped or keeps the
+GIL, but it only knows the parent. The lifeline thread knows the loader, whoever the parent is, but
+it needs the GIL to act.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -16,13 +21,14 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from asyncloader.errors import ResourceExhausted
-from asyncloader.workers.processes.last_words import leave_last_words_when_asked
-from asyncloader.workers.processes.lifeline import die_with_loader, die_with_parent, show_name
+from asyncloader.runtime import start_thread
+from asyncloader.workers.process.watch import dump_when_asked, is_readable
 
 STDIO = (0, 1, 2)
 
@@ -30,7 +36,7 @@ STDIO = (0, 1, 2)
 def settle(name: str, *, parent: int, loader_fd: int) -> None:
     """Become a child of ``parent`` that ends with it and ignores Ctrl-C."""
     forget_signals()
-    leave_last_words_when_asked()
+    dump_when_asked()
     show_name(name)
     die_with_parent(parent)
     os.set_inheritable(loader_fd, False)
@@ -158,3 +164,51 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_NAME_BYTES = 15
+
+
+def die_with_parent(parent: int) -> None:
+    """Be SIGKILLed when the thread of ``parent`` that created this process ends.
+
+    If the parent has gone already, the process ends here.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # A parent that died before the call above sends nothing any more.
+    if os.getppid() != parent:
+        end_now()
+
+
+def die_with_loader(loader_fd: int) -> None:
+    """End this process, from a thread, when the process behind the pidfd is gone."""
+    thread = threading.Thread(
+        target=_outlive_nobody, args=(loader_fd,), name="asyncloader lifeline", daemon=True
+    )
+    start_thread(thread)
+
+
+def show_name(name: str) -> None:
+    """Let top, ps and py-spy show the name, of which the kernel keeps 15 bytes.
+
+    ``asyncloader worker 12`` is shown as ``asyncloader w12``.
+    """
+    if sys.platform == "linux":
+        shown = name.replace(" worker ", " w").encode()[:_NAME_BYTES]
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, shown, 0, 0, 0)
+
+
+def end_now() -> NoReturn:
+    """End without running, flushing or waiting for anything."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _outlive_nobody(loader_fd: int) -> None:
+    while not is_readable(loader_fd, timeout=3600.0):
+        pass
+    end_now()

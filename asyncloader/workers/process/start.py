@@ -1,6 +1,7 @@
-"""The birth of worker processes.
+"""How a child process is started.
 
-This file is about ``start_process``, by which a child process comes to be in one of four ways:
+This file is about ``start_process``, which starts one in one of four ways, always from the same
+thread:
 
     start_process ──▶ spawner's thread ──▶ template │ fork │ spawn │ forkserver
          ▲                                              │
@@ -11,11 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import (
@@ -23,16 +29,26 @@ from asyncloader.runtime import (
     descriptors_for,
     fill_standard_descriptors,
     process_for,
+    start_thread,
 )
 from asyncloader.shield import shielded
-from asyncloader.workers.processes.contexts import fork, fork_from_server, refuse_unsafe_fork, spawn
-from asyncloader.workers.processes.pidfd import require_pidfds
-from asyncloader.workers.processes.plan import Born, ProcessPlan
-from asyncloader.workers.processes.process import Process, kill_all_now, kill_processes_now
-from asyncloader.workers.processes.spawner import retire_spawner, spawner
-from asyncloader.workers.processes.template_client import end_templates, fork_from_template
+from asyncloader.workers.process.multiprocessing_start import (
+    fork,
+    fork_from_server,
+    refuse_unsafe_fork,
+    spawn,
+)
+from asyncloader.workers.process.process import (
+    Process,
+    ProcessPlan,
+    StartedProcess,
+    kill_all_now,
+    kill_processes_now,
+)
+from asyncloader.workers.process.template import end_templates, fork_from_template
+from asyncloader.workers.process.watch import require_pidfds
 
-StartMethod = Callable[[ProcessPlan, socket.socket, float], Born]
+StartMethod = Callable[[ProcessPlan, socket.socket, float], StartedProcess]
 
 START_METHODS = (None, "fork", "spawn", "forkserver")
 
@@ -135,3 +151,77 @@ def _end_everything() -> None:
     retire_spawner(_UNDO_SECONDS)
     kill_all_now()
     end_templates()
+
+
+R = TypeVar("R")
+
+
+class Spawner:
+    """Runs calls one after the other, in the order they were submitted."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._turn = threading.Lock()
+        # A daemon: it waits for the next job when the interpreter exits.
+        start_thread(threading.Thread(target=self._run, name="asyncloader spawner", daemon=True))
+
+    def submit(self, call: Callable[[], R]) -> Future[R]:
+        """Run ``call`` after all that was submitted before, unless the future is cancelled."""
+        future: Future[R] = Future()
+        self._jobs.put((future, call))
+        return future
+
+    def retire(self, timeout: float) -> None:
+        """Begin no other call; wait for the one that runs, for ``timeout`` seconds at most."""
+        # The thread stays, for ever waiting for its turn: its end would kill its children.
+        self._turn.acquire(timeout=timeout)
+
+    def _run(self) -> None:
+        while True:
+            self._do(*self._jobs.get())
+
+    def _do(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        # A method of its own, so that an idle thread keeps no job's result alive.
+        with self._turn:
+            self._settle(future, call)
+
+    @staticmethod
+    def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  the caller is told
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+_lock = threading.Lock()
+_spawner: Spawner | None = None
+
+
+def spawner() -> Spawner:
+    """This process' spawner, started at the first call."""
+    global _spawner
+    with _lock:
+        if _spawner is None:
+            _spawner = Spawner()
+        return _spawner
+
+
+def retire_spawner(timeout: float) -> None:
+    """Start nothing more in this process, which is exiting."""
+    if _spawner is not None:
+        _spawner.retire(timeout)
+
+
+def _forget() -> None:
+    # A forked child has no thread but the one that forked.
+    global _spawner, _lock
+    _lock = threading.Lock()
+    _spawner = None
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)

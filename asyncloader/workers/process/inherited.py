@@ -1,7 +1,9 @@
 """What a child takes over from its loader.
 
-This file is about ``Circumstances``: the folder, the environment, the allotment and the
-settings of the interpreter that the loader has when it asks a template for a child.
+This file is about ``Environment``: the folder, the variables and the settings of the interpreter
+that the loader has when it asks a template for a child; and about ``Allowance``, what the loader
+may use of the machine: its CPUs, nice value and limits. A child is not forked by the thread that
+was told of these, and perhaps by a process that was started before any of them were changed.
 """
 
 from __future__ import annotations
@@ -17,12 +19,10 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.workers.processes.allotment import Allotment
-
 
 @dataclass(frozen=True)
-class Circumstances:
-    """A loader's circumstances, in values that any process can read."""
+class Environment:
+    """A loader's environment, in values that any process can read."""
 
     cwd: str | None
     umask: int | None
@@ -33,10 +33,10 @@ class Circumstances:
     log_level: int
     disabled_logs: int
     warning_filters: list[tuple[Any, ...]]
-    allotment: Allotment
+    allowance: Allowance
 
     @classmethod
-    def present(cls) -> Circumstances:
+    def present(cls) -> Environment:
         """Return those of this process."""
         return cls(
             cwd=_cwd(),
@@ -48,7 +48,7 @@ class Circumstances:
             log_level=logging.root.level,
             disabled_logs=logging.root.manager.disable,
             warning_filters=[entry for entry in warnings.filters if _is_plain_filter(entry)],
-            allotment=Allotment.present(),
+            allowance=Allowance.present(),
         )
 
     def take_on(self) -> None:
@@ -73,7 +73,7 @@ class Circumstances:
         logging.disable(self.disabled_logs)
         warnings.resetwarnings()
         warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
-        self.allotment.take_on()
+        self.allowance.take_on()
 
 
 def import_path() -> list[str]:
@@ -112,3 +112,47 @@ def _is_plain_filter(warning_filter: tuple[Any, ...]) -> bool:
         and isinstance(module, patterns)
         and category.__module__ == "builtins"
     )
+
+
+if sys.platform != "win32":
+    import resource
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How much of the machine a process may use, in values that any process can read."""
+
+    cpus: frozenset[int]
+    nice: int
+    limits: dict[int, tuple[int, int]]
+
+    @classmethod
+    def present(cls) -> Allowance:
+        """Return that of this process: of its main thread, where each thread has its own."""
+        return cls(
+            cpus=frozenset(os.sched_getaffinity(os.getpid())),
+            nice=os.getpriority(os.PRIO_PROCESS, os.getpid()),
+            limits={number: resource.getrlimit(number) for number in _limits()},
+        )
+
+    def take_on(self) -> None:
+        """Make it that of this process and thread, as far as they may have so much."""
+        # The CPUs may have been taken from both since.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self.cpus)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, self.nice)
+        for number in self.limits:
+            self._take_on(number)
+
+    def take_on_processes(self) -> None:
+        """Make the limit of processes and threads that of this process, as far as it may."""
+        self._take_on(resource.RLIMIT_NPROC)
+
+    def _take_on(self, number: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, self.limits[number])
+
+
+def _limits() -> set[int]:
+    return {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}

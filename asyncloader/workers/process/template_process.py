@@ -31,22 +31,23 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import NoReturn
 
-from asyncloader.workers.processes.child import (
+from asyncloader.workers.process.child import (
+    die_with_parent,
     exitcode_of,
     forget_signals,
     run_main,
     settle,
+    show_name,
 )
-from asyncloader.workers.processes.circumstances import Circumstances
-from asyncloader.workers.processes.late_imports import when_imported
-from asyncloader.workers.processes.lifeline import die_with_parent, show_name
-from asyncloader.workers.processes.pidfd import kill_pidfd, open_pidfd
+from asyncloader.workers.process.inherited import Environment
+from asyncloader.workers.process.setup import when_imported
+from asyncloader.workers.process.watch import kill_pidfd, open_pidfd
 
 # What the exec'd interpreter runs. The module path is set before the first import that
 # could be answered differently by it.
 PROGRAM = (
     "import sys, json; control, loader, parent, path, preload = map(json.loads, sys.argv[1:]); "
-    "sys.path[:] = path; from asyncloader.workers.processes.template import serve; "
+    "sys.path[:] = path; from asyncloader.workers.process.template_process import serve; "
     "serve(control, loader, parent, preload)"
 )
 
@@ -60,12 +61,12 @@ _QUIET_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A child to fork, and the loader's circumstances, which are to be the child's."""
+    """A child to fork, and the loader's environment, which are to be the child's."""
 
     name: str
     main: str
     args: bytes
-    circumstances: Circumstances
+    environment: Environment
     #: Of the program's own ``multiprocessing``, by which its managers know their clients.
     authkey: bytes
     #: Modules that the template may import for later children.
@@ -157,7 +158,7 @@ class _Template:
     def _fork(self, request: ForkRequest, fds: ChildFds) -> tuple[int, int]:
         template = os.getpid()
         # The loader's limit may have changed, and here is where it counts.
-        request.circumstances.allotment.take_on_processes()
+        request.environment.allowance.take_on_processes()
         pid = os.fork()
         if pid == 0:
             self._become(request, fds, template)
@@ -215,7 +216,7 @@ def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) ->
     for fd in (fds.stdout, fds.stderr, fds.status):
         os.close(fd)
     settle(request.name, parent=template, loader_fd=loader_fd)
-    request.circumstances.take_on()
+    request.environment.take_on()
     _join_program(request.authkey, fds.tracker)
     sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
     run_main(request.main, sock, args, loader_fd=loader_fd)
