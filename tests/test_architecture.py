@@ -41,11 +41,7 @@ FOLDERS = {
         {"watch"},
         {"going_on"},
     ],
-    "workers": [
-        {"loader_side"},
-        {"worker_side"},
-        {"conversation", "process"},
-    ],
+    "workers": [{"process"}],
 }
 
 #: Heavy or risky modules, and the one file by which each may enter.

@@ -30,7 +30,7 @@ from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import Facts, IterResetFn, ReadingServiceInterface, unchanged
 from asyncloader.services.calls import ServiceCalls, graph_changer
 from asyncloader.shield import shielded
-from asyncloader.workers.worker_side.alike import check_added
+from asyncloader.workers.graph_part import check_added
 
 CLOSE_SECONDS = 3.0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from asyncloader.loader.stats import LoaderStats, StageStats
-    from asyncloader.workers.worker_side.account import WorkerStats
+    from asyncloader.workers.worker_stats import WorkerStats
 
 
 class Metric(NamedTuple):

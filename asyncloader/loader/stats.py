@@ -16,7 +16,7 @@ from asyncloader.datapipes.watch.tallies import UNCOUNTED, Tally, tallies_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader import metrics, table, verdict
 from asyncloader.loader.timing import Timing
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 #: Where a pipe may run.
 LOADER, WORKERS, DISPATCHER = "loader", "workers", "dispatcher"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncloader.loader.stats import LoaderStats, StageStats
-    from asyncloader.workers.worker_side.account import WorkerStats
+    from asyncloader.workers.worker_stats import WorkerStats
 
 #: What is said of a loader that nobody has iterated.
 NOT_BEGUN = "no epoch was begun yet"

@@ -13,7 +13,7 @@ from asyncloader.loader.table import NOT_BEGUN, percent
 
 if TYPE_CHECKING:
     from asyncloader.loader.stats import LoaderStats, StageStats
-    from asyncloader.workers.worker_side.account import WorkerStats
+    from asyncloader.workers.worker_stats import WorkerStats
 
 #: Before that, too little was seen.
 _EARLY_SECONDS = 0.5

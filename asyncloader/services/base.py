@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 P = ParamSpec("P")
 

@@ -31,11 +31,10 @@ from asyncloader.services.fed import FedFromWorkers
 from asyncloader.services.from_workers import FromWorkers
 from asyncloader.transport.code import pack_code
 from asyncloader.worker_info import WorkerInfo
-from asyncloader.workers.loader_side.starting import DealPlan
-from asyncloader.workers.worker_side.dispatch import DispatchPlan
-from asyncloader.workers.worker_side.from_loader import FromLoader
-from asyncloader.workers.worker_side.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.worker_side.supply import FromDispatcher
+from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
+from asyncloader.workers.dispatcher import DispatchPlan
+from asyncloader.workers.pool import DealPlan
+from asyncloader.workers.worker import WorkerPlan, shard_for_worker
 
 
 @dataclass(frozen=True)

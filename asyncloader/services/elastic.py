@@ -22,10 +22,10 @@ from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
-from asyncloader.workers.conversation.messages import DealStart, Mark
-from asyncloader.workers.loader_side.place import StreamPlace, WorkerStart, place_of_cursor
-from asyncloader.workers.worker_side.alike import keeps_positions
-from asyncloader.workers.worker_side.supply import FromDispatcher
+from asyncloader.workers.dispatch_source import FromDispatcher
+from asyncloader.workers.graph_part import keeps_positions
+from asyncloader.workers.messages import DealStart, Mark
+from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
 
 #: The cursor of a part that goes on by its position alone, in however many workers.
 SPREAD = "spread"

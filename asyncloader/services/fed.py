@@ -18,7 +18,7 @@ from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import LoaderError
 from asyncloader.runtime import begin_task
-from asyncloader.workers.loader_side.fed_stream import FedStream
+from asyncloader.workers.fed_stream import FedStream
 
 
 class FedFromWorkers(IterDataPipe[Any]):

@@ -38,13 +38,13 @@ from asyncloader.datapipes.pipe.kinds import is_without_order
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.services.elastic import SPREAD, spread_place
-from asyncloader.workers.loader_side.place import (
+from asyncloader.workers.place import (
     cursor_of_place,
     later_place,
     place_form,
     place_of_cursor,
 )
-from asyncloader.workers.loader_side.worker_stream import WorkerStream
+from asyncloader.workers.worker_stream import WorkerStream
 
 #: A worker, and how many items of it were taken one after the other.
 Run = list[int]

@@ -25,7 +25,7 @@ from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.elastic import divides, refit, takes_turns
-from asyncloader.workers.worker_side.alike import keeps_positions
+from asyncloader.workers.graph_part import keeps_positions
 
 
 @dataclass(frozen=True)

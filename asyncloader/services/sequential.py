@@ -24,7 +24,7 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.services.calls import ServiceCalls, as_reset, graph_changer, is_users
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):

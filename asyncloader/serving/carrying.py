@@ -13,7 +13,7 @@ from typing import Any
 from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
 from asyncloader.worker_info import this_worker
-from asyncloader.workers.conversation.failure import pack_error
+from asyncloader.workers.remote_errors import pack_error
 
 
 class Wants:

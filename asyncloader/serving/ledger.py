@@ -20,7 +20,7 @@ from typing import Any
 from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.serving.stats import Counts
-from asyncloader.workers.conversation.failure import unpack_error
+from asyncloader.workers.remote_errors import unpack_error
 
 
 @dataclass(eq=False, slots=True)

@@ -144,6 +144,6 @@ def _processes_of(loader: Any) -> list[Process]:
     """The processes of a loader, also those that are starting to replace others."""
     pool = getattr(getattr(loader, "reading_service", None), "_pool", None)
     # The first start is not made again: a death in it is an error.
-    if pool is None or not (pool.links or pool.restarts):
+    if pool is None or not (pool.handles or pool.restarts):
         return []
     return [process for process in list(pool._starter.processes) if not process.is_dead()]

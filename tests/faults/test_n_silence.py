@@ -20,7 +20,7 @@ from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import WorkerTimeout
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.loader_side import worker_stream
+from asyncloader.workers import worker_stream
 from asyncloader.workers.process import watch
 from asyncloader.workers.process.watch import is_readable, open_pidfd
 from tests.faults.child import collected, loader_of, numbers, play, play_each

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncloader.loader.stats import LoaderStats, StageStats
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 
 def stage(name: str, share: float, where: str = "loader", **facts: Any) -> StageStats:
