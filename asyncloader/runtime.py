@@ -51,7 +51,7 @@ def begin_task(
 
 
 class Exit:
-    """What a coroutine comes to that raised SystemExit, with which a task would end its loop."""
+    """Stands for the result of a coroutine that raised SystemExit, which would end its loop."""
 
     __slots__ = ("error",)
 
@@ -133,9 +133,9 @@ def require_descriptors(count: int) -> None:
 
 
 def without_descriptor(what: str, reason: str) -> ResourceExhausted:
-    """Return the error for something that there is no file descriptor left for."""
+    """Return the error for something that got no file descriptor."""
     return ResourceExhausted(
-        f"there is no file descriptor left for {what} ({reason}{_limit()});"
+        f"no file descriptor is left for {what} ({reason}{_limit()});"
         " close files, or raise the limit, by `ulimit -n` or resource.setrlimit"
     )
 
@@ -164,7 +164,7 @@ def process_for(what: str) -> Iterator[None]:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread; ResourceExhausted where the system allows none more, and nothing is left."""
+    """Start a thread; ResourceExhausted, and nothing is left of it, at the thread limit."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -400,7 +400,7 @@ def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> Non
 
 
 def uncancellable() -> Future[Any]:
-    """A future that who waits may leave, by a cancellation too, and whose result may still come."""
+    """A future that survives the cancellation of whoever waits for it."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -36,7 +36,7 @@ def philox(counter: Block, key: tuple[int, int]) -> Block:
 
 
 @dataclass(frozen=True)
-class Stream:
+class SeedStream:
     """A sequence of 64-bit numbers, two to a Philox block, from ``position`` on."""
 
     key: int
@@ -47,13 +47,13 @@ class Stream:
         # Block 0 is kept for the children's keys.
         return _draw(self.key, 1 + self.position // 2, self.position % 2)
 
-    def advanced(self) -> Stream:
+    def advanced(self) -> SeedStream:
         """Return the stream that begins one number later."""
         return replace(self, position=self.position + 1)
 
-    def child(self, index: int) -> Stream:
+    def child(self, index: int) -> SeedStream:
         """Return the stream of child ``index``, which depends on the key alone."""
-        return Stream(_draw(_draw(self.key, 0, 0), index - index % 2, index % 2))
+        return SeedStream(_draw(_draw(self.key, 0, 0), index - index % 2, index % 2))
 
 
 def _draw(key: int, block: int, half: int) -> int:
@@ -107,7 +107,7 @@ class SeedGenerator:
 
     def seed(self, seed: int | None = None) -> None:
         """Start both streams again from ``seed``, a number of 64 bits, or from one drawn anew."""
-        self._shared = self._worker = Stream(checked_seed(entropy() if seed is None else seed))
+        self._shared = self._worker = SeedStream(checked_seed(entropy() if seed is None else seed))
 
     def adopt(self, key: int) -> None:
         """Go on as a generator with the seed ``key`` would that has drawn as much as this."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from asyncloader.workers.loader_side import starting
-from asyncloader.workers.processes.plan import ProcessPlan
+from asyncloader.workers import pool
+from asyncloader.workers.process.process import ProcessPlan
 
 
 def preload(*modules: str) -> None:
     """Let the templates that loaders of this process start from now on import these."""
-    starting.ProcessPlan = partial(_plan_with, modules)  # type: ignore[misc,assignment]
+    pool.ProcessPlan = partial(_plan_with, modules)  # type: ignore[misc,assignment]
 
 
 def _plan_with(

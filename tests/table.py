@@ -25,7 +25,7 @@ class Table:
 
 
 class Seat:
-    """A rank's place at a table: a Group."""
+    """A rank's place at a table: a RankGroup."""
 
     def __init__(self, table: Table, rank: int) -> None:
         self.table = table

@@ -24,7 +24,7 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport", "snapshot"},
     {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
-    {"errors", "deadline", "shield", "waiting", "strange_errors"},
+    {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
@@ -41,11 +41,7 @@ FOLDERS = {
         {"watch"},
         {"going_on"},
     ],
-    "workers": [
-        {"loader_side"},
-        {"worker_side"},
-        {"conversation", "processes"},
-    ],
+    "workers": [{"process"}],
 }
 
 #: Heavy or risky modules, and the one file by which each may enter.
@@ -53,10 +49,10 @@ DOORS = {
     "uvloop": "runtime.py",
     "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
-    "multiprocessing": "workers/processes/contexts.py",
+    "multiprocessing": "workers/process/multiprocessing_start.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",
-    "torch.distributed": "ranks/gloo.py",
+    "torch.distributed": "ranks.py",
 }
 
 #: Functions that have a door too, by the name they are called by.

@@ -11,8 +11,8 @@ from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Alone,
     Flags,
-    Kind,
     Statement,
+    Topic,
     open_group,
     ranks_in_words,
 )
@@ -22,9 +22,9 @@ from tests.table import Table
 @pytest.mark.parametrize(
     "statement",
     [
-        Statement(0, Kind.GRAPH, count=2**64 - 1),
-        Statement(7, Kind.SEED, count=2**63, flags=Flags.CHOSEN),
-        Statement(2**40, Kind.WINDOW, 3, 0, Flags.ENDED | Flags.FAILED),
+        Statement(0, Topic.GRAPH, count=2**64 - 1),
+        Statement(7, Topic.SEED, count=2**63, flags=Flags.CHOSEN),
+        Statement(2**40, Topic.WINDOW, 3, 0, Flags.ENDED | Flags.FAILED),
     ],
 )
 def test_a_statement_is_five_signed_numbers_of_64_bits(statement):
@@ -42,7 +42,7 @@ def test_ranks_are_named():
 async def test_all_hear_what_each_says():
     meetings = Table(3).meetings()
     said = await asyncio.gather(
-        *(meeting.agree(Kind.GRAPH, count=10 + rank) for rank, meeting in enumerate(meetings))
+        *(meeting.agree(Topic.GRAPH, count=10 + rank) for rank, meeting in enumerate(meetings))
     )
     assert [[each.count for each in heard] for heard in said] == [[10, 11, 12]] * 3
 
@@ -66,16 +66,17 @@ async def test_windows_that_were_abandoned_do_not_meet_the_next_epoch(windows):
     await asyncio.gather(first.begin_epoch(1, Flags.NONE), second.begin_epoch(1, Flags.NONE))
     for window in range(windows - 1):
         await asyncio.gather(
-            first.agree(Kind.WINDOW, window=window), second.agree(Kind.WINDOW, window=window)
+            first.agree(Topic.WINDOW, window=window),
+            second.agree(Topic.WINDOW, window=window),
         )
     # The second rank says one thing more, and its epoch is abandoned while it waits.
-    waiting = asyncio.create_task(second.agree(Kind.WINDOW, window=windows - 1))
+    waiting = asyncio.create_task(second.agree(Topic.WINDOW, window=windows - 1))
     await asyncio.sleep(0)
     waiting.cancel()
     said = await asyncio.gather(first.begin_epoch(8, Flags.NONE), second.begin_epoch(9, Flags.NONE))
     assert said[0] == said[1]
     assert [each.count for each in said[0]] == [8, 9]
-    said = await asyncio.gather(first.agree(Kind.WINDOW), second.agree(Kind.WINDOW))
+    said = await asyncio.gather(first.agree(Topic.WINDOW), second.agree(Topic.WINDOW))
     assert said[0] == said[1]
 
 
@@ -85,7 +86,7 @@ async def test_who_is_left_behind_hears_of_it():
     await asyncio.gather(*(meeting.begin_epoch(1, Flags.NONE) for meeting in every))
     gone = [asyncio.create_task(meeting.begin_epoch(1, Flags.NONE)) for meeting in (first, third)]
     with pytest.raises(RankError, match="ranks 0 and 2 left the epoch that rank 1") as caught:
-        await second.agree(Kind.WINDOW)
+        await second.agree(Topic.WINDOW)
     assert caught.value.ranks == (0, 2)
     await asyncio.gather(*gone, second.begin_epoch(1, Flags.NONE))
 

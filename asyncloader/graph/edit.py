@@ -20,7 +20,7 @@ from asyncloader.datapipes.pipe.containers import MAX_ELEMENTS, rewritten
 from asyncloader.datapipes.pipe.edges import attributes, declared_edges, edges_of, vars_of
 from asyncloader.datapipes.pipe.kinds import can, is_shuffler, is_splitter, lives_with_loader
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, list_dps, traverse_dps
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: Any, new_datapipe: Any) -> DataPipeGraph:

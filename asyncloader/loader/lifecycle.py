@@ -26,6 +26,7 @@ from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.state import EpochStart
 from asyncloader.runtime import begin_task, uncancellable
+from asyncloader.safe_error_text import note, repr_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     Facts,
@@ -36,8 +37,7 @@ from asyncloader.services.base import (
     unchanged,
 )
 from asyncloader.shield import shielded
-from asyncloader.strange_errors import note, repr_of
-from asyncloader.workers.worker_side.alike import check_added
+from asyncloader.workers.graph_part import check_added
 
 CLOSE_SECONDS = 3.0
 

@@ -32,10 +32,10 @@ from asyncloader.graph.cut import cut_graph, no_order_in_dealing, read_without_f
 from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.walk import breadth_first
 from asyncloader.ranks import ranks_in_words
-from asyncloader.seeds import SeedGenerator, Stream, checked_seed, entropy
+from asyncloader.seeds import SeedGenerator, SeedStream, checked_seed, entropy
 from asyncloader.services.elastic import RankPlace, Role, divides_alike, refit, regroup
 from asyncloader.services.from_workers import from_workers_form
-from asyncloader.snapshot.snapshot import Snapshot, SnapshotEncoder, decode
+from asyncloader.snapshot import Snapshot, SnapshotEncoder, decode
 from asyncloader.transport.code import dumps_code
 
 
@@ -387,7 +387,7 @@ class EpochSeeds:
             return entropy()
         if self.epoch == 0:
             return self.seed
-        return Stream(self.seed, _EPOCHS_AT + self.epoch).draw()
+        return SeedStream(self.seed, _EPOCHS_AT + self.epoch).draw()
 
 
 @dataclass(frozen=True)

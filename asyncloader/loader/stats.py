@@ -17,7 +17,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watched, Watching, tallies_of
 from asyncloader.graph.walk import breadth_first
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 #: Where a pipe may run.
 LOADER, WORKERS, DISPATCHER = "loader", "workers", "dispatcher"

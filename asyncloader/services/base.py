@@ -29,7 +29,7 @@ from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 P = ParamSpec("P")
 

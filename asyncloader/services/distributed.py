@@ -28,8 +28,8 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.ranks import (
     Alone,
     Flags,
-    Kind,
     Statement,
+    Topic,
     is_initialized,
     open_group,
     own_rank,
@@ -94,7 +94,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return datapipe
 
     async def verify(self, facts: Facts) -> None:
-        said = await self._meeting.agree(Kind.GRAPH, count=_digest(facts.graph))
+        said = await self._meeting.agree(Topic.GRAPH, count=_digest(facts.graph))
         if others := _differing(said):
             raise RankError(
                 f"the graph on {ranks_in_words(others)} differs from that on rank 0, and all ranks"
@@ -102,7 +102,7 @@ class DistributedReadingService(ReadingServiceInterface):
                 f" {_graph_in_words(facts.graph)}",
                 ranks=tuple(others),
             )
-        said = await self._meeting.agree(Kind.WORKERS, count=facts.num_workers)
+        said = await self._meeting.agree(Topic.WORKERS, count=facts.num_workers)
         if others := _differing(said):
             counts = ", ".join(str(each.count) for each in said)
             raise RankError(
@@ -150,7 +150,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
     async def _check_places(self, said: Sequence[Statement], step: int) -> None:
         """Check that all ranks resume their epoch after the same number of items."""
-        places = await self._meeting.agree(Kind.PLACE, count=step)
+        places = await self._meeting.agree(Topic.PLACE, count=step)
         if others := _differing(places):
             counts = ", ".join(str(each.count) for each in places)
             raise RankError(

@@ -31,10 +31,10 @@ from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.workers.conversation.messages import DealStart, Mark
-from asyncloader.workers.loader_side.place import StreamPlace, WorkerStart, place_of_cursor
-from asyncloader.workers.worker_side.alike import keeps_positions
-from asyncloader.workers.worker_side.supply import FromDispatcher
+from asyncloader.workers.dispatch_source import FromDispatcher
+from asyncloader.workers.graph_part import keeps_positions
+from asyncloader.workers.messages import DealStart, Mark
+from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
 
 #: The key of the cursor of a part that resumes by its position alone, in any number of workers.
 SPREAD = "spread"

@@ -42,14 +42,14 @@ from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task
 from asyncloader.services.elastic import SPREAD, spread_place
-from asyncloader.workers.loader_side.fed_stream import FedStream
-from asyncloader.workers.loader_side.place import (
+from asyncloader.workers.fed_stream import FedStream
+from asyncloader.workers.place import (
     cursor_of_place,
     later_place,
     place_form,
     place_of_cursor,
 )
-from asyncloader.workers.loader_side.worker_stream import WorkerStream
+from asyncloader.workers.worker_stream import WorkerStream
 
 #: A worker, and how many items of it were taken one after the other.
 Stretch = list[int]

@@ -64,18 +64,15 @@ from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.transport.code import Parcel, pack_code
 from asyncloader.worker_info import WorkerInfo
-from asyncloader.workers.conversation.messages import Pause, Resume
-from asyncloader.workers.loader_side.pool import WorkerPool
-from asyncloader.workers.loader_side.starting import DealPlan
-from asyncloader.workers.loader_side.worker_stream import PoolSettings
-from asyncloader.workers.processes.birth import check_method
-from asyncloader.workers.worker_side.account import WorkerStats
-from asyncloader.workers.worker_side.alike import check_alike
-from asyncloader.workers.worker_side.dispatch import DispatchPlan
-from asyncloader.workers.worker_side.from_loader import FromLoader
-from asyncloader.workers.worker_side.main import WorkerPlan, shard_for_worker
-from asyncloader.workers.worker_side.resets import NO_RESETS, dump_resets, resets_name
-from asyncloader.workers.worker_side.supply import FromDispatcher
+from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
+from asyncloader.workers.dispatcher import DispatchPlan
+from asyncloader.workers.graph_part import NO_RESETS, check_alike, dump_resets, resets_name
+from asyncloader.workers.messages import Pause, Resume
+from asyncloader.workers.pool import DealPlan, WorkerPool
+from asyncloader.workers.process.start import check_method
+from asyncloader.workers.worker import WorkerPlan, shard_for_worker
+from asyncloader.workers.worker_stats import WorkerStats
+from asyncloader.workers.worker_stream import PoolSettings
 
 InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]

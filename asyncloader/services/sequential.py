@@ -27,7 +27,7 @@ from asyncloader.services.base import (
     is_users,
     unchanged,
 )
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):

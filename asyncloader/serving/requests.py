@@ -24,7 +24,7 @@ from asyncloader.datapipes.items.envelope import Envelope, Key
 from asyncloader.errors import LoaderError, WorkerDied, WorkerTimeout
 from asyncloader.runtime import running_loop
 from asyncloader.waiting import call_soon
-from asyncloader.workers.conversation.failure import unpack_error
+from asyncloader.workers.remote_errors import unpack_error
 
 
 @dataclass(eq=False, slots=True)

@@ -46,7 +46,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import in_thread, start_thread
 from asyncloader.serving.requests import FedBatch, FedItem, PendingRequests, unanswered
 from asyncloader.worker_info import this_worker
-from asyncloader.workers.conversation.failure import pack_error
+from asyncloader.workers.remote_errors import pack_error
 
 BeingRead = Callable[[], contextlib.AbstractContextManager[None]]
 

@@ -1,7 +1,7 @@
-"""Recycled shared memory, as its sender sees it.
+"""Recycled shared memory between a sender and one receiver.
 
-This file is about ``Arena``: slots in shared segments that the sender fills and
-lends to one receiver, and that come back when nobody uses them any more.
+This file is about ``Arena``, the sender's side: slots in shared segments that it fills and lends,
+and that come back when nobody uses them any more; and about ``ArenaView``, the receiver's side.
 
     Arena (sender)                              ArenaView (receiver)
     allocate / take ───▶ slot ──SlotRef, News──▶ lease ──▶ memory the consumer holds
@@ -14,14 +14,20 @@ that few pages are touched and those stay in the cache.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
+import sys
+import threading
+import weakref
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment
-from asyncloader.transport.slots import NO_NEWS, News, Owners, SlotRef, slot_size
 
 _SEGMENT_BYTES = 16 << 20
 _FIRST_SEGMENT_BYTES = 64 << 10
@@ -89,7 +95,7 @@ class Arena:
         self._by_address: list[tuple[int, _SharedSegment]] = []
         self._blocks: dict[int, Block] = {}
         self._free: defaultdict[int, list[Block]] = defaultdict(list)
-        self._owners = Owners()
+        self._owners = SlotOwners()
         self._added: list[int] = []
         self._retired: list[int] = []
         self._next_slot = 0
@@ -253,3 +259,226 @@ class Arena:
             self._added.remove(segment.number)
         else:
             self._retired.append(segment.number)
+
+
+def wake_nobody() -> None:
+    """What to do about a slot that came back when somebody will look anyway."""
+
+
+class ArenaView:
+    """The receiver's side: leases memory to the consumer, and tells what came back.
+
+    ``wake`` is called, possibly inside the garbage collector and in any thread, at
+    least once after slots have come back since ``take_released``; it must neither
+    block nor call the view. When leases hold more than ``copy_beyond`` bytes, what
+    arrives is copied to private memory and its slot returned at once, so that a
+    consumer that keeps everything cannot stop the sender.
+    """
+
+    def __init__(
+        self, wake: Callable[[], None] = wake_nobody, *, copy_beyond: int = sys.maxsize
+    ) -> None:
+        self.copy_beyond = copy_beyond
+        self.leased_bytes = 0
+        self._wake = wake
+        self._segments: dict[int, Segment] = {}
+        self._leased: set[int] = set()
+        self._owners = SlotOwners(self._wake)
+        self._released: list[int] = []
+        self._lock = threading.Lock()
+
+    def update(self, news: News) -> None:
+        """Map the segments that were announced and forget those that were retired.
+
+        The descriptors in ``news`` are closed here, whatever happens.
+        """
+        fds = list(news.fds)
+        try:
+            if len(fds) != len(news.added):
+                raise TransportError(
+                    f"{len(news.added)} segments were announced with {len(fds)} descriptors"
+                )
+            for number in news.added:
+                if number in self._segments:
+                    raise TransportError(f"segment {number} was announced twice")
+                self._segments[number] = Segment.attach(fds.pop(0))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        for number in news.retired:
+            self._segment(number).close()
+            del self._segments[number]
+
+    def lease(self, ref: SlotRef) -> memoryview:
+        """Return the slot's bytes, writable; they are leased until nothing refers to them."""
+        size = slot_size(ref.nbytes)
+        segment = self._segment(ref.segment)
+        if ref.offset < 0 or ref.nbytes < 1 or ref.offset + size > segment.size:
+            raise TransportError(f"{ref} reaches outside its segment of {segment.size} bytes")
+        with self._lock:
+            self._settle()
+            if ref.slot in self._leased:
+                raise TransportError(f"slot {ref.slot} was lent twice")
+            if self.leased_bytes + size <= self.copy_beyond:
+                self._leased.add(ref.slot)
+                self.leased_bytes += size
+                owner = self._owners.own(segment.buffer, ref.offset, size, ref.slot)
+                return memoryview(owner).cast("B")[: ref.nbytes]
+        return self._copy(segment, ref)
+
+    def give_back(self, ref: SlotRef) -> None:
+        """Return a slot that nobody will look at."""
+        with self._lock:
+            self._released.append(ref.slot)
+        self._wake()
+
+    def take_released(self) -> list[int]:
+        """The slots that came back since the last call; the sender wants to know them."""
+        with self._lock:
+            self._settle()
+            released, self._released = self._released, []
+        return released
+
+    def close(self) -> None:
+        """Forget the segments; memory that is leased stays valid."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+    def _copy(self, segment: Segment, ref: SlotRef) -> memoryview:
+        private = _unwritten(ref.nbytes)
+        into = ctypes.c_char.from_buffer(private)
+        # It keeps the mapping, which another thread may close meanwhile.
+        shared = ctypes.c_char.from_buffer(segment.buffer, ref.offset)
+        # Through ctypes, since that releases the GIL for the time of the copy.
+        ctypes.memmove(ctypes.addressof(into), ctypes.addressof(shared), ref.nbytes)
+        self.give_back(ref)
+        return memoryview(private)
+
+    def _settle(self) -> None:
+        for slot, size in self._owners.gone():
+            self._leased.discard(slot)
+            self.leased_bytes -= size
+            self._released.append(slot)
+
+    def _segment(self, number: int) -> Segment:
+        try:
+            return self._segments[number]
+        except KeyError:
+            raise TransportError(f"segment {number} was never announced") from None
+
+
+def _unwritten(nbytes: int) -> bytearray:
+    """Return memory that nobody has written to: bytearray() would, which takes as long again."""
+    made: bytearray = _new_bytearray(None, nbytes)
+    return made
+
+
+_new_bytearray = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
+)
+
+
+_SMALLEST = 4096
+
+
+class SlotRef(NamedTuple):
+    """What the sender tells the receiver about a slot; checked there before use."""
+
+    slot: int
+    segment: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Segments the receiver has to map, in the order of ``fds``, and those to forget."""
+
+    added: tuple[int, ...] = ()
+    retired: tuple[int, ...] = ()
+    fds: tuple[int, ...] = ()
+
+
+NO_NEWS = News()
+
+
+@functools.lru_cache(maxsize=4096)
+def slot_size(nbytes: int) -> int:
+    """The bytes a slot for ``nbytes`` takes: at most an eighth more, in whole pages."""
+    step = max(_SMALLEST, 1 << max(nbytes.bit_length() - 4, 0))
+    return max(-(-nbytes // step), 1) * step
+
+
+class _OwnerRef(weakref.ref[Any]):
+    """A reference to a slot's owner that knows which slot that is."""
+
+    __slots__ = ("nbytes", "slot")
+
+    slot: int
+    nbytes: int
+
+
+class SlotOwners:
+    """Objects that stand for slots, and the news that some of them are gone.
+
+    An owner is an array over the slot's memory. It is not a memoryview, since
+    NumPy keeps only what a memoryview was made from, and the view would die first.
+    """
+
+    def __init__(self, wake: Callable[[], None] = wake_nobody) -> None:
+        self._alive: dict[int, _OwnerRef] = {}
+        self._dead: deque[_OwnerRef] = deque()
+        self._types: dict[int, Any] = {}
+        self._told = _Told()
+        self._on_gone = _on_gone(self._dead, self._told, wake)
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def own(self, buffer: Any, offset: int, nbytes: int, slot: int) -> Any:
+        """Return the owner of a slot; ``gone`` tells when nothing refers to it."""
+        array_type = self._types.get(nbytes)
+        if array_type is None:
+            array_type = self._types[nbytes] = ctypes.c_char * nbytes
+        owner = array_type.from_buffer(buffer, offset)
+        owned = _OwnerRef(owner, self._on_gone)
+        owned.slot = slot
+        owned.nbytes = nbytes
+        self._alive[slot] = owned
+        return owner
+
+    def gone(self) -> Sequence[tuple[int, int]]:
+        """The slots, and their bytes, whose owners have died since the last call."""
+        self._told.yes = False
+        if not self._dead:
+            return ()
+        gone = []
+        while self._dead:
+            owned = self._dead.popleft()
+            del self._alive[owned.slot]
+            gone.append((owned.slot, owned.nbytes))
+        return gone
+
+
+class _Told:
+    yes = False
+
+
+def _on_gone(
+    dead: deque[_OwnerRef], told: _Told, wake: Callable[[], None]
+) -> Callable[[_OwnerRef], None]:
+    """The callback of all owners. It may run inside the garbage collector, in any thread."""
+    pid = os.getpid()
+
+    def on_gone(owned: _OwnerRef) -> None:
+        # A forked child loses its copies of the owners too; the slots are still in use here.
+        if os.getpid() != pid:
+            return
+        dead.append(owned)
+        # Appending comes first and gone() clears the note first: none is overlooked.
+        if not told.yes:
+            told.yes = True
+            wake()
+
+    return on_gone

@@ -1,8 +1,8 @@
 """Channels: frames over one inherited socketpair.
 
-This file is about ``Channel``, the end that blocks and may be used from several
-threads; ``LoopChannel`` is the end that belongs to an event loop. Descriptors
-travel with the frame they were sent with.
+This file is about its two ends: ``Channel``, which blocks and may be used from several threads,
+and ``LoopChannel``, which belongs to an event loop. Descriptors travel with the frame they were
+sent with.
 
     LoopChannel  ◀── AF_UNIX stream ──▶  Channel
     (loader)         frames, fds         (worker)
@@ -10,25 +10,31 @@ travel with the frame they were sent with.
 
 from __future__ import annotations
 
+import array
+import asyncio
 import contextlib
+import os
 import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from asyncloader.transport.frame import MAX_PAYLOAD, Buffer, Frame, encode_frames
-from asyncloader.transport.wire import (
-    BUFFERS_PER_CALL,
-    FRAME_DEADLINE,
-    GONE,
-    Incoming,
-    close_all,
-    gone,
-    rights,
-    truncated,
-    without,
+from asyncloader.errors import LoaderError, LoopMismatchError, ResourceExhausted, TransportError
+from asyncloader.runtime import without_descriptor
+from asyncloader.transport.frame import (
+    MAX_FDS,
+    MAX_PAYLOAD,
+    Buffer,
+    Frame,
+    FrameDecoder,
+    encode_frames,
 )
+
+_BUFFERS_PER_CALL = 512  # the kernel takes at most 1024
+_READS_PER_WAKE_UP = 8  # so that a quick peer cannot keep the loop from its other work
+#: How many seconds the rest of a frame that has begun may take.
+_FRAME_DEADLINE = 10.0
 
 
 class Channel:
@@ -46,10 +52,10 @@ class Channel:
         sock: socket.socket,
         *,
         max_payload: int = MAX_PAYLOAD,
-        frame_deadline: float = FRAME_DEADLINE,
+        frame_deadline: float = _FRAME_DEADLINE,
     ) -> None:
         sock.setblocking(True)
-        self._incoming = Incoming(sock, max_payload)
+        self._incoming = _Incoming(sock, max_payload)
         self._sock = sock
         self._frame_deadline = frame_deadline
         self._sequence = 0
@@ -158,30 +164,30 @@ class Channel:
         self._torn = True
         try:
             self._write(buffers, fds)
-        except GONE as error:
-            raise gone() from error
+        except _GONE as error:
+            raise _gone() from error
         self._torn = False
 
     def _flush(self) -> None:
         while self._outgoing:
             buffer, fds = self._outgoing.popleft()
             try:
-                sent = self._sock.sendmsg([buffer], rights(fds), socket.MSG_DONTWAIT)
+                sent = self._sock.sendmsg([buffer], _rights(fds), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self._outgoing.appendleft((buffer, fds))
                 return
-            except GONE as error:
+            except _GONE as error:
                 close_all(fds)
-                raise gone() from error
+                raise _gone() from error
             close_all(fds)
             if sent < len(buffer):
                 self._outgoing.appendleft((buffer[sent:], ()))
 
     def _write(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
         rest = [memoryview(buffer).cast("B") for buffer in buffers]
-        sent = self._sock.sendmsg(rest[:BUFFERS_PER_CALL], rights(fds))
-        while rest := without(rest, sent):
-            sent = self._sock.sendmsg(rest[:BUFFERS_PER_CALL])
+        sent = self._sock.sendmsg(rest[:_BUFFERS_PER_CALL], _rights(fds))
+        while rest := _without(rest, sent):
+            sent = self._sock.sendmsg(rest[:_BUFFERS_PER_CALL])
 
     def _read(self, *, waits: bool = False) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -192,4 +198,332 @@ class Channel:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         if not poll.poll(self._frame_deadline * 1000):
-            raise truncated(self._frame_deadline)
+            raise _truncated(self._frame_deadline)
+
+
+OnFrames = Callable[[list[Frame]], None]
+OnClosed = Callable[[Exception], None]
+
+
+class LoopChannel:
+    """The end of a channel whose events go to an event loop, asyncio's or uvloop's.
+
+    It may be attached to one loop after another. While it is detached, what the
+    peer sends waits in the kernel. Sending is always possible and never waits.
+    All methods belong to the loop's thread.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        frame_deadline: float = _FRAME_DEADLINE,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._incoming = _Incoming(sock, max_payload)
+        self._frame_deadline = frame_deadline
+        self._sequence = 0
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._ended: Exception | None = None
+        self._peer_gone = False
+        self._subscription: _Subscription | None = None
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when closed."""
+        return self._sock.fileno()
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
+    ) -> None:
+        """Hand what arrives to ``on_frames``, many at once, and the end to ``on_closed``.
+
+        ``on_closed`` gets an ``EOFError`` when the peer is gone, or the
+        ``TransportError`` or ``ResourceExhausted`` that made the channel useless; once
+        per attachment.
+        """
+        current = self._subscription
+        if current is not None and not current.loop.is_closed():
+            raise LoopMismatchError("this channel is attached to a loop; detach it first")
+        self._subscription = _Subscription(loop, self.fileno(), on_frames, on_closed)
+        if self._ended is not None:
+            loop.call_soon(self._report_end)
+            return
+        loop.add_reader(self._subscription.fd, self._on_readable)
+        self._watch_deadline(self._subscription)
+        self._flush()
+
+    def detach(self) -> None:
+        """Leave the loop; whatever arrives from now on stays in the kernel."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not subscription.loop.is_closed():
+            # When the interpreter exits, the socket may be closed before its loop has stopped.
+            subscription.loop.remove_reader(subscription.fd)
+            subscription.cancel_deadline()
+            subscription.stop_writing()
+
+    def send(
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[int] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
+    ) -> None:
+        """Send a frame, later if the socket is full; ``fds`` are given away.
+
+        The frames of ``then``, each a kind and a payload, go along: the peer wakes up once.
+        The payload may be changed afterwards. When the peer is gone this does
+        nothing: ``on_closed`` tells.
+        """
+        if self._ended is not None or self._peer_gone:
+            close_all(fds)
+            return
+        try:
+            buffers = encode_frames(kind, payload, self._sequence, fds=len(fds), then=then)
+        except BaseException:
+            close_all(fds)
+            raise
+        self._sequence += 1 + len(then)
+        rest = [memoryview(buffer).cast("B") for buffer in buffers]
+        if not self._outgoing:
+            rest, fds = self._send_now(rest, tuple(fds))
+        if rest:
+            self._outgoing.append((memoryview(b"".join(rest)), tuple(fds)))
+            self._watch_writable()
+
+    def close(self) -> None:
+        """Detach, and close the socket and the descriptors nobody received or was sent."""
+        self.detach()
+        if self._ended is None:
+            self._ended = EOFError("this channel is closed")
+        self._incoming.close()
+        self._drop_outgoing()
+        self._sock.close()
+
+    def _on_readable(self) -> None:
+        frames: list[Frame] = []
+        ended = self._read_into(frames)
+        subscription = self._subscription
+        if frames and subscription is not None:
+            subscription.on_frames(frames)
+        if ended is not None:
+            self._end(ended)
+        elif subscription is not None and subscription is self._subscription:
+            self._watch_deadline(subscription)
+
+    def _read_into(self, frames: list[Frame]) -> Exception | None:
+        """Read what is there, within reason; return what ended the channel, if it did."""
+        try:
+            for _ in range(_READS_PER_WAKE_UP):
+                frames += self._incoming.read()
+                self._incoming.check()
+                if not self._incoming.filled:
+                    break
+        except BlockingIOError:
+            pass
+        except (EOFError, TransportError, ResourceExhausted) as ended:
+            return ended
+        except OSError as error:
+            return EOFError(f"the channel is gone: {error}")
+        return None
+
+    def _watch_deadline(self, subscription: _Subscription) -> None:
+        subscription.cancel_deadline()
+        if self._incoming.partial:
+            subscription.deadline = subscription.loop.call_later(
+                self._frame_deadline, self._on_deadline, self._incoming.total
+            )
+
+    def _on_deadline(self, had: int) -> None:
+        # A loop that was busy may run its timers before it looks at its sockets.
+        self._on_readable()
+        if self._incoming.total == had and self._subscription is not None:
+            self._end(_truncated(self._frame_deadline))
+
+    def _end(self, error: Exception) -> None:
+        if self._ended is None:
+            self._ended = error
+            self._drop_outgoing()
+            self._report_end()
+
+    def _report_end(self) -> None:
+        subscription = self._subscription
+        if subscription is not None and self._ended is not None:
+            self.detach()
+            subscription.on_closed(self._ended)
+
+    def _send_now(
+        self, buffers: list[memoryview], fds: tuple[int, ...]
+    ) -> tuple[list[memoryview], tuple[int, ...]]:
+        """Send what the socket takes; return what is left to send."""
+        try:
+            while buffers:
+                sent = self._sock.sendmsg(buffers[:_BUFFERS_PER_CALL], _rights(fds))
+                close_all(fds)
+                fds = ()
+                buffers = _without(buffers, sent)
+        except BlockingIOError:
+            pass
+        except OSError:
+            # Nothing can be sent any more. What the peer said before is still read, and
+            # then the end of it, which a shutdown makes sure of: that calls on_closed.
+            close_all(fds)
+            self._peer_gone = True
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._drop_outgoing()
+            return [], ()
+        return buffers, fds
+
+    def _watch_writable(self) -> None:
+        if self._subscription is not None:
+            self._subscription.writing = True
+            self._subscription.loop.add_writer(self.fileno(), self._flush)
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            buffer, fds = self._outgoing.popleft()
+            rest, fds = self._send_now([buffer], fds)
+            if rest:
+                self._outgoing.appendleft((rest[0], fds))
+                self._watch_writable()
+                return
+        if self._subscription is not None:
+            self._subscription.stop_writing()
+
+    def _drop_outgoing(self) -> None:
+        for _, fds in self._outgoing:
+            close_all(fds)
+        self._outgoing.clear()
+
+
+class _Subscription:
+    """What a channel needs to know of the loop it is attached to."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, on_frames: OnFrames, on_closed: OnClosed
+    ) -> None:
+        self.loop = loop
+        self.fd = fd
+        self.on_frames = on_frames
+        self.on_closed = on_closed
+        self.writing = False
+        self.deadline: asyncio.TimerHandle | None = None
+
+    def stop_writing(self) -> None:
+        if self.writing:
+            self.writing = False
+            self.loop.remove_writer(self.fd)
+
+    def cancel_deadline(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+
+_READ_BYTES = 256 << 10
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+# Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
+# Plain numbers: they are looked at for every read.
+_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_AT_ONCE = int(socket.MSG_DONTWAIT)
+_TRUNCATED = int(socket.MSG_CTRUNC)
+_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
+
+
+class _Incoming:
+    """Reads one direction of a stream socket as frames."""
+
+    def __init__(self, sock: socket.socket, max_payload: int) -> None:
+        self._sock = sock
+        self._decoder = FrameDecoder(max_payload=max_payload)
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self.filled = False  # whether the last read ended because the buffer did
+        self.total = 0  # bytes read so far
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return self._decoder.partial
+
+    def read(self, *, waits: bool = False) -> list[Frame]:
+        """Read once and return the frames that are complete now.
+
+        Raises ``BlockingIOError`` if nothing is there, unless it ``waits`` for something,
+        ``EOFError`` if nothing will be, and ``ResourceExhausted`` if descriptors came and this
+        process may have no more of them.
+        """
+        how = _FLAGS if waits else _FLAGS | _AT_ONCE
+        try:
+            count, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, how)
+        except _GONE as error:
+            raise _gone() from error
+        fds = _received(ancillary) if ancillary else ()
+        if flags & _TRUNCATED:
+            close_all(fds)
+            raise _lost(len(fds))
+        if not count:
+            self._decoder.eof()
+            raise EOFError("the other end of the channel is closed")
+        self.filled = count == _READ_BYTES
+        self.total += count
+        return self._decoder.feed(self._buffer[:count], fds)
+
+    def check(self) -> None:
+        """Raise the fault that came behind the frames of the last read, if there was one."""
+        self._decoder.check()
+
+    def close(self) -> None:
+        """Close the descriptors that came for no frame; nothing more is read."""
+        close_all(self._decoder.take_fds())
+        # Of a thread that is reading this very moment, the memory is its own.
+        self._buffer = memoryview(bytearray())
+
+
+def _rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    """The ancillary data that carries ``fds``."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+
+
+def _received(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return list(fds)
+
+
+def _without(buffers: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of ``buffers`` when the first ``sent`` bytes are gone."""
+    for index, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [buffer[sent:], *buffers[index + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors that were given to us to give away."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _gone() -> EOFError:
+    """The error for what the kernel says when the other end is gone: one of ``_GONE``."""
+    return EOFError("the other end of the channel is gone")
+
+
+def _lost(received: int) -> LoaderError:
+    """The error for a frame of whose descriptors only so many could be received."""
+    if received >= MAX_FDS:
+        return TransportError(f"a frame came with more than {MAX_FDS} descriptors")
+    return without_descriptor("what another process sends", "the kernel dropped what it sent")
+
+
+def _truncated(deadline: float) -> TransportError:
+    """The error for a frame that began and did not go on."""
+    return TransportError(f"a frame began and then nothing more came for {deadline:g} s")

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncloader.main_script import SPAWNED_MAIN
 from asyncloader.memory import SharedBytes
+from asyncloader.transport.channel import close_all
 from asyncloader.transport.pickling import LARGE, Dump, load, reduce_storage
-from asyncloader.transport.wire import close_all
 
 
 def dumps_code(code: Any) -> bytes:

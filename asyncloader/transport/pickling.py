@@ -18,13 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.main_script import may_name_main
-from asyncloader.transport.arrays import array_over, is_plain_array
-from asyncloader.transport.bare import BARE, IN_BAND_BELOW, bare, maker_of
-from asyncloader.transport.tensors import (
+from asyncloader.transport.raw_arrays import (
+    IN_BAND_BELOW,
+    RAW,
+    array_over,
     dtype_names,
     inverse,
+    is_plain_array,
     is_plain_tensor,
+    maker_of,
     permuted,
+    raw_array,
     storage_of,
     storage_order,
     tensor_over,
@@ -48,7 +52,7 @@ class Source(NamedTuple):
 class Pickled(NamedTuple):
     """A pickle, the buffers that left it, and whether it can only be trusted alone.
 
-    Of a bare tensor or array it is the form, which takes the pickle's place.
+    Of a raw_array tensor or array it is the form, which takes the pickle's place.
     """
 
     data: bytes
@@ -71,7 +75,7 @@ class Pickler:
 
     def dump(self, item: Any) -> Pickled:
         """Return the item's pickle, or raise what pickling it raised."""
-        found = bare(item)
+        found = raw_array(item)
         if found is not None:
             return Pickled(found.form, [Source(found.nbytes, found.address, item)], False)
         try:
@@ -327,7 +331,7 @@ def _address(raw: memoryview) -> int:
 
 def load(data: memoryview | bytes, buffers: Iterable[Any] = ()) -> Any:
     """Return what was pickled; something large lets other threads run meanwhile."""
-    if data[:1] == BARE:
+    if data[:1] == RAW:
         (memory,) = buffers
         return maker_of(bytes(data))(memory)
     if len(data) < LARGE:

@@ -21,11 +21,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from asyncloader.memory import Segment
-from asyncloader.transport.arena import Arena
-from asyncloader.transport.arena_view import ArenaView
+from asyncloader.transport.arena import Arena, ArenaView
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.codec import Decoder, Encoder
 from asyncloader.transport.frame import Frame
 from tests.transport.channels import channel_pair
 

@@ -112,7 +112,7 @@ def made_and_copied(nbytes: int, items: int) -> float:
     """Return what two processes make and copy, a core each, where nothing is sent."""
     import torch
 
-    from asyncloader.workers.worker_side.heap import keep_freed_memory
+    from asyncloader.workers.process.setup import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncloader.workers.processes.process import Process
+from asyncloader.workers.process.process import Process
 
 #: What a function in the graph is ordered to do; the rest is done from outside.
 ORDERS = ("os._exit in a function", "channel closed")
@@ -144,6 +144,6 @@ def _processes_of(loader: Any) -> list[Process]:
     """The processes of a loader, also those that are starting to replace others."""
     pool = getattr(getattr(loader, "reading_service", None), "_pool", None)
     # The first start is not made again: a death in it is an error.
-    if pool is None or not (pool.links or pool.restarts):
+    if pool is None or not (pool.handles or pool.restarts):
         return []
     return [process for process in list(pool._starter.processes) if not process.is_dead()]

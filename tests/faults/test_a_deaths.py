@@ -22,9 +22,9 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import new_event_loop
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.loader_side import link, worker_stream
-from asyncloader.workers.processes import last_words
-from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
+from asyncloader.workers import handle, worker_stream
+from asyncloader.workers.process import watch
+from asyncloader.workers.process.watch import is_readable, open_pidfd
 from tests.faults.child import (
     CLOSE_SECONDS,
     DETECT_SECONDS,
@@ -200,7 +200,7 @@ SILENCE_SECONDS = 3.0
 
 async def a_worker_hangs(how: str, flag: str) -> None:
     is_silent = how == "stopped"
-    last_words.PATIENCE_SECONDS = 0.5 if is_silent else 10.0
+    watch.DUMP_SECONDS = 0.5 if is_silent else 10.0
     graph = numbers(100).map(in_the_first_epoch(flag, HANGS[how]))
     async with loader_of(graph, 2, timeout=SILENCE_SECONDS) as loader:
         with within(SILENCE_SECONDS + DETECT_SECONDS):
@@ -232,7 +232,7 @@ def once_in_all(flag: str, number: int) -> int:
 
 
 async def the_dispatching_process_hangs(flag: str) -> None:
-    last_words.PATIENCE_SECONDS = 10.0
+    watch.DUMP_SECONDS = 10.0
     slow = IterableWrapper(range(100)).map(partial(once_in_all, flag))
     graph = slow.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
     async with loader_of(graph, 2, timeout=SILENCE_SECONDS) as loader:
@@ -332,14 +332,14 @@ def test_a4_memory_that_is_not_there_is_the_items_error(tmp_path):
 async def a_worker_is_killed_for_memory(flag: str) -> None:
     # The kernel's counter, which rises when it kills, is the flag: without a control group
     # of one's own nobody can be brought to the end of its memory.
-    link.oom_kills = lambda: int(os.path.exists(flag))
+    handle.oom_kills = lambda: int(os.path.exists(flag))
     graph = numbers(1000).map(in_the_first_epoch(flag, lambda: die_of(signal.SIGKILL)))
     async with loader_of(graph, 2) as loader:
         _, error = await collected(loader)
         assert isinstance(error, WorkerDied), error
         assert "the system has killed for lack of memory meanwhile" in str(error)
         os.unlink(flag)
-        link.oom_kills = lambda: 1
+        handle.oom_kills = lambda: 1
         _, error = await collected(loader)
         assert isinstance(error, WorkerDied), error
         assert "memory" not in str(error), "nobody was killed so meanwhile"

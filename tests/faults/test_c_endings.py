@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
+from asyncloader.workers.process.watch import is_readable, open_pidfd
 from tests.faults.child import CLOSE_SECONDS, SLACK, within
 from tests.leaks import WORKER, descendants
 from tests.processes.scripts import running_script

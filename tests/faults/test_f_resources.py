@@ -23,9 +23,9 @@ import pytest
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
 from asyncloader.transport import frame
-from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.conversation.messages import Kind
+from asyncloader.workers.messages import FrameKind
 from tests.descriptors import only_free
 from tests.faults.child import METHODS, collected, loader_of, numbers, play, play_each
 from tests.leaks import Belongings, leaves_nothing, left_since
@@ -207,11 +207,11 @@ def damaged_frame(how: str, encode: Any, kind: int, payload: Any, sequence: int,
         case "duplicate":
             return [*whole, *whole]
         case "foreign":
-            return encode(Kind.RELEASED, payload, sequence)
+            return encode(FrameKind.RELEASED, payload, sequence)
         case "of an unknown kind":
             return encode(99, payload, sequence)
         case "with an unknown message":
-            return encode(Kind.MESSAGE, pickle.dumps("hello"), sequence)
+            return encode(FrameKind.MESSAGE, pickle.dumps("hello"), sequence)
 
 
 async def a_worker_sends_damaged_frames() -> None:
@@ -239,7 +239,7 @@ DAMAGED = {
     "duplicate": "was due",
     "foreign": "is not for the loader",
     "of an unknown kind": "is not for the loader",
-    "with an unknown message": "is not for this side",
+    "with an unknown message": "was sent to the wrong side",
 }
 
 

@@ -20,9 +20,9 @@ from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import WorkerTimeout
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.loader_side import worker_stream
-from asyncloader.workers.processes import last_words
-from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
+from asyncloader.workers import worker_stream
+from asyncloader.workers.process import watch
+from asyncloader.workers.process.watch import is_readable, open_pidfd
 from tests.faults.child import collected, loader_of, numbers, play, play_each
 
 #: Longer than a machine that is shared keeps a process that has something to say.
@@ -156,7 +156,7 @@ def test_n9_a_dispatching_process_that_answered_before_a_standstill_is_not_named
 
 
 async def somebody_hangs_behind_a_dispatching_process(who: str, flag: str, death: str) -> None:
-    last_words.PATIENCE_SECONDS = 10.0
+    watch.DUMP_SECONDS = 10.0
     hang = partial(once_at, flag, 150, "sleeping")
     source = IterableWrapper(range(COUNT))
     graph = dealt(source).map(hang) if who == "worker" else dealt(source.map(hang))
@@ -210,7 +210,7 @@ def test_n9_without_a_timeout_a_warning_names_it(tmp_path):
 
 
 async def a_worker_hangs_and_is_replaced(how: str, flag: str, in_order: bool) -> None:
-    last_words.PATIENCE_SECONDS = 0.5 if how == "stopped" else 10.0
+    watch.DUMP_SECONDS = 0.5 if how == "stopped" else 10.0
     graph = numbers(COUNT).map(partial(once_at, flag, 21, how))
     settings: dict[str, Any] = {"timeout": SILENCE_SECONDS, "on_worker_death": "restart"}
     async with loader_of(graph, 2, in_order=in_order, **settings) as loader:
@@ -255,7 +255,7 @@ def always_at(folder: str, at: int, number: int) -> int:
 
 
 async def an_item_hangs_every_time(folder: str, is_dealt: bool) -> None:
-    last_words.PATIENCE_SECONDS = 10.0
+    watch.DUMP_SECONDS = 10.0
     hang = partial(always_at, folder, 21)
     # The other worker always finds something to do.
     graph = (dealt(IterableWrapper(range(1_000_000))) if is_dealt else numbers(COUNT)).map(hang)

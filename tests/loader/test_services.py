@@ -19,7 +19,7 @@ from asyncloader import (
     WorkerStartupError,
 )
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.workers.worker_side.resets import dump_resets, load_resets
+from asyncloader.workers.graph_part import dump_resets, load_resets
 
 
 class Recorder(ReadingServiceInterface):

@@ -27,7 +27,7 @@ from asyncloader.datapipes.going_on import marks
 from asyncloader.datapipes.pipe.base import IterDataPipe
 from asyncloader.datapipes.running.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
-from asyncloader.snapshot.snapshot import checksum
+from asyncloader.snapshot import checksum
 from tests.samples import is_odd
 
 

@@ -22,7 +22,7 @@ from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.watch import watching
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
-from asyncloader.workers.worker_side.account import WorkerStats
+from asyncloader.workers.worker_stats import WorkerStats
 from tests.cpu_time import share_of_a_core
 
 FAR = 10**9

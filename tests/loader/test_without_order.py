@@ -348,7 +348,7 @@ def test_nobody_is_replaced_where_what_has_no_order_has_no_place(caplog):
     with loader_from(in_workers(3000), service) as loader:
         iterator = iter(loader)
         next(iterator)
-        os.kill(loader.reading_service._pool.links[0].process.pid, signal.SIGKILL)
+        os.kill(loader.reading_service._pool.handles[0].process.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied) as death:
             list(iterator)
     assert "is not replaced: async_map(" in "".join(death.value.__notes__)

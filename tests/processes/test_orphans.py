@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncloader.workers.processes.pidfd import is_readable, open_pidfd
+from asyncloader.workers.process.watch import is_readable, open_pidfd
 from tests.leaks import descendants
 from tests.processes.scripts import run_script, running_script
 
@@ -19,9 +19,9 @@ BUSY = ["idle", "python", "sleeping", "holding the GIL", "stopped", "writing"]
 
 START = """
     import asyncio, sys, time
-    from asyncloader.workers.processes.birth import start_process
-    from asyncloader.workers.processes.plan import ProcessPlan
-    from asyncloader.workers.processes.process import close_processes
+    from asyncloader.workers.process.start import start_process
+    from asyncloader.workers.process.process import ProcessPlan
+    from asyncloader.workers.process.process import close_processes
 
     method = eval(sys.argv[1])
 

@@ -25,7 +25,7 @@ from asyncloader import (
 )
 from asyncloader.adapters import FullSync
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.ranks.gloo import GlooGroup
+from asyncloader.ranks import GlooGroup
 from tests.leaks import leaves_nothing
 from tests.processes.ranks import scene
 

@@ -30,8 +30,8 @@ from asyncloader import (
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers.loader_side import link
-from asyncloader.workers.loader_side.link import Link
+from asyncloader.workers import handle
+from asyncloader.workers.handle import WorkerHandle
 from tests.leaks import leaves_nothing
 
 LONG = 60.0
@@ -365,11 +365,11 @@ async def test_many_requests_survive_workers_that_die_all_the_time():
 
 def links_now() -> int:
     gc.collect()
-    return sum(isinstance(each, Link) for each in gc.get_objects())
+    return sum(isinstance(each, WorkerHandle) for each in gc.get_objects())
 
 
 async def test_a_served_loader_holds_nothing_for_workers_that_died(tmp_path, monkeypatch):
-    monkeypatch.setattr(link, "_DEATH_SECONDS", 0.01)
+    monkeypatch.setattr(handle, "_DEATH_SECONDS", 0.01)
     before, feed = links_now(), Feed()
     service = workers(1, on_worker_death="restart")
     async with feed.serve(DataLoader2(feed.map(die_or_double), reading_service=service)):

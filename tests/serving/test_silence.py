@@ -18,10 +18,10 @@ import pytest
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, WorkerTimeout
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.workers.loader_side import silence
-from asyncloader.workers.loader_side.link import Link
-from asyncloader.workers.loader_side.silence import Silence
-from asyncloader.workers.processes import last_words
+from asyncloader.workers import fed_stream
+from asyncloader.workers.fed_stream import Silence
+from asyncloader.workers.handle import WorkerHandle
+from asyncloader.workers.process import watch
 
 LONG = 60.0
 
@@ -112,12 +112,12 @@ async def test_who_says_something_is_heard(heard_by):
 
 
 async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
-    monkeypatch.setattr(silence, "WARN_SECONDS", 0.02)
+    monkeypatch.setattr(fed_stream, "WARN_SECONDS", 0.02)
     worker = Worker(Line(dealt=time.monotonic()))
     told = asyncio.Event()
     heard = logging.Handler()
     heard.emit = lambda record: told.set()  # type: ignore[method-assign]
-    silence.logger.addHandler(heard)
+    fed_stream.logger.addHandler(heard)
     watch = Silence(lambda: [worker], limit=None, on_end=told.set)
     try:
         watch.watch()
@@ -125,7 +125,7 @@ async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
             await told.wait()
     finally:
         await watch.aclose()
-        silence.logger.removeHandler(heard)
+        fed_stream.logger.removeHandler(heard)
     assert caplog.messages[0].startswith("waiting for worker 7")
     assert not worker.is_killed
 
@@ -133,7 +133,7 @@ async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
 def test_a_worker_that_was_told_to_pause_is_not_silent():
     ours, theirs = socket.socketpair()
     with theirs:
-        link = Link("worker 0", 0, SimpleNamespace(sock=ours))
+        link = WorkerHandle("worker 0", 0, SimpleNamespace(sock=ours))
         link.set_paused(True)
         paused = link.last_heard
         time.sleep(0.002)
@@ -180,7 +180,7 @@ def sleep_for_ever(item: int) -> int:
 
 
 async def test_who_hangs_says_where_to_those_who_asked(monkeypatch):
-    monkeypatch.setattr(last_words, "PATIENCE_SECONDS", 10.0)
+    monkeypatch.setattr(watch, "DUMP_SECONDS", 10.0)
     feed = Feed()
     service = workers(1, timeout=1.0, on_worker_death="restart")
     async with feed.serve(DataLoader2(feed.map(sleep_for_ever), reading_service=service)):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from asyncloader.transport.channel import Channel
-from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.channel import Channel, LoopChannel
 
 
 def channel_pair() -> tuple[LoopChannel, Channel]:

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from asyncloader.errors import ResourceExhausted, TransportError
-from asyncloader.transport.arena import Arena
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.slots import News, SlotRef, slot_size
+from asyncloader.transport.arena import Arena, ArenaView, News, SlotRef, slot_size
 
 MIB = 1 << 20
 
@@ -319,9 +317,9 @@ KEEP_EVERYTHING = """
 import os, resource, sys, numpy
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.codec import Decoder
+from asyncloader.transport.codec import Encoder
 nbytes, budget, segment_bytes, copy_beyond = map(int, sys.argv[1:])
 view = ArenaView(copy_beyond=copy_beyond)
 arena = Arena(budget, segment_bytes=segment_bytes)

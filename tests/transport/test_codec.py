@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from asyncloader import memory
 from asyncloader.errors import TransportError
-from asyncloader.transport.arena import Arena
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.bare import BARE
+from asyncloader.transport.arena import Arena, ArenaView
 from asyncloader.transport.code import dumps_code, loads_code
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.codec import Decoder, Encoder
 from asyncloader.transport.pickling import Pickler
+from asyncloader.transport.raw_arrays import RAW
 
 MIB = 1 << 20
 BIG = 100_000
@@ -209,7 +207,7 @@ def test_of_a_bare_item_only_its_form_and_its_memory_are_sent(wire, of):
     arrays = [np.random.default_rng(seed).random((3, BIG)) for seed in range(2)]
     first, second = (pickled(of(array)) for array in arrays)
     assert first.data == second.data
-    assert first.data.startswith(BARE)
+    assert first.data.startswith(RAW)
     assert not first.foreign
     assert [each.address for each in first.sources] == [arrays[0].ctypes.data]
     assert pickled(of(arrays[0].reshape(BIG, 3))).data != first.data
@@ -280,7 +278,7 @@ def test_what_is_more_than_its_memory_is_pickled(name):
     ],
 )
 def test_a_form_that_does_not_fit_its_memory_is_an_error_in_its_place(form, memory):
-    found = Decoder()._load(memoryview(BARE + form), memory)
+    found = Decoder()._load(memoryview(RAW + form), memory)
     assert isinstance(found, TransportError)
     assert "could not be unpickled" in str(found)
 
@@ -546,7 +544,7 @@ def test_lambdas_and_local_classes_travel_by_value(wire):
 MAIN = """
 import subprocess, sys
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.codec import Encoder
 class Sample:
     def __init__(self, n): self.n = n
 encoded = Encoder(Arena(0), main_by_value=True).encode([Sample(1), Sample(2)])
@@ -565,8 +563,8 @@ def test_plain_items_import_neither_torch_nor_numpy():
     script = (
         "import sys\n"
         "from asyncloader.transport.arena import Arena\n"
-        "from asyncloader.transport.decoder import Decoder\n"
-        "from asyncloader.transport.encoder import Encoder\n"
+        "from asyncloader.transport.codec import Decoder\n"
+        "from asyncloader.transport.codec import Encoder\n"
         "e = Encoder(Arena(0)).encode([1, 'a', {'b': (bytes(9999), len)}])\n"
         "assert Decoder().decode(b''.join(e.parts))[2]['b'][1] is len\n"
         "assert not {'torch', 'numpy', 'cloudpickle'} & set(sys.modules)"

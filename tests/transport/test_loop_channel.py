@@ -8,7 +8,7 @@ import time
 import pytest
 
 from asyncloader.errors import LoopMismatchError, TransportError
-from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.channel import LoopChannel
 from tests.transport.test_channel import raw
 from tests.transport.test_frame import header
 

@@ -10,11 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.transport.arena import Arena
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.encoder import Encoder
-from asyncloader.transport.packing import Packing
+from asyncloader.transport.arena import Arena, ArenaView
+from asyncloader.transport.codec import Decoder, Encoder, Packing
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 PLAIN = (

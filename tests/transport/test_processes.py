@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from asyncloader.errors import TransportError
-from asyncloader.transport.arena_view import ArenaView
-from asyncloader.transport.decoder import Decoder
-from asyncloader.transport.loop_channel import LoopChannel
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import LoopChannel
+from asyncloader.transport.codec import Decoder
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -24,7 +24,7 @@ import socket, struct, sys
 import numpy
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
-from asyncloader.transport.encoder import Encoder
+from asyncloader.transport.codec import Encoder
 
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
 arena = Arena(8 << 20)

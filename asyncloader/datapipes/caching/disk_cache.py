@@ -40,7 +40,7 @@ from asyncloader.datapipes.pipe.omissions import listening_for_omissions
 from asyncloader.datapipes.pipe.run import Run, waits
 from asyncloader.datapipes.running.home import present_waiter
 from asyncloader.datapipes.running.makers import Makers, Making, some_home
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 from asyncloader.waiting import ThreadWaiter
 
 _HASHES = ("sha256", "md5")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.pipe.arguments import checked_count, checked_seconds
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 
 T = TypeVar("T")
 

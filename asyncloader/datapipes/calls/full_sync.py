@@ -28,8 +28,8 @@ from asyncloader.datapipes.running.home import cancelled
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Flags,
-    Kind,
     Statement,
+    Topic,
     open_group,
     ranks_in_words,
     world_size,
@@ -202,7 +202,7 @@ class AgreedAhead(Generic[T]):
                 await self._let_more_come()
                 counted = len(self.held) - self.agreed
                 said = await self.meeting.agree(
-                    Kind.WINDOW, window=self.window, count=counted, flags=self._flags()
+                    Topic.WINDOW, window=self.window, count=counted, flags=self._flags()
                 )
                 self._last_window_at = self._loop.time()
                 self._conclude(counted, said)

@@ -7,7 +7,7 @@ one still has to say about it comes upon what another says about the next.
 from __future__ import annotations
 
 from asyncloader.errors import RankError
-from asyncloader.ranks import Flags, Group, Kind, Statement, ranks_in_words
+from asyncloader.ranks import Flags, RankGroup, Statement, Topic, ranks_in_words
 
 
 class Meeting:
@@ -17,7 +17,7 @@ class Meeting:
     be called back. So a rank repeats what it says until all others are at its moment too.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self.group = group
         self.epoch = 0
 
@@ -25,14 +25,14 @@ class Meeting:
         """Begin an epoch with all ranks; return what each says of its seed."""
         self.epoch += 1
         while True:
-            said = await self._exchange(Kind.SEED, 0, seed, flags)
+            said = await self._exchange(Topic.SEED, 0, seed, flags)
             if len({each.moment for each in said}) == 1:
                 return said
             # Who counted fewer epochs than the others, because of one it never read, catches up.
             self.epoch = max(each.epoch for each in said)
 
     async def agree(
-        self, kind: Kind, *, window: int = 0, count: int = 0, flags: Flags = Flags.NONE
+        self, kind: Topic, *, window: int = 0, count: int = 0, flags: Flags = Flags.NONE
     ) -> list[Statement]:
         """Return what each rank says at this moment; RankError if others have gone on."""
         while True:
@@ -48,5 +48,7 @@ class Meeting:
             if all(each.moment == moment for each in said):
                 return said
 
-    async def _exchange(self, kind: Kind, window: int, count: int, flags: Flags) -> list[Statement]:
+    async def _exchange(
+        self, kind: Topic, window: int, count: int, flags: Flags
+    ) -> list[Statement]:
         return await self.group.exchange(Statement(self.epoch, kind, window, count, flags))

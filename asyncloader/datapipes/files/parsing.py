@@ -34,7 +34,7 @@ from asyncloader.datapipes.pipe.base import functional_datapipe
 from asyncloader.datapipes.pipe.function import plain_function
 from asyncloader.datapipes.pipe.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 from asyncloader.worker_info import this_worker
 
 #: What json.loads calls for what it finds.

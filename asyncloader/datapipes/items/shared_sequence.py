@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex, TypeVar, overload
 from asyncloader.datapipes.items.rows import RowPacking
 from asyncloader.datapipes.pipe.base import MapDataPipe, is_pipe
 from asyncloader.memory import SharedBytes
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 
 T = TypeVar("T")
 

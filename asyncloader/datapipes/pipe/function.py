@@ -19,7 +19,7 @@ from asyncloader.datapipes.pipe.arguments import checked_function
 from asyncloader.datapipes.pipe.debugging import watched_async, watched_plain
 from asyncloader.datapipes.running.crossing import loop_calls
 from asyncloader.runtime import is_being_cancelled
-from asyncloader.strange_errors import note
+from asyncloader.safe_error_text import note
 from asyncloader.waiting import Stopped
 from asyncloader.worker_info import this_worker
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Self
 
-from asyncloader.seeds import Stream, checked_seed, entropy
+from asyncloader.seeds import SeedStream, checked_seed, entropy
 
 # The seed of a pass leads to the next one's so far along its stream.
 _NEXT_AT = 2**32
@@ -38,7 +38,7 @@ class Seeded:
 
     def follow_seed(self, seed: int) -> None:
         """Note the seed of the pass under way: that of the next one follows from it."""
-        self._seed = Stream(seed, _NEXT_AT).draw() if self._is_seeded else None
+        self._seed = SeedStream(seed, _NEXT_AT).draw() if self._is_seeded else None
 
     def fixed_seed(self) -> int:
         """Return the seed that the next pass will have, whenever it begins.

@@ -1,0 +1,342 @@
+"""The ranks of a distributed run, and what they say to one another.
+
+This file is about the run that this process takes part in, about ``RankGroup``, the little that is
+asked of a process group, and about ``Statement``, a few numbers of a fixed size. It is the only
+file that knows torch.distributed.
+
+    loop ── Statement ──▶ thread ── to each by itself ──▶ other ranks
+    loop ◀── what all ranks said ── thread
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from enum import IntEnum, IntFlag
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from asyncloader.deadline import time_left
+from asyncloader.errors import RankError, RankTimeout
+
+#: How long a closing rank waits for others that may still answer; and then at most until gloo
+#: has let go, which takes milliseconds unless the machine is very busy.
+_PATIENCE_SECONDS = 0.5
+_HANG_UP_SECONDS = 1.5
+
+
+def is_initialized() -> bool:
+    """Whether this process takes part in a distributed run."""
+    # While nobody has imported it, nobody has initialized it.
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def world_size() -> int:
+    """Return how many ranks there are; 1 where there is no distributed run."""
+    if not is_initialized():
+        return 1
+    import torch.distributed as dist
+
+    return dist.get_world_size()
+
+
+def own_rank() -> int:
+    """Return this process's rank; 0 where there is no distributed run."""
+    if not is_initialized():
+        return 0
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+async def open_group(timeout: float) -> RankGroup:
+    """Open a gloo group of all ranks, which all of them do at the same time.
+
+    It waits for each of them for up to ``timeout`` seconds, now and in every exchange.
+    """
+    if world_size() == 1:
+        return Alone()
+    group = GlooGroup(timeout)
+    await group.open()
+    return group
+
+
+class RankGroup(Protocol):
+    """The little we ask of a process group, so that tests need no torch.distributed."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among all."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    async def exchange(self, statement: Statement) -> list[Statement]:
+        """Say something to all ranks; return what each of them says, by rank.
+
+        What is said n-th on one rank meets what is said n-th on every other, also where
+        the call was cancelled meanwhile.
+        """
+
+    async def aclose(self) -> None:
+        """Leave the other ranks, within a bounded time."""
+
+
+class Alone:
+    """The group of a run that has one rank."""
+
+    rank = 0
+    size = 1
+
+    async def exchange(self, statement: Statement) -> list[Statement]:
+        """Return what was said."""
+        return [statement]
+
+    async def aclose(self) -> None:
+        """There is no one to leave."""
+
+
+class Topic(IntEnum):
+    """What a statement is about, in the order in which a loader comes to it."""
+
+    GRAPH = 1
+    WORKERS = 2
+    SEED = 3
+    PLACE = 4
+    WINDOW = 5
+
+
+class Flags(IntFlag):
+    """What is true of the rank that says so."""
+
+    NONE = 0
+    #: The seed was chosen by the user.
+    CHOSEN = 1
+    #: No item follows those counted.
+    ENDED = 2
+    #: An error follows those counted.
+    FAILED = 4
+    #: The epoch was begun by another loader.
+    RESUMED = 8
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a rank says to all others: five numbers of 64 bits, whatever it is about."""
+
+    epoch: int
+    kind: Topic
+    window: int = 0
+    count: int = 0
+    flags: Flags = Flags.NONE
+
+    @property
+    def moment(self) -> tuple[int, int, int]:
+        """When it is said; every rank goes through the same moments, in this order."""
+        return self.epoch, self.kind, self.window
+
+    def words(self) -> list[int]:
+        """Return the statement as signed numbers of 64 bits."""
+        return [word - (word >> 63 << 64) for word in astuple(self)]
+
+    @classmethod
+    def from_words(cls, words: list[int]) -> Statement:
+        """Return the statement that ``words()`` were made of."""
+        epoch, kind, window, count, flags = (word & 2**64 - 1 for word in words)
+        return cls(epoch, Topic(kind), window, count, Flags(flags))
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return the name of some ranks: "rank 1", "ranks 1 and 2"."""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+class GlooGroup:
+    """A gloo group of our own; its collectives run in a thread of its own."""
+
+    def __init__(self, timeout: float) -> None:
+        import torch.distributed as dist
+
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._talk = _Talk(self.rank, self.size, timeout)
+
+    async def open(self) -> None:
+        """Wait until all ranks have opened it; a RankError if they do not."""
+        try:
+            await asyncio.wrap_future(self._talk.opened)
+        except asyncio.CancelledError:
+            self._talk.jobs.put(None)
+            raise
+
+    async def exchange(self, statement: Statement) -> list[Statement]:
+        """Say something to all ranks; return what each of them says, by rank."""
+        answer: Future[list[Statement]] = Future()
+        self._talk.jobs.put((statement, answer))
+        return await asyncio.wrap_future(answer)
+
+    async def aclose(self) -> None:
+        """Destroy the group, within a bounded time."""
+        self._talk.jobs.put(None)
+        ended = asyncio.wrap_future(self._talk.ended)
+        await asyncio.wait([ended], timeout=time_left(_PATIENCE_SECONDS))
+        if not ended.done():
+            self._talk.hang_up()
+            await asyncio.wait([ended], timeout=time_left(_HANG_UP_SECONDS))
+
+
+_Job = tuple[Statement, "Future[list[Statement]]"]
+
+
+class _Talk:
+    """The thread of a group: it opens the group, talks, and destroys the group."""
+
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self.opened: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        # Who stops waiting for these does not undo them.
+        self.opened.set_running_or_notify_cancel()
+        self.ended.set_running_or_notify_cancel()
+        self._group: Any = None
+        self._under_way: list[Any] = []
+        threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
+
+    def hang_up(self) -> None:
+        """End the exchange that is under way, from another thread."""
+        import torch
+        import torch.distributed as dist
+
+        group = self._group
+        if group is None:
+            return
+        # Gloo closes all connections of a group when one wait in it took too long; but where a
+        # connection is broken already it does not wait.
+        for rank in range(self.size):
+            if rank != self.rank:
+                with contextlib.suppress(Exception):
+                    never: Any = dist.irecv(torch.empty(1), rank, group=group, tag=1)
+                    never.wait(timedelta(milliseconds=1))
+
+    def _run(self) -> None:
+        self._open_and_answer()
+        # The group is gone by now. Its own threads must not outlive the interpreter.
+        self.ended.set_result(None)
+
+    def _open_and_answer(self) -> None:
+        import torch.distributed as dist
+
+        began = time.monotonic()
+        try:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+        except Exception as error:  # noqa: BLE001 - whatever it is, a rank is missing
+            # Gloo does not say which, but of two it is the other.
+            missing = {1 - self.rank: error} if self.size == 2 else {-1: error}
+            self.opened.set_exception(self._lost(missing, began))
+            return
+        self.opened.set_result(None)
+        self._answer()
+        self._under_way = []
+        # Its connections are closed when nobody refers to it any more.
+        group, self._group = self._group, None
+        _destroy(group)
+
+    def _answer(self) -> None:
+        lost: RankError | None = None
+        while (job := self.jobs.get()) is not None:
+            statement, answer = job
+            if not answer.set_running_or_notify_cancel():
+                continue
+            if lost is None:
+                began, unheard = time.monotonic(), _Errors()
+                said = self._exchanged(statement, began, unheard)
+                if not unheard.by_rank:
+                    answer.set_result(said)
+                    continue
+                lost = self._lost(unheard.by_rank, began)
+            answer.set_exception(lost.with_traceback(None))
+
+    def _exchanged(self, statement: Statement, began: float, unheard: _Errors) -> list[Statement]:
+        """Tell each rank and hear each, so that it is known which one cannot be heard."""
+        import torch
+        import torch.distributed as dist
+
+        own = torch.tensor(statement.words(), dtype=torch.int64)
+        said = [own.clone() for _ in range(self.size)]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        group, calls = self._group, ((dist.irecv, said), (dist.isend, [own] * self.size))
+        works: list[tuple[int, Any]] = [
+            (rank, unheard.of(rank, call, words[rank], rank, group=group))
+            for call, words in calls
+            for rank in others
+        ]
+        # Gloo uses them as long as it has a connection to somebody.
+        self._under_way = [own, said, works]
+        # All that can be told are told by now, so that each finds out for itself who is gone.
+        for rank, work in works:
+            # In time, one that cannot be heard is enough. Later gloo says it of each at once.
+            if unheard.by_rank and not self._is_late(began):
+                break
+            left = max(began + self.timeout - time.monotonic(), 0.001)
+            if rank not in unheard.by_rank:
+                unheard.of(rank, work.wait, timedelta(seconds=left))
+        return [Statement.from_words(words.tolist()) for words in said]
+
+    def _is_late(self, began: float) -> bool:
+        return time.monotonic() - began >= 0.9 * self.timeout
+
+    def _lost(self, errors: dict[int, Exception], began: float) -> RankError:
+        known = tuple(rank for rank in sorted(errors) if rank >= 0)
+        who = ranks_in_words(known) if known else "another rank"
+        if self._is_late(began):
+            lost: RankError = RankTimeout(
+                f"rank {self.rank} waited {self.timeout:g} s for {who}; give the reading service"
+                " a longer timeout if that may happen",
+                ranks=known,
+            )
+        else:
+            lost = RankError(
+                f"rank {self.rank} lost {who}: a process ended, or a loader was closed before its"
+                " epoch was over, or gave up waiting; see what was printed there",
+                ranks=known,
+            )
+        lost.__cause__ = next(iter(errors.values())).with_traceback(None)
+        return lost
+
+
+class _Errors:
+    """What gloo says of the ranks that cannot be heard."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[int, Exception] = {}
+
+    def of(self, rank: int, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Do something with a rank; note what it raises."""
+        try:
+            return act(*given, **named)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
+            self.by_rank[rank] = error
+            return None
+
+
+def _destroy(group: Any) -> None:
+    import torch.distributed as dist
+
+    try:
+        dist.destroy_process_group(group)
+    except (ValueError, AssertionError):
+        # The user has destroyed all groups already.
+        return

@@ -1,0 +1,585 @@
+"""Items as the payload of a frame, and back.
+
+This file is about ``Encoder`` and ``Packing``, which turn items into payloads with their large
+buffers in slots of an arena, and about ``Decoder``: it checks a payload when it arrives, and
+makes its items when somebody wants them, or gives their slots back. A payload is
+
+    counts | segments added, retired | slots | buffers | pickles' sizes
+    pickles, one for all items or one for each | buffers that found no slot
+
+In the place of a pickle there may be the form of a raw tensor or array.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from asyncloader.errors import TransportError
+from asyncloader.safe_error_text import text_of, traceback_of
+from asyncloader.transport.arena import Arena, ArenaView, Block, News, SlotRef
+from asyncloader.transport.channel import close_all
+from asyncloader.transport.code import pickler_by_value
+from asyncloader.transport.frame import Buffer
+from asyncloader.transport.pickling import LARGE, Pickled, Pickler, Source, load
+from asyncloader.transport.raw_arrays import has_torch, is_raw_tensor, speaks_of_torch
+
+
+class Encoded(NamedTuple):
+    """A payload in parts, and the descriptors to be given away with its frame."""
+
+    parts: list[Buffer]
+    fds: tuple[int, ...] = ()
+
+
+def never_wait(nbytes: int) -> bool:
+    """Do not wait for a slot to come back."""
+    return False
+
+
+class Encoder:
+    """Turns items into payloads, in the order in which they will be sent.
+
+    ``on_full`` is called when the arena has no slot left although the receiver has
+    some: it returns True to look again, having waited for a release, or False to
+    have the buffer travel in the frame itself. With ``main_by_value`` the receiver need not
+    have the main script, of which items may be.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        on_full: Callable[[int], bool] = never_wait,
+        main_by_value: bool = False,
+    ) -> None:
+        self._arena = arena
+        self._on_full = on_full
+        self.pickler = Pickler(lambda dump: pickler_by_value()(dump), main_by_value=main_by_value)
+        self._together = True
+
+    def encode(self, items: Sequence[Any]) -> Encoded:
+        """Return the payload for these items, or raise what pickling one of them raised."""
+        pickles = self._pickle(items)
+        placement = self.placement()
+        try:
+            placed = [placement.add(pickled) for pickled in pickles]
+        except BaseException:
+            placement.undo()
+            raise
+        return self.payload(placement, placed, len(items))
+
+    def placement(self) -> Placement:
+        """Return the places for the buffers of one payload, none taken yet."""
+        return Placement(self._arena, self._on_full)
+
+    def payload(self, placement: Placement, pickles: Sequence[Placed], count: int) -> Encoded:
+        """Put a payload together; it must be sent next."""
+        news = self._arena.take_news()
+        return Encoded(write_payload(news, placement, pickles, count), news.fds)
+
+    def _pickle(self, items: Sequence[Any]) -> list[Pickled]:
+        """Pickle all at once where that is safe, else each for itself."""
+        if self._together and len(items) > 1:
+            try:
+                pickled = self.pickler.dump_list(items)
+            except Exception:  # noqa: BLE001 - whose fault it was is found out below
+                pass
+            else:
+                if not pickled.foreign:
+                    return [pickled]
+        pickles = [self.pickler.dump(item) for item in items]
+        self._together = not any(pickled.foreign for pickled in pickles)
+        return pickles
+
+
+class Packing:
+    """A payload that is made item by item.
+
+    An item is pickled, and its buffers are copied, when it is added: it may be
+    changed afterwards. Plain items, small and of nothing but numbers and strings, are
+    pickled together at the end: of those that can be changed a copy waits for it.
+    One thread adds; another may ``finish`` if no ``add`` is under way.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._placement = encoder.placement()
+        #: Items that wait to be pickled together; there are none when there are ``pickles``.
+        #: NUMBERS may be appended, without ``add``, while there are no pickles: that is one
+        #: operation, which goes well with a ``finish`` in another thread.
+        self.plain: list[Any] = []
+        self.pickles: list[Placed] = []
+        self.nbytes = 0
+
+    @property
+    def count(self) -> int:
+        """How many items were added."""
+        return len(self.pickles) + len(self.plain)
+
+    def add(self, item: Any) -> bool:
+        """Add an item; whether it is a plain one, which waits to be pickled together with others.
+
+        One that cannot be pickled raises, and the others stay.
+        """
+        if not self.pickles and (nbytes := _plain_size(item)):
+            self.plain.append(item.copy() if type(item) in _CHANGING else item)
+            self.nbytes += nbytes
+            return True
+        self._pickle_plain()
+        self._pickle(item)
+        return False
+
+    def finish(self) -> tuple[int, Encoded]:
+        """Return how many items the payload has, and it, and begin the next."""
+        pickles, count = self._taken()
+        placement = self._placement
+        if placement.buffers:
+            self._placement = self._encoder.placement()
+        self.nbytes = 0
+        return count, self._encoder.payload(placement, pickles, count)
+
+    def drop(self) -> None:
+        """Forget what was added and take its slots back."""
+        self._placement.undo()
+        self._placement = self._encoder.placement()
+        self.plain.clear()
+        self.pickles = []
+        self.nbytes = 0
+
+    def _taken(self) -> tuple[list[Placed], int]:
+        pickles, self.pickles = self.pickles, []
+        if pickles:
+            return pickles, len(pickles)
+        count = len(self.plain)
+        # What is appended in between stays for the next payload.
+        items = self.plain[:count]
+        del self.plain[:count]
+        together = items[0] if count == 1 else items
+        return [Placed(pickle.dumps(together, protocol=5), 0)], count
+
+    def _pickle_plain(self) -> None:
+        for item in self.plain:
+            self._pickle(item)
+        self.plain.clear()
+
+    def _pickle(self, item: Any) -> None:
+        pickled = self._encoder.pickler.dump(item)
+        self.pickles.append(self._placement.add(pickled))
+        self.nbytes += len(pickled.data) + sum([source.nbytes for source in pickled.sources])
+
+
+NUMBERS = frozenset({int, float, bool, type(None)})
+_PLAIN = NUMBERS | {str}
+_CHANGING = frozenset({list, dict})
+_NUMBER_BYTES = 9
+#: What is larger is pickled by itself, in steps between which other threads have the GIL.
+_PLAIN_VALUES = 1_000
+_PLAIN_BYTES = 1 << 14
+
+
+def _plain_size(item: Any) -> int:
+    """The bytes of a plain item, roughly; 0 for any other item."""
+    kind = type(item)
+    if kind is list or kind is tuple:
+        return _size_of(item)
+    if kind is dict:
+        return _size_of((*item, *item.values()))
+    return _size_of((item,)) if kind in _PLAIN else 0
+
+
+def _size_of(values: list[Any] | tuple[Any, ...]) -> int:
+    if len(values) > _PLAIN_VALUES:
+        return 0
+    kinds = set(map(type, values))
+    if kinds <= NUMBERS:
+        return _NUMBER_BYTES * (1 + len(values))
+    nbytes = sum(map(sys.getsizeof, values)) if kinds <= _PLAIN else 0
+    return nbytes if nbytes <= _PLAIN_BYTES else 0
+
+
+class Admitted(NamedTuple):
+    """A payload that was found well-formed and whose segments are known."""
+
+    tables: PayloadTables
+    memory: memoryview
+
+    def is_heavy(self) -> bool:
+        """Whether decoding this takes so long that a thread should do it."""
+        # A payload that is not large itself has no large pickle, and most are not.
+        is_large = len(self.memory) >= LARGE
+        return is_large and any(nbytes >= LARGE for nbytes, _ in self.tables.pickles)
+
+    def needs_torch(self) -> bool:
+        """Whether torch would be imported to decode this, which takes long."""
+        if has_torch():
+            return False
+        start = self.tables.data_start
+        for nbytes, _ in self.tables.pickles:
+            pickled = self.memory[start : start + nbytes]
+            if is_raw_tensor(pickled) or speaks_of_torch(pickled):
+                return True
+            start += nbytes
+        return False
+
+
+class Decoder:
+    """Turns payloads back into items, in the order in which they were encoded.
+
+    Every payload that arrived must be decoded or given back: the slots in it are
+    lent until then.
+    """
+
+    def __init__(self, view: ArenaView | None = None) -> None:
+        self._view = view or ArenaView()
+        #: How many items could not be unpickled so far.
+        self.refused = 0
+        # One for each payload that was admitted, and neither decoded nor given back since. Threads
+        # decode, too, and a list loses nothing of what they do at once, as a number would.
+        self._unopened: list[None] = []
+
+    def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
+        """Return the items; the place of one that does not unpickle has a ``TransportError``.
+
+        Raises ``TransportError`` if the payload itself is not well-formed. ``fds``
+        came with the payload's frame and are closed here.
+        """
+        return self.items(self.admit(payload, fds))
+
+    def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
+        """Take note of a payload that arrived; it is decoded or given back later.
+
+        Payloads are admitted in the order in which they arrive, and then decoded in
+        any. Raises ``TransportError`` if the payload is not well-formed.
+        """
+        admitted = Admitted(self._open(payload, fds), memoryview(payload))
+        self._unopened.append(None)
+        return admitted
+
+    def has_unopened(self) -> bool:
+        """Whether a payload that was admitted is neither decoded nor given back."""
+        return bool(self._unopened)
+
+    def items(self, admitted: Admitted) -> list[Any]:
+        """Return the items of an admitted payload, as ``decode`` does."""
+        try:
+            return self._items(*admitted)
+        finally:
+            self._unopened.pop()
+
+    def give_back(self, admitted: Admitted) -> None:
+        """Return the slots of an admitted payload without looking at its items."""
+        self._unopened.pop()
+        for ref in admitted.tables.slots:
+            self._view.give_back(ref)
+
+    def _items(self, tables: PayloadTables, memory: memoryview) -> list[Any]:
+        if not tables.buffers:
+            return self._plain_items(tables, memory)
+        leases = [self._view.lease(ref) for ref in tables.slots]
+        buffers = iter([_buffer(memory, tables, leases, entry) for entry in tables.buffers])
+        found: list[Any] = []
+        start = tables.data_start
+        for nbytes, count in tables.pickles:
+            mine = list(islice(buffers, count))
+            found.append(self._load(memory[start : start + nbytes], mine))
+            start += nbytes
+        return found if tables.each else _spread(found[0], tables.items)
+
+    def _plain_items(self, tables: PayloadTables, memory: memoryview) -> list[Any]:
+        """Return the items of a payload whose pickles hold everything."""
+        found: list[Any] = []
+        start = tables.data_start
+        for nbytes, _ in tables.pickles:
+            found.append(self._load(memory[start : start + nbytes], []))
+            start += nbytes
+        return found if tables.each else _spread(found[0], tables.items)
+
+    def _load(self, data: memoryview, buffers: list[Any]) -> Any:
+        try:
+            return load(data, buffers)
+        except KeyboardInterrupt:
+            raise  # it is the user who interrupts
+        except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
+            self.refused += 1
+            return _refused(error)
+
+    def _open(self, payload: bytes | memoryview, fds: Sequence[int]) -> PayloadTables:
+        try:
+            tables = read_tables(payload)
+        except TransportError:
+            close_all(fds)
+            raise
+        if tables.added or tables.retired or fds:
+            self._view.update(News(tables.added, tables.retired, tuple(fds)))
+        return tables
+
+
+def _buffer(
+    memory: memoryview, tables: PayloadTables, leases: list[memoryview], entry: tuple[int, int, int]
+) -> Any:
+    place, offset, nbytes = entry
+    if place != IN_BAND:
+        return leases[place][offset : offset + nbytes]
+    start = tables.in_band_start + offset
+    return bytearray(memory[start : start + nbytes])
+
+
+def _refused(error: BaseException) -> TransportError:
+    refused = TransportError(
+        f"an item could not be unpickled: {type(error).__name__}: {text_of(error)}"
+    )
+    refused.add_note(traceback_of(error))
+    # Frames hold the leases of the whole payload, and a kept error would keep the slots.
+    refused.__cause__ = _without_frames(error)
+    return refused
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    chained: BaseException | None = error
+    while chained is not None and chained.__traceback__ is not None:
+        chained.with_traceback(None)
+        cause = chained.__cause__
+        chained = chained.__context__ if cause is None else cause
+    return error
+
+
+def _spread(found: Any, count: int) -> list[Any]:
+    """The items of a pickle of all of them; if it failed, the failure for each."""
+    if isinstance(found, TransportError):
+        return [found] * count
+    if not isinstance(found, list) or len(found) != count:
+        raise TransportError(f"a pickle of {count} items held something else")
+    return found
+
+
+IN_BAND = 0xFFFFFFFF
+
+_PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most
+_ALIGN = 64
+_COUNTS = struct.Struct("<6I")
+
+
+class Placed(NamedTuple):
+    """A pickle whose buffers have a place, and how many there are."""
+
+    data: bytes
+    buffers: int
+
+
+class Placement:
+    """Where the buffers of one payload go: slots that are filled here, slots that
+    were filled by whoever made the tensor, or the payload itself."""
+
+    def __init__(self, arena: Arena, on_full: Callable[[int], bool]) -> None:
+        self._arena = arena
+        self._on_full = on_full
+        self._own_bytes = 0
+        self._pack: Block | None = None
+        self._pack_place = 0
+        self._packed_bytes = 0
+        self._born_shared: dict[Block, int] = {}
+        self._in_band_bytes = 0
+        self.slots: list[SlotRef] = []
+        self.buffers: list[tuple[int, int, int]] = []
+        self.in_band: list[Buffer] = []
+
+    def add(self, pickled: Pickled) -> Placed:
+        """Copy the buffers of a pickle to where they go: they may be changed afterwards.
+
+        If there is no memory for one of them, it is as if none had been added.
+        """
+        before = len(self.buffers)
+        try:
+            for source in pickled.sources:
+                self._add(source)
+        except BaseException:
+            # Slots that were taken for them stay with the payload and come back unused.
+            del self.buffers[before:]
+            raise
+        return Placed(pickled.data, len(pickled.sources))
+
+    def _add(self, source: Source) -> None:
+        index = len(self.buffers)
+        self.buffers.append((IN_BAND, 0, source.nbytes))
+        if not self._refer(index, source):
+            place = self._place_large if source.nbytes >= _PACK else self._place_small
+            place(index, source)
+
+    def undo(self) -> None:
+        """Take the slots back; nothing was sent."""
+        self._arena.release([ref.slot for ref in self.slots])
+
+    def _refer(self, index: int, source: Source) -> bool:
+        if not source.address:
+            return False
+        block = self._arena.born_shared(source.address, source.nbytes)
+        if block is None or (block.sent and block not in self._born_shared):
+            return False
+        if block not in self._born_shared:
+            # At once: whoever made it may let go of it before the payload is sent.
+            self._lend(block)
+            self._born_shared[block] = len(self.slots)
+            self.slots.append(block.ref(block.segment.slot_bytes))
+        place = self._born_shared[block]
+        self.buffers[index] = (place, source.address - block.address, source.nbytes)
+        return True
+
+    def _place_large(self, index: int, source: Source) -> None:
+        block = self._take(source.nbytes)
+        if block is None:
+            self._keep_in_band(index, source)
+            return
+        self.buffers[index] = (len(self.slots), 0, source.nbytes)
+        self.slots.append(block.ref(source.nbytes))
+        _copy(source, block, 0)
+
+    def _place_small(self, index: int, source: Source) -> None:
+        if self._pack is None or self._packed_bytes + source.nbytes > _PACK:
+            self._packed_bytes = 0
+            self._pack = self._take(_PACK)
+            if self._pack is None:
+                self._keep_in_band(index, source)
+                return
+            self._pack_place = len(self.slots)
+            self.slots.append(self._pack.ref(_PACK))
+        self.buffers[index] = (self._pack_place, self._packed_bytes, source.nbytes)
+        _copy(source, self._pack, self._packed_bytes)
+        self._packed_bytes += _aligned(source.nbytes)
+
+    def _take(self, nbytes: int) -> Block | None:
+        """Take and lend a block, waiting for the receiver only if it has something to return."""
+        while (block := self._arena.take(nbytes)) is None:
+            if self._arena.lent_bytes <= self._own_bytes or not self._on_full(nbytes):
+                return None
+        self._lend(block)
+        return block
+
+    def _lend(self, block: Block) -> None:
+        self._arena.lend(block)
+        self._own_bytes += block.segment.slot_bytes
+
+    def _keep_in_band(self, index: int, source: Source) -> None:
+        self.buffers[index] = (IN_BAND, self._in_band_bytes, source.nbytes)
+        self._in_band_bytes += source.nbytes
+        is_view = isinstance(source.owner, memoryview)
+        self.in_band.append(
+            bytes(source.owner) if is_view else ctypes.string_at(source.address, source.nbytes)
+        )
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def _copy(source: Source, block: Block, offset: int) -> None:
+    if source.address:
+        # Through ctypes, since that releases the GIL for the time of the copy.
+        ctypes.memmove(block.address + offset, source.address, source.nbytes)
+    else:
+        start = block.offset + offset
+        block.segment.memory.view[start : start + source.nbytes] = source.owner
+
+
+def write_payload(
+    news: News, placement: Placement, pickles: Sequence[Placed], items: int
+) -> list[Buffer]:
+    slots, buffers = placement.slots, placement.buffers
+    counts = (len(news.added), len(news.retired), len(slots), len(buffers), len(pickles), items)
+    numbers = [*news.added, *news.retired]
+    for row in (*slots, *buffers):
+        numbers += row
+    for data, count in pickles:
+        numbers += (len(data), count)
+    head = _COUNTS.pack(*counts) + struct.pack(f"<{len(numbers)}Q", *numbers)
+    datas = [data for data, _ in pickles]
+    if sum(map(len, datas)) < _PACK:
+        return [b"".join((head, *datas)), *placement.in_band]
+    return [head, *datas, *placement.in_band]
+
+
+class PayloadTables(NamedTuple):
+    """The tables in front of a payload, checked against its length."""
+
+    added: tuple[int, ...]
+    retired: tuple[int, ...]
+    slots: list[SlotRef]
+    buffers: list[tuple[int, int, int]]
+    pickles: list[tuple[int, int]]
+    items: int
+    data_start: int
+    in_band_start: int
+
+    @property
+    def each(self) -> bool:
+        """Whether each item has a pickle of its own."""
+        return len(self.pickles) == self.items
+
+
+def read_tables(payload: bytes | memoryview) -> PayloadTables:
+    """Return the tables of a payload; TransportError if they do not fit it."""
+    try:
+        added, retired, slots, buffers, pickles, items = _COUNTS.unpack_from(payload)
+        total = added + retired + 4 * slots + 3 * buffers + 2 * pickles
+        data_start = _COUNTS.size + 8 * total
+        if data_start > len(payload):
+            raise TransportError(f"a payload's tables claim {data_start} of {len(payload)} bytes")
+        numbers = struct.unpack_from(f"<{total}Q", payload, _COUNTS.size)
+    except struct.error as error:
+        raise TransportError(f"a payload of {len(payload)} bytes has no tables") from error
+    if total == 2 * pickles:
+        return _checked_plain(numbers, items, data_start, len(payload))
+    slots_at = added + retired
+    buffers_at = slots_at + 4 * slots
+    pickles_at = buffers_at + 3 * buffers
+    sizes = _rows(numbers[pickles_at:], 2)
+    tables = PayloadTables(
+        numbers[:added],
+        numbers[added:slots_at],
+        [SlotRef(*row) for row in _rows(numbers[slots_at:buffers_at], 4)],
+        _rows(numbers[buffers_at:pickles_at], 3),
+        sizes,
+        items,
+        data_start,
+        data_start + sum([nbytes for nbytes, _ in sizes]),
+    )
+    _check(tables, len(payload))
+    return tables
+
+
+def _checked_plain(
+    numbers: tuple[int, ...], items: int, data_start: int, size: int
+) -> PayloadTables:
+    """Return the tables of a payload that is nothing but pickles, as most small ones are."""
+    end = data_start + sum(numbers[::2])
+    tables = PayloadTables((), (), [], [], _rows(numbers, 2), items, data_start, end)
+    _check(tables, size)
+    return tables
+
+
+def _rows(numbers: tuple[int, ...], width: int) -> list[Any]:
+    return list(zip(*[iter(numbers)] * width, strict=False)) if numbers else []
+
+
+def _check(tables: PayloadTables, size: int) -> None:
+    in_band_start = tables.in_band_start
+    if in_band_start > size:
+        raise TransportError(f"a payload's pickles claim {in_band_start} of {size} bytes")
+    if sum([count for _, count in tables.pickles]) != len(tables.buffers):
+        raise TransportError("a payload's pickles claim other buffers than there are")
+    if not tables.each and (len(tables.pickles) != 1 or tables.items > size):
+        raise TransportError(
+            f"a payload has {len(tables.pickles)} pickles for {tables.items} items"
+        )
+    for place, offset, nbytes in tables.buffers:
+        if place == IN_BAND:
+            inside = in_band_start + offset + nbytes <= size
+        else:
+            inside = place < len(tables.slots) and offset + nbytes <= tables.slots[place].nbytes
+        if not inside:
+            raise TransportError(f"a buffer of {nbytes} bytes at {offset} is outside its memory")

@@ -1,1 +1,0 @@
-"""What a loader and its workers say to one another."""

@@ -1,0 +1,280 @@
+"""What a worker is dealt.
+
+This file is about ``FromDispatcher``, which stands in a worker's graph where the dispatching
+process's part was cut off, and yields the items dealt to this worker; and about ``FromLoader``,
+which does so for a source that lives with the loader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
+from asyncloader.datapipes.going_on.forms import counts, fields
+from asyncloader.datapipes.items.envelope import Envelope
+from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.pipe.run import Pass, Run
+from asyncloader.errors import LoaderError, TransportError
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import Channel, close_all
+from asyncloader.transport.codec import Decoder
+from asyncloader.transport.frame import Frame
+from asyncloader.waiting import Stopped
+from asyncloader.worker_info import get_worker_info
+from asyncloader.workers.messages import (
+    EndEpoch,
+    FrameKind,
+    Grant,
+    StreamEnded,
+    StreamFailed,
+    dump_message,
+    dump_slots,
+    load_dealt,
+    split_items,
+)
+from asyncloader.workers.remote_errors import pack_error, unpack_error
+
+#: How many frames the dispatching process may be ahead of a worker.
+DEALT_CREDITS = 10
+
+
+class Supply:
+    """The worker's end of its channel to the dispatching process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._view = ArenaView()
+        self._decoder = Decoder(self._view)
+        #: What was received and not looked at yet, maybe for an epoch that was left meanwhile:
+        #: even then it says which shared memory there is.
+        self._arrived: deque[Frame] = deque()
+
+    def close(self) -> None:
+        """Close the channel, and give the shared memory back."""
+        for frame in self._arrived:
+            close_all(frame.fds)
+        self._channel.close()
+        self._view.close()
+
+    def items(self, epoch: int) -> Iterator[Any]:
+        """Yield what this worker is dealt in an epoch; Stopped when that is abandoned."""
+        self._grant(epoch, DEALT_CREDITS)
+        used = 0
+        while True:
+            if not self._arrived:
+                self._grant(epoch, used)
+                self._receive()
+                used = 0
+            frame = self._arrived.popleft()
+            if frame.kind == FrameKind.ITEMS:
+                refused = self._decoder.refused
+                cost, items = self._dealt(frame, epoch)
+                used += cost
+                yield from items if self._decoder.refused == refused else _up_to_refused(items)
+            elif self._is_end(frame, epoch):
+                return
+
+    def _receive(self) -> None:
+        """Wait until there are frames to look at."""
+        with _stopping_when_gone():
+            self._arrived.extend(self._channel.receive_ready() or [self._channel.receive()])
+
+    def _grant(self, epoch: int, credits: int) -> None:
+        """Allow so much more to be dealt, and return the slots that nobody reads any more."""
+        released = self._view.take_released()
+        with _stopping_when_gone():
+            if released:
+                self._channel.send(FrameKind.RELEASED, dump_slots(released))
+            if credits:
+                self._channel.send(FrameKind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
+
+    def _dealt(self, frame: Frame, epoch: int) -> tuple[int, list[Any]]:
+        """Return what a frame costs and its items; nothing of one of an epoch before."""
+        part = split_items(frame.payload)
+        admitted = self._decoder.admit(part.items, frame.fds)
+        if part.epoch == epoch:
+            return part.cost, self._decoder.items(admitted)
+        self._decoder.give_back(admitted)
+        return 0, []
+
+    def _is_end(self, frame: Frame, epoch: int) -> bool:
+        """Whether the epoch's last item was dealt; raises what ends it otherwise."""
+        message = load_dealt(frame.payload)
+        if message.epoch != epoch:
+            return False
+        match message:
+            case StreamEnded():
+                return True
+            case StreamFailed(_, _, error):
+                raise unpack_error(error)
+            case EndEpoch():
+                raise Stopped
+        raise TransportError(f"the dispatching process sent {message!r}")
+
+
+def _up_to_refused(items: list[Any]) -> Iterator[Any]:
+    """Yield the items before one that could not be read, and raise the error in its place."""
+    for item in items:
+        if type(item) is TransportError:
+            info = get_worker_info()
+            item.worker = None if info is None else info.worker_id
+            item.add_note("on its way from the dispatching process to a worker")
+            raise item
+        yield item
+
+
+@contextlib.contextmanager
+def _stopping_when_gone() -> Iterator[None]:
+    try:
+        yield
+    except EOFError:
+        # The loader sees that the dispatching process is gone, and says so.
+        raise Stopped from None
+
+
+#: Of a FromDispatcher, which has the number of the pipe that deals.
+DEALT = fields(counts("taken"))
+
+
+class FromDispatcher(IterDataPipe[Any]):
+    """Yield the items that the dispatching process deals to this worker, in order."""
+
+    makes_again = False
+
+    edges = ()
+
+    is_stand_in = True
+
+    def __init__(self) -> None:
+        self.length: int | None = None
+        self.supply: Supply | None = None
+        #: The names of those who may read this twice, as nobody knows how they read.
+        self.readers = ""
+        self._items: Iterator[Any] = iter(())
+        self._taken = 0
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError(f"{self!r} has no length")
+        return self.length
+
+    def begin_epoch(self, epoch: int, taken: int = 0) -> None:
+        """Yield what the worker is dealt in an epoch, after the first ``taken`` of it."""
+        assert self.supply is not None
+        self._items, self._taken = self.supply.items(epoch), taken
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return DealtPass(run)
+
+    def new_supply(self, channel: Channel) -> Supply:
+        """Return the worker's end of the channel that the items come over."""
+        return Supply(channel)
+
+    @property
+    def taken(self) -> int:
+        """How many items were taken in this epoch, of all that the worker is dealt."""
+        return self._taken
+
+    def items_from(self, position: int) -> Iterator[Any]:
+        """Yield what is dealt, after the first ``position`` items."""
+        if self.supply is None:
+            raise LoaderError("what a dispatching process deals can be iterated only in a worker")
+        if position < self._taken:
+            raise LoaderError(
+                f"{self.readers or 'a pipe'} reads twice in one epoch what follows"
+                " sharding_round_robin_dispatch(), which deals each item once. Read it once, or"
+                " put sharding_round_robin_dispatch() after the pipe that reads twice"
+            )
+        # Whoever leaves off is followed by one that takes the next item.
+        while (item := next(self._items, _END)) is not _END:
+            self._taken += 1
+            if self._taken > position:
+                yield item
+            del item
+
+
+class DealtPass(Pass[Any]):
+    """One pass over a FromDispatcher, which goes on where another leaves off."""
+
+    marks: ClassVar[tuple[str, ...] | None] = ()
+
+    _first: int = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        items: Iterator[Any] = self.pipe.items_from(self._first)
+        return items
+
+    def cursor(self) -> Cursor:
+        return {"taken": self.pipe.taken}
+
+    def put_above(self, into: Cursors) -> None:
+        """Add nothing: what is above runs in the dispatching process."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        # What the worker had by the time of the cursor need not be dealt again.
+        self._first = 0 if cursor is None else cursor["taken"]
+        return position - self._first
+
+
+class LoaderFedPass(DealtPass):
+    """One pass over what the loader deals. It has no place: what was fed never comes again."""
+
+    marks = None
+
+
+#: Stands for the item after the last.
+_END = object()
+
+
+#: How many items may be on their way to a worker that has not asked for them yet. The rest
+#: waits with the loader, where the least busy worker is found for it.
+FED_CREDITS = 2
+
+
+class FedSupply(Supply):
+    """The worker's end of the channel over which the loader feeds it, item by item."""
+
+    def items(self, epoch: int) -> Iterator[Any]:
+        self._grant(epoch, FED_CREDITS)
+        while True:
+            if not self._arrived:
+                self._grant(epoch, 0)
+                self._receive()
+            frame = self._arrived.popleft()
+            if frame.kind == FrameKind.ITEMS:
+                for item in self._fed(self._dealt(frame, epoch)[1]):
+                    # Another is asked for while this one is worked on.
+                    self._grant(epoch, 1)
+                    yield item
+                    del item
+            elif self._is_end(frame, epoch):
+                return
+
+    def _fed(self, key_and_item: list[Any]) -> list[Any]:
+        """Return the item of a frame; the error of one that cannot be read is its request's."""
+        if not key_and_item:
+            return []
+        key, item = key_and_item
+        if key is None:
+            if isinstance(item, TransportError):
+                raise item
+            return [item]
+        if isinstance(item, TransportError):
+            return [Envelope(key, error=pack_error(item, "on its way to a worker"))]
+        return [Envelope(key, item)]
+
+
+class FromLoader(FromDispatcher):
+    """Yield the items that the loader deals to this worker."""
+
+    def __len__(self) -> int:
+        raise TypeError(f"{self!r} has no length")
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return LoaderFedPass(run)
+
+    def new_supply(self, channel: Channel) -> Supply:
+        return FedSupply(channel)

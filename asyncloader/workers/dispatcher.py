@@ -1,0 +1,418 @@
+"""The dispatching process's program.
+
+This file is about dealing: one process runs the part of the graph that must run once, and deals
+its items to the workers in turn, as far as they ask for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from asyncloader.datapipes.going_on.iterating import close_items
+from asyncloader.datapipes.pipe.kinds import is_dispatch
+from asyncloader.datapipes.pipe.registering import expect_methods
+from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.errors import ResourceExhausted
+from asyncloader.graph.settings import SeedPlaces
+from asyncloader.graph.walk import breadth_first
+from asyncloader.runtime import LoopThread
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.code import loads_code
+from asyncloader.workers.conversation import Conversation, refuse
+from asyncloader.workers.dispatch_source import DEALT_CREDITS
+from asyncloader.workers.graph_part import NO_RESETS, NOTHING, GraphPart, PreparedPart, load_resets
+from asyncloader.workers.marker import Marker
+from asyncloader.workers.messages import (
+    CREDIT_BYTES,
+    CREDIT_ITEMS,
+    FIRST,
+    NO_EPOCH,
+    BeginStream,
+    Command,
+    DealStart,
+    Dealt,
+    DealtMark,
+    EndEpoch,
+    Grant,
+    Hurry,
+    Pause,
+    Ready,
+    Resume,
+    SaySomething,
+    Setup,
+    StartEpoch,
+    StartFailed,
+    StreamEnded,
+    StreamFailed,
+    dump_mark,
+)
+from asyncloader.workers.process.setup import seed_globals
+from asyncloader.workers.random_states import RandomStates
+from asyncloader.workers.remote_errors import pack_error
+from asyncloader.workers.stream import FRAME_CREDITS, FlushTimer, Stream
+from asyncloader.workers.worker_stats import Account
+
+
+@dataclass(frozen=True)
+class DispatchPlan:
+    """What the dispatching process runs, and what it says of workers that drop items."""
+
+    end: Any
+    seed_places: SeedPlaces
+    backlog_bytes: int
+    #: Names of the workers' pipes that may drop items.
+    droppers: tuple[str, ...]
+
+
+def main(sock: socket.socket) -> None:
+    """Deal until the loader closes the channel."""
+    try:
+        process = Dispatcher(Conversation(Channel(sock)))
+    except ResourceExhausted as error:
+        refuse(sock, error)
+        return
+    with contextlib.suppress(EOFError):
+        process.serve()
+
+
+class Dispatcher:
+    """Runs the part of the graph that runs once, and deals its items to the workers."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._thread = LoopThread()
+        home = Home(self._thread.loop)
+        self._context = run_at(home)
+        self._account = Account(
+            conversation, home.watching, Dispatcher._deal.__code__, lambda: [self._dealt]
+        )
+        self._flush_timer = FlushTimer()
+        self._targets: list[DispatchTarget] = []
+        self._plan: DispatchPlan | None = None
+        self._part: GraphPart | None = None
+        self._items: Iterator[Any] | None = None
+        self._epoch = NO_EPOCH
+        self._turn = 0
+        self._is_paused = False
+        self._states = RandomStates()
+        self._marker = Marker(NOTHING, self._states)
+        # How many items were dealt in this epoch, and how many of theirs the workers had before.
+        self._dealt = 0
+        self._had: tuple[int, ...] = ()
+
+    def serve(self) -> None:
+        """Obey the loader and deal; EOFError when the loader closes the channel."""
+        try:
+            while True:
+                self._hear(wait=not self._may_deal())
+                if self._may_deal():
+                    self._context.run(self._deal)
+                    self._account.tell_if_due()
+                for target in self._targets:
+                    target.settle(is_waiting=not self._may_deal())
+        finally:
+            self._flush_timer.close()
+            self._account.close()
+            self._close_items()
+            self._thread.close()
+            for target in self._targets:
+                target.conversation.close()
+
+    def _hear(self, *, wait: bool) -> None:
+        """Heed what the loader and the workers say; wait for it if there is nothing else to do."""
+        poll = select.poll()
+        poll.register(self._conversation.fileno(), select.POLLIN)
+        targets = {
+            target.conversation.fileno(): target for target in self._targets if not target.is_gone
+        }
+        for fd, target in targets.items():
+            poll.register(
+                fd, select.POLLIN | (select.POLLOUT if target.conversation.has_unsent() else 0)
+            )
+        if wait:
+            self._account.rest()
+        heard = poll.poll(None if wait else 0)
+        if wait:
+            self._account.go_on()
+        for fd, _ in heard:
+            if fd in targets:
+                targets[fd].hear()
+            else:
+                for command in self._conversation.commands():
+                    self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Setup():
+                self._set_up(command)
+            case StartEpoch():
+                self._start_epoch(command)
+            case EndEpoch():
+                self._end_epoch()
+            case Pause() | Resume():
+                self._is_paused = isinstance(command, Pause)
+            case SaySomething():
+                self._account.tell()
+            case Grant() | Hurry() | BeginStream():
+                pass  # the loader takes no items from here
+
+    def _set_up(self, command: Setup) -> None:
+        expect_methods(command.homes)
+        plan_fds, fds = self._conversation.take_fds(command.plan_fds)
+        self._targets = [
+            DispatchTarget(
+                Channel(socket.socket(fileno=fd)), command.arena_bytes, self._flush_timer, _packed
+            )
+            for fd in fds
+        ]
+        try:
+            self._plan = plan = loads_code(command.plan, plan_fds)
+            self._part = GraphPart(plan.end, plan.seed_places.bind(plan.end))
+        except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
+            self._conversation.report(StartFailed(NO_EPOCH, _packed(error)))
+        else:
+            self._conversation.report(Ready())
+
+    def _start_epoch(self, command: StartEpoch) -> None:
+        self._end_epoch()
+        assert self._part is not None
+        self._epoch = command.epoch
+        self._is_paused = False
+        maker = _maker_of(self._part.end)
+        for target in self._targets:
+            marker = Marker(NOTHING, self._states)
+            target.begin(command.epoch, marker, maker, lambda: self._dealt)
+        try:
+            part = self._reset(command)
+            self._states = RandomStates()
+            self._account.begin(command.epoch, [part])
+            self._begin_dealing(part, command.deal or DealStart(FIRST, (0,) * len(self._targets)))
+        except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
+            self._conversation.report(StartFailed(command.epoch, _packed(error)))
+
+    def _begin_dealing(self, part: PreparedPart, start: DealStart) -> None:
+        self._marker = Marker(part, self._states, start.mark)
+        self._dealt = start.mark.position
+        self._turn = self._dealt % len(self._targets)
+        self._had = start.dealt
+        self._items = self._context.run(self._marker.begin)
+
+    def _reset(self, command: StartEpoch) -> PreparedPart:
+        assert self._part is not None
+        generator = command.seed_generator
+        seed_globals(None, [generator.generate_shared_seed() for _ in range(3)])
+        self._part.seed(command.shared_seeds, generator)
+        if command.resets == NO_RESETS:
+            return self._part.prepared(RunTree())
+        reset, _ = load_resets(command.resets)
+        return self._part.reset(RunTree(), lambda end: self._thread.finished(reset(end)), generator)
+
+    def _end_epoch(self) -> None:
+        self._close_items()
+        for target in self._targets:
+            target.end()
+
+    def _close_items(self) -> None:
+        items, self._items = self._items, None
+        if items is not None:
+            # What user code does while it is closed is of no interest to a closed epoch.
+            with contextlib.suppress(Exception):
+                self._context.run(close_items, items)
+
+    def _may_deal(self) -> bool:
+        if self._items is None or self._is_paused:
+            return False
+        # Nobody may be told of an end that others did not live to see.
+        if any(target.is_gone for target in self._targets):
+            return False
+        return self._targets[self._turn].has_room() or self._must_run_ahead()
+
+    def _must_run_ahead(self) -> bool:
+        """Whether a worker has nothing while the one whose turn it is asks for nothing.
+
+        That happens where workers drop items: the loader waits for the first, and
+        until it has something takes nothing of the second.
+        """
+        return any(target.is_starving() for target in self._targets)
+
+    def _deal(self) -> None:
+        """Deal items until the next frame is sent."""
+        is_sent = False
+        while not is_sent and self._items is not None and self._may_deal():
+            target = self._targets[self._turn]
+            try:
+                is_sent = self._deal_next(self._items, target)
+            except StopIteration:
+                self._finish(None)
+            except SystemExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
+                self._finish(error)
+
+    def _deal_next(self, items: Iterator[Any], target: DispatchTarget) -> bool:
+        assert target.stream is not None
+        self._check_backlog(target.stream)
+        self._note_mark()
+        item = next(items)
+        rounds, self._turn = divmod(self._dealt, len(self._targets))
+        is_due = False
+        # The worker of whom an earlier one went on may have had it already.
+        if rounds >= self._had[self._turn]:
+            is_due = target.stream.add(item)
+        if is_due:
+            target.send()
+        self._dealt += 1
+        self._turn = self._dealt % len(self._targets)
+        return is_due
+
+    def _note_mark(self) -> None:
+        mark = self._marker.mark(self._dealt)
+        if mark is not None:
+            self._conversation.report(DealtMark(self._epoch, dump_mark(mark)))
+
+    def _check_backlog(self, stream: Stream) -> None:
+        assert self._plan is not None
+        if stream.nbytes > self._plan.backlog_bytes:
+            droppers = ", ".join(self._plan.droppers) or "a pipe"
+            raise ResourceExhausted(
+                f"worker {self._turn} was dealt {stream.nbytes} bytes that it does not ask for,"
+                f" while another worker has dropped all that it was dealt: {droppers} drops items"
+                " behind the dispatching process. Drop them before it, or pass in_order=False"
+            )
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Have every worker told, after its last item, that the data ended, or failed."""
+        self._close_items()
+        self._account.tell()
+        for worker, target in enumerate(self._targets):
+            if error is not None and worker == self._turn:
+                target.ending = StreamFailed(self._epoch, 0, _packed(error))
+            else:
+                target.ending = StreamEnded(self._epoch, 0)
+
+
+def _maker_of(end: Any) -> Any:
+    """Return the pipe that makes the items: a pipe that dispatches hands on what another made."""
+    pipes = breadth_first(end)
+    return pipes[1] if is_dispatch(end) and len(pipes) > 1 else end
+
+
+def _packed(error: BaseException, when: str = "") -> bytes:
+    return pack_error(error, f"in the dispatching process{when}")
+
+
+#: How much may be dealt to a worker that has given no credit for it: what a frame may have.
+_ROOM_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
+_ROOM_BYTES = FRAME_CREDITS * CREDIT_BYTES
+
+
+class DispatchTarget:
+    """One worker, as the dispatching process sees it."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        arena_bytes: int,
+        flush_timer: FlushTimer,
+        pack_error: Callable[[BaseException, str], bytes],
+    ) -> None:
+        self.conversation = Conversation(channel, waits=False)
+        self.conversation.arena.budget = arena_bytes
+        self._flush_timer = flush_timer
+        self._pack_error = pack_error
+        #: Credits for an epoch that the worker has begun and this process has not yet.
+        self._early: dict[int, int] = {}
+        self.ending: StreamEnded | StreamFailed | None = None
+        self.is_gone = False
+        self.stream: Stream | None = None
+
+    def begin(self, epoch: int, marker: Marker, pipe: Any, dealt: Callable[[], int]) -> None:
+        """Begin an epoch with the credits that the worker gave for it already.
+
+        ``dealt`` says how many items of the pipe all workers were dealt.
+        """
+        credits = self._early.pop(epoch, 0)
+        self._early.clear()
+        self.stream = Stream(
+            self.conversation,
+            self._flush_timer,
+            self._pack_error,
+            pipe,
+            epoch=epoch,
+            number=0,
+            credits=credits,
+            one_by_one=False,
+            marker=marker,
+            counted=dealt,
+        )
+
+    def end(self) -> None:
+        """End the epoch, if one was begun: drop what was not sent, and tell the worker."""
+        stream, self.stream = self.stream, None
+        self.ending = None
+        if stream is not None:
+            stream.drop()
+            self.tell(EndEpoch(stream.epoch))
+
+    def heed(self, command: Command) -> None:
+        """Take the worker's credits for this or a coming epoch."""
+        if not isinstance(command, Grant):
+            return
+        if self.stream is not None and self.stream.epoch == command.epoch:
+            self.stream.grant(command.credits)
+        else:
+            self._early[command.epoch] = self._early.get(command.epoch, 0) + command.credits
+
+    def has_room(self) -> bool:
+        """Whether another item can be dealt without running ahead of what was asked for."""
+        stream = self.stream
+        return stream is not None and (stream.credits > 0 or _is_light(stream))
+
+    def is_starving(self) -> bool:
+        """Whether the worker has used up all that it was dealt."""
+        stream = self.stream
+        return stream is not None and stream.credits >= DEALT_CREDITS and _is_light(stream)
+
+    def send(self) -> None:
+        """Send what was dealt, as far as credits go; in vain if the worker is gone."""
+        if self.stream is not None and not self.is_gone:
+            with self._noticing_its_end():
+                self.stream.send()
+
+    def settle(self, *, is_waiting: bool) -> None:
+        """Send what gets no more company, as far as credits go, and how the epoch ended."""
+        if is_waiting or self.ending is not None:
+            self.send()
+        if self.stream is not None and self.ending is not None and not self.stream.count:
+            self.tell(self.ending)
+            self.ending = None
+
+    def tell(self, message: Dealt) -> None:
+        """Tell the worker something; in vain if it is gone."""
+        with self._noticing_its_end():
+            self.conversation.report(message)
+
+    def hear(self) -> None:
+        """Take what the worker says, and send it what there was no room for."""
+        with self._noticing_its_end():
+            self.conversation.flush()
+            for command in self.conversation.commands():
+                self.heed(command)
+
+    @contextlib.contextmanager
+    def _noticing_its_end(self) -> Iterator[None]:
+        try:
+            yield
+        except EOFError:
+            # The loader sees that death too, and ends the epoch or replaces everybody.
+            self.is_gone = True
+
+
+def _is_light(stream: Stream) -> bool:
+    return stream.count < _ROOM_ITEMS and stream.nbytes < _ROOM_BYTES

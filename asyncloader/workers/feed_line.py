@@ -1,0 +1,223 @@
+"""One worker's share of what the loader feeds.
+
+This file is about ``FeedLine``: the loader's end of the channel by which a worker is dealt
+items as it asks for them, and the items that have not come back yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from asyncloader.datapipes.items.envelope import Envelope, Key
+from asyncloader.errors import TransportError
+from asyncloader.runtime import begin_task, in_thread
+from asyncloader.transport.arena import Arena
+from asyncloader.transport.channel import LoopChannel, OnClosed
+from asyncloader.transport.codec import Encoded, Encoder
+from asyncloader.transport.frame import Frame
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    EndEpoch,
+    FrameKind,
+    Grant,
+    StreamEnded,
+    dump_message,
+    items_head,
+    load_command,
+    load_slots,
+)
+
+
+class FeedLine:
+    """Deals items to one worker, as far as it grants. All methods belong to the loop."""
+
+    def __init__(self, sock: socket.socket, arena_bytes: int) -> None:
+        #: How many more items the worker asks for.
+        self.credits = 0
+        #: What the worker has and has not given back, oldest first, with the time of dealing.
+        self.out: dict[Key, tuple[Envelope, float]] = {}
+        self.on_credit: Callable[[], None] = _nothing
+        self._on_closed: OnClosed = _unheard
+        #: Whether the worker was told that every item was dealt.
+        self.is_finished = False
+        #: Whether the worker was dealt items without a key.
+        self.has_nameless = False
+        self.last_heard = time.monotonic()
+        self._channel = LoopChannel(sock)
+        self._arena = Arena(arena_bytes)
+        # Whoever is fed cannot import the script that an item may be of.
+        self._encoder = Encoder(self._arena, main_by_value=True)
+        self._epoch = NO_EPOCH
+        #: Whether a thread has the arena; what comes back meanwhile waits.
+        self._is_encoding = False
+        self._returned: list[int] = []
+        self._is_closed = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_closed: OnClosed) -> None:
+        """Listen to the worker on a loop; ``on_closed`` is told once if it can be no longer."""
+        self._on_closed = on_closed
+        self._channel.attach(loop, self._receive, on_closed)
+
+    def detach(self) -> None:
+        """Leave the loop."""
+        self._channel.detach()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Deal for an epoch, as soon as the worker asks."""
+        self.end_epoch()
+        self._epoch = epoch
+
+    def end_epoch(self) -> None:
+        """Tell a worker that waits for items that none will come."""
+        if self._epoch != NO_EPOCH:
+            self._say(EndEpoch(self._epoch))
+        self._epoch = NO_EPOCH
+        self.credits = 0
+        self.out.clear()
+        self.on_credit = _nothing
+        self.is_finished = self.has_nameless = False
+
+    def go_on_for(self, predecessor: FeedLine) -> None:
+        """Deal in the place of another, whose worker is gone."""
+        self.on_credit = predecessor.on_credit
+        if predecessor.is_finished:
+            self.finish()
+
+    def can_deal(self) -> bool:
+        """Whether the worker asks for an item, and none is being made ready for it."""
+        return self.credits > 0 and not self._is_encoding
+
+    def deal(self, item: Any) -> None:
+        """Send an item; raises what pickling it raised, and nothing is sent then."""
+        key = self._note(item)
+        try:
+            encoded = self._encoder.encode(_parts_of(item))
+        except BaseException:
+            self._take_from(key)
+            raise
+        self._send(self._epoch, encoded)
+
+    async def deal_heavy(self, item: Any) -> None:
+        """Send an item that a thread pickles; raises what that raised, and nothing is sent then.
+
+        What the thread has begun is finished: the worker has to be told of the memory.
+        """
+        key = self._note(item)
+        self._is_encoding = True
+        work = self._encode_in_thread(self._epoch, item)
+        encoding = begin_task(asyncio.get_running_loop(), work, "asyncloader dealing")
+        try:
+            await asyncio.shield(encoding)
+        except asyncio.CancelledError:
+            await asyncio.wait([encoding])
+            encoding.exception()  # which is nobody's any more
+            raise
+        except BaseException:
+            self._take_from(key)
+            raise
+
+    def lose_all(self) -> list[Envelope]:
+        """Return what the worker has, which will not come back."""
+        lost = [envelope for envelope, _ in self.out.values()]
+        self.out.clear()
+        return lost
+
+    def owes_since(self) -> float:
+        """Return when the worker was dealt the oldest of what it has, or infinity."""
+        return next((dealt for _, dealt in self.out.values()), math.inf)
+
+    def finish(self) -> None:
+        """Say that every item was dealt."""
+        if not self.is_finished:
+            self.is_finished = True
+            self._say(StreamEnded(self._epoch, 0))
+
+    def close(self) -> None:
+        """Close the channel, and give the shared memory back."""
+        self._channel.close()
+        self._is_closed = True
+        if not self._is_encoding:
+            self._arena.close()
+
+    def _note(self, item: Any) -> Key | None:
+        self.credits -= 1
+        if not isinstance(item, Envelope):
+            self.has_nameless = True
+            return None
+        self.out[item.key] = (item, time.monotonic())
+        return item.key
+
+    def _take_from(self, key: Key | None) -> None:
+        """Note that an item was not sent after all."""
+        self.credits += 1
+        if key is not None:
+            self.out.pop(key, None)
+
+    async def _encode_in_thread(self, epoch: int, item: Any) -> None:
+        try:
+            encoded = await in_thread(self._encoder.encode, _parts_of(item))
+        finally:
+            self._is_encoding = False
+            self._take_back()
+            if self._is_closed:
+                self._arena.close()
+            self.on_credit()
+        self._send(epoch, encoded)
+
+    def _send(self, epoch: int, encoded: Encoded) -> None:
+        self._channel.send(
+            FrameKind.ITEMS, [items_head(epoch, 0, cost=1), *encoded.parts], encoded.fds
+        )
+
+    def _say(self, message: EndEpoch | StreamEnded) -> None:
+        self._channel.send(FrameKind.MESSAGE, dump_message(message))
+
+    def _receive(self, frames: list[Frame]) -> None:
+        self.last_heard = time.monotonic()
+        try:
+            for frame in frames:
+                self._heed(frame)
+        except TransportError as error:
+            self._refuse(error)
+        if not self._is_encoding:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        returned, self._returned = self._returned, []
+        if not self._is_closed:
+            try:
+                self._arena.release(returned)
+            except TransportError as error:
+                self._refuse(error)
+
+    def _refuse(self, error: TransportError) -> None:
+        """Listen no more to a worker that makes no sense."""
+        self._channel.detach()
+        self._on_closed(error)
+
+    def _heed(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.RELEASED:
+            self._returned += load_slots(frame.payload)
+            return
+        command = load_command(frame.payload)
+        if isinstance(command, Grant) and command.epoch == self._epoch:
+            self.credits += command.credits
+            self.on_credit()
+
+
+def _parts_of(item: Any) -> list[Any]:
+    # The key stands beside the item, to be known where the item cannot be read.
+    return [item.key, item.item] if isinstance(item, Envelope) else [None, item]
+
+
+def _nothing() -> None:
+    """What to do about credits that nobody waits for."""
+
+
+def _unheard(error: Exception) -> None:
+    """What to do about the end of a line that nobody listens to."""

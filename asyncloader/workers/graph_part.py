@@ -1,0 +1,172 @@
+"""A part of the graph that a process runs, from epoch to epoch.
+
+This file is about ``GraphPart``, which is seeded and reset for each epoch; about the resets, on
+their way to the processes that run them; and about what a user's function may have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from asyncloader.datapipes.naming import function_name, stage_name
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.patterns.applying import Applier
+from asyncloader.datapipes.patterns.replaying import is_replayed
+from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.datapipes.pipe.run import Run, RunTree
+from asyncloader.errors import SnapshotError
+from asyncloader.graph.settings import PartSeeds, Takers, seed_newcomers
+from asyncloader.graph.walk import pipes_of
+from asyncloader.seeds import SeedGenerator
+from asyncloader.transport.code import dumps_code, loads_code
+
+
+class PreparedPart(NamedTuple):
+    """What an epoch iterates: a part's last pipe, or whatever a reset returned in its place."""
+
+    run: Run[Any]
+    #: All pipes of the graph that ends there; none where a reset returned no pipe.
+    pipes: list[Any]
+
+    @property
+    def end(self) -> Any:
+        """The last pipe."""
+        return self.run.pipe
+
+
+#: What is iterated where there is nothing to iterate.
+NOTHING = PreparedPart(Run((), RunTree()), [])
+
+
+class GraphPart:
+    """The pipes that end in ``end``, of which ``seeds`` knows who takes which seed."""
+
+    def __init__(self, end: Any, seeds: PartSeeds) -> None:
+        self.end = end
+        self._seeds = seeds
+        self._pipes: list[Any] = []
+        self._takers = Takers((), [], [])
+
+    def seed(self, shared_seeds: Sequence[int], generator: SeedGenerator) -> None:
+        """Give the pipes their seeds for an epoch."""
+        pipes = pipes_of(self.end)
+        if list(map(id, pipes)) != list(map(id, self._pipes)):
+            self._pipes, self._takers = pipes, self._seeds.takers(self.end)
+        self._takers.give(shared_seeds, generator)
+
+    def prepared(self, tree: RunTree) -> PreparedPart:
+        """Return what is iterated where there is nothing to reset; to be seeded before."""
+        return _begun_anew(tree, self.end, self._pipes)
+
+    def reset(
+        self, tree: RunTree, reset: Callable[[Any], Any], generator: SeedGenerator
+    ) -> PreparedPart:
+        """Reset the graph, giving seeds to what comes into it; return what is iterated then."""
+        known, self._pipes = self._pipes, []
+        end = reset(self.end)
+        pipes = pipes_of(end)
+        if pipes:
+            seed_newcomers(end, known, generator)
+        return _begun_anew(tree, end, pipes)
+
+
+def _begun_anew(tree: RunTree, end: Any, pipes: list[Any]) -> PreparedPart:
+    tree.add(pipes)
+    return PreparedPart(Run(end, tree), pipes)
+
+
+#: What says that there is nothing to reset.
+NO_RESETS = b""
+
+#: A reset of the graph, and the function that is called with a worker's graph, its
+#: WorkerInfo and its SeedGenerator.
+Resets = tuple[Callable[[Any], Any], Callable[[Any, Any, Any], Any]]
+
+
+def dump_resets(
+    reset: Callable[[Any], Any], worker_reset_fn: Callable[[Any, Any, Any], Any] | None
+) -> bytes:
+    """Pickle the resets for ``load_resets``, with their code where that is needed."""
+    return dumps_code((reset, worker_reset_fn or _kept))
+
+
+def load_resets(data: bytes) -> Resets:
+    """Return the resets, which may be async, where there are any."""
+    resets: Resets = loads_code(data)
+    return resets
+
+
+def resets_name(worker_reset_fn: Callable[[Any, Any, Any], Any] | None) -> str:
+    """Return what resets are called in messages, of which a worker has this one of its own."""
+    if worker_reset_fn is None or worker_reset_fn is _kept:
+        return "the reset of a reading service"
+    return f"worker_reset_fn={function_name(worker_reset_fn)}, or the reset of a reading service,"
+
+
+def _kept(pipe: Any, *_: Any) -> Any:
+    return pipe
+
+
+def is_as_long(end: Any, pipes: Sequence[Any]) -> bool:
+    """Whether a graph has as many items as these pipes, of which the first was the last one.
+
+    That is sure where it is them, with nothing behind but functions of each item.
+    """
+    while end is not pipes[0] and isinstance(end, Applier) and not end.tolerance.leaves_out:
+        end = end.source
+    return list(map(id, pipes_of(end))) == list(map(id, pipes))
+
+
+def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:
+    """Raise SnapshotError, naming ``giver``, unless what it returned is one to one with the given.
+
+    ``given`` are the pipes of the graph before. A copy is not the same: it has other seeds.
+    """
+    pipes = pipes_of(returned)
+    before, now = set(map(id, given)), set(map(id, pipes))
+    for pipe in given:
+        if id(pipe) not in now:
+            raise _refusal(giver, f"takes {stage_name(pipe)} out of it, so that it")
+    _check_kept(pipes, before, giver)
+
+
+def check_added(given: Sequence[Any], returned: Any) -> None:
+    """Raise SnapshotError if anything was added to the given pipes that is not one to one.
+
+    What stands for pipes that run elsewhere adds nothing.
+    """
+    pipes = [pipe for pipe in pipes_of(returned) if not getattr(pipe, "is_stand_in", False)]
+    _check_kept(pipes, set(map(id, given)), "a reading service")
+
+
+def _check_kept(pipes: Iterable[Any], before: set[int], giver: str) -> None:
+    for pipe in pipes:
+        if id(pipe) not in before and not keeps_positions(pipe):
+            raise _refusal(giver, f"puts {stage_name(pipe)} into it, which")
+
+
+def keeps_positions(pipe: Any) -> bool:
+    """Whether each item of a pipe is made of one item of its source, in the same order."""
+    # One that leaves bad samples out yields fewer items than it takes.
+    skips = getattr(pipe, "on_error", "raise") == "skip"
+    return _is_one_to_one(pipe) and not (skips or is_without_order(pipe) or is_replayed(pipe))
+
+
+def _is_one_to_one(pipe: Any) -> bool:
+    # A worker imports them only if it runs them, or has to know.
+    from asyncloader.datapipes.calls.async_mapping import AsyncMapper
+    from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
+
+    # One that yields its results in lists is none.
+    is_flat = getattr(pipe, "flattens", True)
+    return is_flat and isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
+
+
+def _refusal(giver: str, what: str) -> SnapshotError:
+    return SnapshotError(
+        "the state was taken in the middle of an epoch with another number of workers or ranks:"
+        f" {giver} changes the graph that is run and {what} gives other items with"
+        " another number of them. Change the graph itself, before the loader is made, or use as"
+        " many workers and ranks as before, or take the state between epochs"
+    )

@@ -1,0 +1,368 @@
+"""One worker, as its loader sees it.
+
+This file is about ``WorkerHandle``: the process, the channel to it, what came over the
+channel, and the shared memory that goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import assert_never
+
+from asyncloader.errors import (
+    ResourceExhausted,
+    SnapshotError,
+    TransportError,
+    WorkerDied,
+    WorkerStartupError,
+)
+from asyncloader.runtime import descriptors_for, running_loop
+from asyncloader.safe_error_text import repr_of
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import LoopChannel, close_all
+from asyncloader.transport.codec import Decoder
+from asyncloader.transport.frame import CutOff, Frame
+from asyncloader.waiting import Patience, call_soon
+from asyncloader.workers.feed_line import FeedLine
+from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    Command,
+    DealtMark,
+    FrameKind,
+    Mark,
+    Ready,
+    Report,
+    StartFailed,
+    StreamEnded,
+    StreamFailed,
+    Tallied,
+    dump_message,
+    dump_slots,
+    load_report,
+    split_items,
+)
+from asyncloader.workers.place import Dealing
+from asyncloader.workers.process.process import Process
+from asyncloader.workers.process.watch import how_it_ended, oom_kills
+from asyncloader.workers.remote_errors import unpack_error
+from asyncloader.workers.worker_stats import WorkerStats, load_tally
+
+#: How long a worker whose channel has ended may take to be seen dead.
+_DEATH_SECONDS = 1.0
+
+
+class WorkerHandle:
+    """The loader's end of one worker's life. All methods belong to the attached loop."""
+
+    def __init__(
+        self, name: str, worker: int | None, process: Process, *, copy_beyond: int = sys.maxsize
+    ) -> None:
+        self.name = name
+        self.worker = worker
+        self.process = process
+        self.is_ready = False
+        #: Whether its init function may have changed how many items it yields.
+        self.has_other_length = False
+        #: Whether all that the worker will ever have sent was read.
+        self.is_cut = False
+        #: What ended this worker, or its start; nothing more comes from it then.
+        self.failure: BaseException | None = None
+        #: What kept this process from beginning the epoch.
+        self.epoch_failure: BaseException | None = None
+        self.inboxes: dict[int, Inbox] = {}
+        #: Whether an item came since the worker was started.
+        self.has_delivered = False
+        #: Of the dispatching process: where it stood, as it said in the course of the epoch.
+        self.dealing = Dealing()
+        #: What the process has done in the epoch, or the one before, as it told.
+        self.tally = b""
+        #: By which the worker is dealt what lives with the loader, where anything does.
+        self.line: FeedLine | None = None
+        self._is_paused = False
+        self._last_heard = time.monotonic()
+        self._oom_kills = oom_kills()
+        self._channel = LoopChannel(process.sock)
+        self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
+        self._decoder = Decoder(self._view)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_news: Callable[[], None] = _nothing
+        self._epoch = NO_EPOCH
+
+    @property
+    def last_heard(self) -> float:
+        """When the worker said something, the last time; now where it has to be silent."""
+        return time.monotonic() if self._is_paused else self._last_heard
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Note whether the worker has to be silent; its silence counts from when it has not."""
+        self._last_heard = time.monotonic()
+        self._is_paused = is_paused
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]) -> None:
+        """Listen on a loop; ``on_news`` is called when something came or the worker ended."""
+        self._loop = loop
+        self.on_news = on_news
+        with descriptors_for(f"watching over {self.name}"):
+            self._watch = self.process.on_death(loop, _weakly(self._on_death))
+        self._channel.attach(loop, self._receive, self._on_closed)
+        self._return_slots()
+        if self.line is not None:
+            self.line.attach(loop, self._on_broken)
+
+    def detach(self) -> None:
+        """Leave the loop; what the worker sends waits in the kernel."""
+        self._channel.detach()
+        self._watch.detach()
+        self._loop = None
+        self.on_news = _nothing
+        if self.line is not None:
+            self.line.detach()
+
+    def add_line(self, sock: socket.socket, arena_bytes: int) -> None:
+        """Deal to the worker what lives with the loader; to be called while attached."""
+        self.line = FeedLine(sock, arena_bytes)
+        if self._loop is not None:
+            self.line.attach(self._loop, self._on_broken)
+
+    def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
+        """Tell the worker something, giving descriptors away; in vain if it is gone.
+
+        What follows goes along, so that the worker wakes up once.
+        """
+        self.say(dump_message(command), *map(dump_message, then), fds=fds)
+
+    def say(self, command: bytes, *then: bytes, fds: Sequence[int] = ()) -> None:
+        """Tell the worker, as ``send`` does, what is dumped already."""
+        more = [(FrameKind.MESSAGE, each) for each in then]
+        self._channel.send(FrameKind.MESSAGE, command, fds, more)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Make room for an epoch's streams; the items of epochs before are given back."""
+        self.end_epoch()
+        self._epoch = epoch
+        self.epoch_failure = None
+        self.tally = b""
+        self._is_paused = False
+        self._last_heard = time.monotonic()
+        if self.line is not None:
+            self.line.begin_epoch(epoch)
+
+    def stats(self, restarts: int) -> WorkerStats:
+        """Return how the process is doing, given how often it was replaced."""
+        ready = sum(inbox.arrived - inbox.position for inbox in list(self.inboxes.values()))
+        return WorkerStats(
+            **vars(load_tally(self.tally)),
+            name=self.name,
+            is_dispatcher=self.worker is None,
+            pid=self.process.pid,
+            ready=ready,
+            restarts=restarts,
+        )
+
+    def begin_stream(self, number: int, mark: Mark, unwanted: int) -> Inbox:
+        """Make room for the items of a stream, which goes on from a mark."""
+        self.inboxes[number] = inbox = Inbox(self._decoder, self.worker or 0, mark, unwanted)
+        if self.failure is not None or self.epoch_failure is not None:
+            inbox.end(self.failure or self.epoch_failure)
+        return inbox
+
+    def go_on_for(self, predecessor: WorkerHandle) -> None:
+        """Take over the streams of a worker that died, with what came from it."""
+        self._epoch = predecessor._epoch
+        self.inboxes, predecessor.inboxes = predecessor.inboxes, {}
+        for inbox in self.inboxes.values():
+            inbox.go_on_with(self._decoder)
+        if self.line is not None and predecessor.line is not None:
+            self.line.go_on_for(predecessor.line)
+
+    def is_idle(self) -> bool:
+        """Whether the worker has sent all of every stream that it began."""
+        return bool(self.inboxes) and all(inbox.is_whole() for inbox in self.inboxes.values())
+
+    def is_used_up(self) -> bool:
+        """Whether everything that came was opened or given back."""
+        return not self._decoder.has_unopened()
+
+    def end_epoch(self) -> None:
+        """Drop what came and was not taken, and whatever still comes of this epoch."""
+        self._epoch = NO_EPOCH
+        for inbox in self.inboxes.values():
+            inbox.drop()
+        self.inboxes = {}
+        self.dealing = Dealing()
+        if self.line is not None:
+            self.line.end_epoch()
+
+    def close(self) -> None:
+        """Close the channel, upon which the worker ends."""
+        self.end_epoch()
+        self._channel.close()
+        self._view.close()
+        if self.line is not None:
+            self.line.close()
+
+    def fail(self, failure: BaseException) -> None:
+        """End this worker's streams with an error."""
+        if self.failure is None:
+            self.failure = failure
+        for inbox in self.inboxes.values():
+            inbox.end(self.failure)
+        self.on_news()
+
+    def _receive(self, frames: list[Frame]) -> None:
+        self._last_heard = time.monotonic()
+        try:
+            for frame in frames:
+                self._take(frame)
+        except TransportError as error:
+            self._on_closed(error)
+        self.on_news()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.ITEMS:
+            self._take_items(frame)
+        elif frame.kind == FrameKind.MESSAGE:
+            self._heed(load_report(frame.payload))
+        else:
+            close_all(frame.fds)
+            raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
+
+    def _take_items(self, frame: Frame) -> None:
+        part = split_items(frame.payload)
+        admitted = self._decoder.admit(part.items, frame.fds)
+        if part.epoch == self._epoch:
+            self.has_delivered = True
+            self._inbox(part.stream).put(admitted, part.cost, part.note)
+        else:
+            self._decoder.give_back(admitted)
+
+    def _heed(self, report: Report) -> None:
+        match report:
+            case Ready(has_other_length):
+                self.is_ready, self.has_other_length = True, has_other_length
+            case StartFailed(epoch, error):
+                if epoch == self._epoch:
+                    self._fail_to_start(epoch, unpack_error(error))
+            case StreamEnded(epoch, stream, tally):
+                if epoch == self._epoch:
+                    self.tally = tally
+                    self._inbox(stream).end()
+            case StreamFailed(epoch, stream, error, tally):
+                if epoch == self._epoch:
+                    self.tally = tally
+                    self._inbox(stream).end(unpack_error(error))
+            case DealtMark(epoch, mark):
+                if epoch == self._epoch:
+                    self.dealing.note(mark)
+            case Tallied(epoch, tally):
+                if epoch == self._epoch:
+                    self.tally = tally
+            case _:
+                assert_never(report)
+
+    def _fail_to_start(self, epoch: int, cause: BaseException) -> None:
+        what = "be set up" if epoch == NO_EPOCH else "begin the epoch"
+        failure: BaseException = cause
+        # A state from which nobody can go on is no fault of the worker.
+        if not isinstance(cause, SnapshotError):
+            failure = WorkerStartupError(f"{self.name} could not {what}: {repr_of(cause)}")
+            failure.__cause__ = cause
+        if epoch == NO_EPOCH:
+            self.fail(failure)
+        self.epoch_failure = failure
+        for inbox in self.inboxes.values():
+            inbox.end(failure)
+
+    def _inbox(self, stream: int) -> Inbox:
+        if stream not in self.inboxes:
+            raise TransportError(f"{self.name} sent items of an unknown stream, {stream}")
+        return self.inboxes[stream]
+
+    def _on_closed(self, error: Exception) -> None:
+        self.is_cut = True
+        self.on_news()
+        self._on_broken(error)
+
+    def _on_broken(self, error: Exception) -> None:
+        """End a worker with which nothing can be said any more, by its channel or its line."""
+        if isinstance(error, ResourceExhausted):
+            self._give_up(error, "could not be received")
+        elif isinstance(error, TransportError) and not isinstance(error, CutOff):
+            self._refuse(error)
+        elif self._loop is not None:
+            # Its death, which says more, is usually seen at the same moment.
+            Patience(self._loop, _DEATH_SECONDS, partial(self._on_silence, error))
+
+    def _on_silence(self, error: Exception) -> None:
+        if self.failure is not None:
+            return
+        if isinstance(error, TransportError):
+            self._refuse(error)
+        else:
+            self.process.kill()
+
+    def _refuse(self, error: TransportError) -> None:
+        error.worker = self.worker
+        self._give_up(error, "was malformed")
+
+    def _give_up(self, error: Exception, how: str) -> None:
+        error.add_note(f"what {self.name} sent {how}; it was killed")
+        self.process.kill()
+        self.fail(error)
+
+    def _on_death(self) -> None:
+        # What it sent before it died is whole and comes first.
+        if self._loop is not None:
+            self._loop.call_soon(self._tell_of_death)
+
+    def _tell_of_death(self) -> None:
+        exitcode = self.process.exitcode
+        how = how_it_ended(exitcode, oom_kills() > self._oom_kills)
+        self.fail(
+            WorkerDied(
+                f"{self.name} (pid {self.process.pid}) {how}",
+                worker=self.worker,
+                pid=self.process.pid,
+                exitcode=exitcode,
+            )
+        )
+
+    def _wake_to_return(self) -> None:
+        # This may run inside the garbage collector, in any thread.
+        loop = self._loop
+        if loop is None:
+            return
+        if running_loop() is loop:
+            loop.call_soon(self._return_slots)
+        else:
+            call_soon(loop, self._return_slots)
+
+    def _return_slots(self) -> None:
+        slots = self._view.take_released()
+        if slots:
+            self._channel.send(FrameKind.RELEASED, dump_slots(slots))
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a call of the method that does not keep its object alive."""
+    # Every running process is remembered, and with it whoever watches it: a loader that
+    # is dropped while its loop is gone would never be garbage.
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
+
+
+def _nothing() -> None:
+    """What to do about news that nobody waits for."""

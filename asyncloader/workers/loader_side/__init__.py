@@ -1,1 +1,0 @@
-"""The workers as their loader sees them."""

@@ -1,0 +1,178 @@
+"""Where a stream stands, noted as it goes.
+
+This file is about ``Marker``: it begins a stream's pipes where an earlier worker's stood,
+and says between two frames where they stand now, so that another worker can go on there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from time import thread_time
+from typing import Any
+
+from asyncloader.datapipes.branches.branching import Branch
+from asyncloader.datapipes.going_on.cursors import (
+    Cursor,
+    Cursors,
+    cursor_of,
+    dropped,
+    number_of,
+    put_cursor,
+)
+from asyncloader.datapipes.going_on.marks import Pace
+from asyncloader.datapipes.going_on.tidings import Piece, Teller
+from asyncloader.datapipes.patterns.replaying import needs_replay, with_orders
+from asyncloader.datapipes.pipe.base import is_iter_pipe
+from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.graph.walk import breadth_first
+from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
+from asyncloader.workers.graph_part import PreparedPart
+from asyncloader.workers.messages import FIRST, Mark
+from asyncloader.workers.random_states import RandomStates, set_states
+
+
+class Marker:
+    """Notes the places of one stream of an epoch.
+
+    ``states`` are those that the random generators had when the graph was ready for it.
+    """
+
+    def __init__(
+        self, prepared: PreparedPart, states: RandomStates, mark: Mark = FIRST, unwanted: int = 0
+    ) -> None:
+        self._run, self._pipes = prepared
+        self._states = states
+        self._from = mark
+        self._unwanted = unwanted
+        self._pace = Pace()
+        self._makes_again = True
+        #: The first mark, where nobody else knows what it has to say.
+        self._beginning: Mark | None = None
+        self._teller = Teller((), self._run.tree.course_of)
+        self._dealt = list(_readings(self._pipes))
+        #: How many items the epoch's stream had before the first that is sent.
+        self.first = mark.position + unwanted
+
+    def begin(self, *, tells: bool = False) -> Iterator[Any]:
+        """Return the stream's items, without those that were sent before.
+
+        With ``tells``, ``pieces`` says what is handed out without order.
+        """
+        mark = self._from
+        pipes = self._pipes
+        if not pipes:
+            # A reset may have returned any iterable, which can only begin at its first item.
+            return dropped(iter(self._run.pipe), self.first)
+        if mark.states is not None:
+            set_states(mark.states)
+        run = self._run
+        cursors = with_orders(run.tree, pipes, mark.cursors)
+        self._makes_again = any(map(_makes_again, pipes))
+        unordered = list(filter(is_without_order, pipes))
+        if unordered:
+            self._beginning = Mark(mark.position, cursors, mark.states)
+            # What the loader feeds never comes again, and so nobody asks what became of it.
+            is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
+            told = unordered if tells and not is_fed else ()
+            self._teller = Teller(told, run.tree.course_of)
+            # Made again, the unwanted would be others.
+            run.resume(self.first, cursors)
+            return run.begin()
+        if mark.position:
+            run.resume(mark.position, cursors)
+        return dropped(run.begin(), self._unwanted)
+
+    def mark(self, position: int) -> Mark | None:
+        """Return a mark after ``position`` items, or None if none is due.
+
+        What it says may grow until its frame is sent.
+        """
+        if position == self.first:
+            beginning, self._beginning = self._beginning, None
+            return beginning
+        if not self._pace.is_due():
+            return None
+        begun = thread_time()
+        cursors: Cursors = {}
+        self._run.put_cursors(cursors)
+        self._note_dealt(cursors)
+        states = self._states.changed()
+        self._pace.made(begun)
+        if states is not None and self._makes_again:
+            # What is made once more would draw other numbers than before. From a mark at
+            # which nobody had drawn yet, everything comes out as it did.
+            return None
+        return Mark(position, cursors, states)
+
+    def _note_dealt(self, cursors: Cursors) -> None:
+        """Add how many of the items that were dealt nobody needs who goes on from here.
+
+        A pipe that knows no place reads them from the first one on, and a splitter those
+        that it began at, which its branches say.
+        """
+        for inlet, branches, is_replayed in self._dealt:
+            taken = 0 if is_replayed else _least_taken(inlet, branches, cursors)
+            put_cursor(inlet, {"taken": taken}, cursors)
+
+    def pieces(self) -> list[Piece]:
+        """Return what was handed out without order since the last call."""
+        return self._teller.pieces()
+
+
+def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:
+    """Return how many items a worker that goes on from a mark was dealt before."""
+    cursor = cursor_of(inlet, cursors) or {"taken": 0}
+    return int(cursor["taken"])
+
+
+#: The branches of splitters, by the splitters' numbers.
+Branches = dict[int | None, set[int]]
+
+
+def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
+    """Yield whatever is dealt, the branches that read it, and whether it is read again."""
+    for inlet in pipes:
+        if type(inlet) is FromDispatcher:
+            readers = [
+                pipe
+                for pipe in pipes
+                if pipe is not inlet and any(each is inlet for each in breadth_first(pipe))
+            ]
+            branches: Branches = {}
+            for pipe in readers:
+                if isinstance(pipe, Branch):
+                    branches.setdefault(number_of(pipe.source), set()).add(pipe.index)
+            yield inlet, branches, any(map(needs_replay, readers))
+
+
+def _least_taken(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> int:
+    """Return how many of what was dealt nobody needs, which its own cursor or branches say."""
+    if cursor_of(inlet, cursors):
+        return dealt_before(inlet, cursors)
+    said = [each for each in _cursors_in(cursors) if each.get("splitter") in branches]
+    for splitter, indices in branches.items():
+        own = [each for each in said if each["splitter"] == splitter]
+        gone = {index for each in own for index in each["gone"]}
+        if not indices <= gone | {each["index"] for each in own}:
+            # One that says nothing begins at the beginning, and so does the splitter then.
+            return 0
+    return int(
+        min((_taken_above(inlet, branches, dict(each["above"])) for each in said), default=0)
+    )
+
+
+def _cursors_in(cursors: Cursors) -> Iterator[Cursor]:
+    for cursor in cursors.values():
+        yield cursor
+        yield from _cursors_in(dict(cursor.get("above", ())))
+
+
+def _taken_above(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> float:
+    """Return where a splitter goes on; infinity where another above it says that."""
+    is_below = any(each.get("splitter") in branches for each in cursors.values())
+    return math.inf if is_below else dealt_before(inlet, cursors)
+
+
+def _makes_again(pipe: Any) -> bool:
+    return getattr(pipe, "makes_again", True) or (is_iter_pipe(pipe) and needs_replay(pipe))

@@ -1,0 +1,173 @@
+"""One stream out of those of several workers.
+
+This file is about the order of items: strictly in turn, so that it is the same
+in every run, or as they come, or as they came in an earlier run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from asyncloader.workers.inbox import Inbox
+
+#: Frames with so many items hold tiny ones: several of them are taken at once, until there
+#: are enough items to make the way to the consumer worth while.
+_MANY = 32
+_ENOUGH = 1024
+
+
+class Merge(Protocol):
+    """Draws the next items from several inboxes."""
+
+    def is_ready(self) -> bool:
+        """Whether something came that ``take`` can make use of."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether everything was taken, and no error is due."""
+        ...
+
+    def take(self) -> list[Any]:
+        """Return the items that are there, or raise an error that is due, each time.
+
+        There may be none, where all that came is the end of a worker's items.
+        """
+        ...
+
+    def awaited(self) -> list[Inbox]:
+        """Return the inboxes of which one has to get something before ``take`` is ready."""
+        ...
+
+    def turns(self) -> list[int]:
+        """Return the workers that have not ended, the one whose turn it is first."""
+        ...
+
+
+class TakeInTurn:
+    """Takes one item from each inbox in turn; an inbox that is over is left out."""
+
+    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+        # The first is the one whose turn it is.
+        self._turns = deque(inboxes)
+
+    def is_ready(self) -> bool:
+        return self._turns[0].has_something()
+
+    def is_over(self) -> bool:
+        return not self._turns
+
+    def take(self) -> list[Any]:
+        items: list[Any] = []
+        self._open_all()
+        while self._turns:
+            rounds = self._whole_rounds(items)
+            inbox = self._turns[0]
+            if rounds >= _MANY and len(items) < _ENOUGH and self._open_all():
+                continue
+            if inbox.left():
+                items += inbox.take(1)
+                self._turns.rotate(-1)
+            elif not inbox.is_over() or (items and inbox.error is not None):
+                break
+            elif inbox.error is not None:
+                raise inbox.error
+            else:
+                self._turns.popleft()
+        return items
+
+    def awaited(self) -> list[Inbox]:
+        return [self._turns[0]]
+
+    def turns(self) -> list[int]:
+        return [inbox.worker for inbox in self._turns]
+
+    def _open_all(self) -> bool:
+        """Open a frame of every inbox where the last is used up; whether all have items."""
+        return min([inbox.open() for inbox in self._turns], default=0) > 0
+
+    def _whole_rounds(self, items: list[Any]) -> int:
+        """Take as many items from every inbox as the one with the fewest has."""
+        inboxes = self._turns
+        rounds = min([inbox.left() for inbox in inboxes])
+        if rounds == 0:
+            return 0
+        if len(inboxes) == 1:
+            items += inboxes[0].take(rounds)
+            return rounds
+        start = len(items)
+        items += [None] * (rounds * len(inboxes))
+        for place, inbox in enumerate(inboxes, start):
+            items[place :: len(inboxes)] = inbox.take(rounds)
+        return rounds
+
+
+class TakeAsReady:
+    """Takes whatever is there, from the workers in turn as far as they have something."""
+
+    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+        self._inboxes = list(inboxes)
+
+    def is_ready(self) -> bool:
+        return any(inbox.has_something() for inbox in self._inboxes)
+
+    def is_over(self) -> bool:
+        return not self._inboxes
+
+    def take(self) -> list[Any]:
+        items: list[Any] = []
+        for inbox in self._inboxes:
+            count = inbox.open()
+            if count:
+                items += inbox.take(count)
+        if items:
+            return items
+        for inbox in self._inboxes:
+            if inbox.is_over() and inbox.error is not None:
+                raise inbox.error
+        self._inboxes = [inbox for inbox in self._inboxes if not inbox.is_over()]
+        return items
+
+    def awaited(self) -> list[Inbox]:
+        return [inbox for inbox in self._inboxes if not inbox.has_something()]
+
+    def turns(self) -> list[int]:
+        return [inbox.worker for inbox in self._inboxes]
+
+
+class TakeInRuns:
+    """Takes so many items from one inbox after the other, and all that follows by another."""
+
+    def __init__(self, runs: Iterable[tuple[Inbox, int]], following: Merge) -> None:
+        self._runs = deque(runs)
+        self._following = following
+
+    def is_ready(self) -> bool:
+        if not self._runs:
+            return self._following.is_ready()
+        return self._runs[0][0].has_something()
+
+    def is_over(self) -> bool:
+        return not self._runs and self._following.is_over()
+
+    def take(self) -> list[Any]:
+        # One run at a time: whoever notes the order sees only how many came from each inbox.
+        while self._runs:
+            inbox, wanted = self._runs[0]
+            count = min(wanted, inbox.open())
+            if count:
+                self._runs[0] = inbox, wanted - count
+                return inbox.take(count)
+            if wanted and not inbox.is_over():
+                return []
+            if wanted and inbox.error is not None:
+                raise inbox.error
+            self._runs.popleft()
+        return self._following.take()
+
+    def awaited(self) -> list[Inbox]:
+        return [self._runs[0][0]] if self._runs else self._following.awaited()
+
+    def turns(self) -> list[int]:
+        return self._following.turns()

@@ -1,0 +1,370 @@
+"""All that a loader and its workers say to one another.
+
+This file is about the messages, in either direction, and about the frames of items:
+
+    loader ──▶ worker       Setup, then per epoch StartEpoch, BeginStream for each stream,
+                            Grant …, Hurry …, EndEpoch; Pause, Resume; SaySomething
+    worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed;
+                            Tallied …
+    dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
+    worker ──▶ dispatcher   Grant
+    all                     slots of shared memory that are free again
+
+The dispatching process hears and says to the loader what a worker does, but no items.
+
+Items and free slots have frames of their own kind; everything else is one of the
+dataclasses. Closing the channel ends the conversation.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from asyncloader.datapipes.going_on.cursors import Cursors
+from asyncloader.datapipes.going_on.tidings import Piece
+from asyncloader.errors import TransportError
+from asyncloader.seeds import SeedGenerator
+from asyncloader.worker_info import WorkerInfo
+from asyncloader.workers.random_states import States
+
+
+class FrameKind(IntEnum):
+    """What a frame holds."""
+
+    MESSAGE = 1
+    ITEMS = 2
+    RELEASED = 3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Which worker this is and what it runs: a pickled ``WorkerPlan``.
+
+    Of the descriptors that come with it the first ``plan_fds`` belong to the plan; the
+    others are channels, between the dispatching process and the workers. ``homes`` says what
+    modules the loader's process has its fluent methods from.
+    """
+
+    info: WorkerInfo
+    plan: bytes
+    arena_bytes: int
+    plan_fds: int = 0
+    homes: dict[str, set[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartEpoch:
+    """Get the graph ready for an epoch.
+
+    Epochs are numbered from 1. A worker spawns its own generator from ``seed_generator``.
+    ``resets`` is what ``dump_resets`` made of the composed reset and the worker's reset
+    function. ``deal`` says how the dispatching process goes on.
+    """
+
+    epoch: int
+    shared_seeds: tuple[int, ...]
+    seed_generator: SeedGenerator
+    resets: bytes
+    deal: DealStart | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a stream stood after so many of its items.
+
+    ``states`` are those of the process's random generators, or None if nobody had drawn
+    from them since the epoch began.
+    """
+
+    position: int
+    cursors: Cursors
+    states: States | None = None
+
+
+#: The beginning of every stream.
+FIRST = Mark(0, {})
+
+
+@dataclass(frozen=True)
+class BeginStream:
+    """Begin to send a stream, at first as much as there are credits for.
+
+    With ``one_by_one`` every item has a frame of its own. The stream goes on from ``mark``;
+    the next so many items from there are made, but not wanted.
+    """
+
+    epoch: int
+    stream: int
+    credits: int
+    one_by_one: bool
+    mark: Mark = FIRST
+    unwanted: int = 0
+
+
+@dataclass(frozen=True)
+class DealStart:
+    """How dealing goes on: from where, and how many items each worker has had already."""
+
+    mark: Mark
+    dealt: tuple[int, ...]
+
+
+#: How many items, and bytes of them, a credit is good for; or for one item, if that is larger.
+CREDIT_ITEMS = 64
+CREDIT_BYTES = 1 << 20
+
+
+def credits_for(items: int, nbytes: int) -> int:
+    """Return what a frame of so many items costs, which have so many bytes together."""
+    return max(-(-items // CREDIT_ITEMS), min(items, -(-nbytes // CREDIT_BYTES)))
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Send more of a stream; a frame says how many credits it costs."""
+
+    epoch: int
+    stream: int
+    credits: int
+
+
+@dataclass(frozen=True)
+class Hurry:
+    """The stream's next item is waited for: do not wait for memory to come back first."""
+
+    epoch: int
+    stream: int
+
+
+@dataclass(frozen=True)
+class EndEpoch:
+    """Send nothing more of this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Make nothing more until Resume."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on after Pause."""
+
+
+@dataclass(frozen=True)
+class SaySomething:
+    """Answer with a ``Tallied``: whoever waits for items has to know who keeps them waiting."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker has set itself up.
+
+    ``has_other_length`` says whether its init function returned pipes that may yield another
+    number of items.
+    """
+
+    has_other_length: bool = False
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The user's code failed while the worker, or an epoch in it, was set up.
+
+    ``epoch`` is NO_EPOCH for the worker itself.
+    """
+
+    epoch: int
+    error: bytes
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """Every item of the stream was sent.
+
+    ``tally`` is what the process has done in the epoch, as in ``Tallied``.
+    """
+
+    epoch: int
+    stream: int
+    tally: bytes = field(default=b"", compare=False)
+
+
+@dataclass(frozen=True)
+class StreamFailed:
+    """The stream's next item is an error; nothing follows it."""
+
+    epoch: int
+    stream: int
+    error: bytes
+    tally: bytes = field(default=b"", compare=False)
+
+
+@dataclass(frozen=True)
+class DealtMark:
+    """Where the dispatching process stood after so many items."""
+
+    epoch: int
+    mark: bytes
+
+
+@dataclass(frozen=True)
+class Tallied:
+    """What the process has done in the epoch: a pickled ``WorkerTally``."""
+
+    epoch: int
+    tally: bytes
+
+
+#: What the dispatching process may say to a worker, besides items.
+Dealt = StreamEnded | StreamFailed | EndEpoch
+
+Command = (
+    Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Pause | Resume | SaySomething
+)
+Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark | Tallied
+
+_COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Pause, Resume, SaySomething)
+_REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
+NO_EPOCH = 0
+
+_DEALT = (StreamEnded, StreamFailed, EndEpoch)
+
+
+def dump_message(message: Command | Report | Dealt) -> bytes:
+    """Return a message as the payload of a frame."""
+    return pickle.dumps(message, protocol=5)
+
+
+def load_command(payload: bytes | memoryview) -> Command:
+    """Return the command in a frame; TransportError if it holds none."""
+    message: Command = _load(payload, _COMMANDS)
+    return message
+
+
+def load_report(payload: bytes | memoryview) -> Report:
+    """Return the report in a frame; TransportError if it holds none."""
+    message: Report = _load(payload, _REPORTS)
+    return message
+
+
+def load_dealt(payload: bytes | memoryview) -> Dealt:
+    """Return what the dispatching process said in a frame; TransportError if it said nothing."""
+    message: Dealt = _load(payload, _DEALT)
+    return message
+
+
+def dump_slots(slots: Iterable[int]) -> bytes:
+    """Return the numbers of free slots as the payload of a frame."""
+    return array("Q", slots).tobytes()
+
+
+def load_slots(payload: bytes | memoryview) -> list[int]:
+    """Return the numbers of free slots in a frame."""
+    slots = array("Q")
+    try:
+        slots.frombytes(bytes(payload))
+    except ValueError as error:
+        raise TransportError(f"a frame of free slots has {len(payload)} bytes") from error
+    return slots.tolist()
+
+
+def _load(payload: bytes | memoryview, kinds: tuple[type, ...]) -> Any:
+    try:
+        message = pickle.loads(payload)
+    except Exception as error:
+        raise TransportError(f"a message could not be read: {error!r}") from error
+    if not isinstance(message, kinds):
+        raise TransportError(
+            f"a message of type {type(message).__name__} was sent to the wrong side"
+        )
+    for name in ("epoch", "stream", "plan_fds"):
+        number = getattr(message, name, 0)
+        if type(number) is not int or number < 0:
+            raise TransportError(f"a {type(message).__name__} of {name} {number!r}")
+    return message
+
+
+_HEAD = struct.Struct("<QIIII")
+
+
+class Note(NamedTuple):
+    """What a frame says of its stream, pickled; nothing where there is nothing to say."""
+
+    #: Where the stream stood before the frame's items.
+    mark: bytes = b""
+    #: What its pipes have handed out without order since the frame before.
+    told: bytes = b""
+
+    @classmethod
+    def of(cls, mark: Mark | None, pieces: list[Piece]) -> Note:
+        """Return the note of a mark and of what was told, if there are any."""
+        return cls(
+            b"" if mark is None else dump_mark(mark),
+            pickle.dumps(pieces, protocol=5) if pieces else b"",
+        )
+
+
+NO_NOTE = Note()
+
+
+def items_head(epoch: int, stream: int, cost: int, note: Note = NO_NOTE) -> bytes:
+    """Return what stands before the items of a frame. ``cost`` is in credits."""
+    return b"".join([_HEAD.pack(epoch, stream, cost, *map(len, note)), *note])
+
+
+class ItemsFrame(NamedTuple):
+    """The parts of a frame of items."""
+
+    epoch: int
+    stream: int
+    cost: int
+    note: Note
+    items: memoryview
+
+
+def split_items(payload: bytes | memoryview) -> ItemsFrame:
+    """Return the parts of a frame of items; the items are still encoded."""
+    size = _HEAD.size
+    if len(payload) < size:
+        raise TransportError(f"a frame of items has only {len(payload)} bytes")
+    epoch, stream, cost, mark_bytes, told_bytes = _HEAD.unpack_from(payload)
+    view = memoryview(payload)[size:]
+    items_at = mark_bytes + told_bytes
+    if items_at > len(view):
+        raise TransportError(f"a frame of {len(payload)} bytes has a note of {items_at}")
+    note = NO_NOTE
+    if items_at:
+        note = Note(bytes(view[:mark_bytes]), bytes(view[mark_bytes:items_at]))
+    return ItemsFrame(epoch, stream, cost, note, view[items_at:])
+
+
+def dump_mark(mark: Mark) -> bytes:
+    """Return a mark as it stands in a frame."""
+    return pickle.dumps((mark.position, mark.cursors, mark.states), protocol=5)
+
+
+def load_mark(data: bytes) -> Mark:
+    """Return the mark in a frame; TransportError if it holds none."""
+    try:
+        position, cursors, states = pickle.loads(data)
+    except Exception as error:
+        raise TransportError(f"a mark could not be read: {error!r}") from error
+    return Mark(position, cursors, states)
+
+
+def load_told(data: bytes) -> list[Piece]:
+    """Return what was told with a frame; TransportError if that cannot be read."""
+    try:
+        pieces: list[Piece] = pickle.loads(data)
+    except Exception as error:
+        raise TransportError(f"what was told with a frame could not be read: {error!r}") from error
+    return pieces

@@ -1,0 +1,175 @@
+"""Where a stream of several workers stands.
+
+This file is about ``StreamPlace``: where each worker is to go on, and whose turn it is; its form as
+a cursor, which is part of a snapshot; and about ``Dealing``: the marks that a dispatching process
+reports, and which of them is old enough for all of its workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from asyncloader.datapipes.going_on.cursors import Cursor
+from asyncloader.datapipes.going_on.forms import (
+    COUNT,
+    Form,
+    cursors,
+    each_of,
+    instead,
+    list_of,
+    or_none,
+    row,
+    whole,
+)
+from asyncloader.datapipes.going_on.marks import thinned
+from asyncloader.datapipes.going_on.tidings import Piece, followed
+from asyncloader.workers.dispatch_source import DEALT
+from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.messages import FIRST, DealStart, Mark, load_mark
+from asyncloader.workers.random_states import check_states
+
+
+class WorkerStart(NamedTuple):
+    """Where a worker goes on: from a mark, without the next so many items."""
+
+    mark: Mark
+    unwanted: int
+
+    @property
+    def position(self) -> int:
+        """How many items of the worker's stream come before the first that it sends."""
+        return self.mark.position + self.unwanted
+
+
+@dataclass(frozen=True)
+class StreamPlace:
+    """Where a stream goes on in each worker, and whose turns are next."""
+
+    starts: tuple[WorkerStart, ...]
+    turns: tuple[int, ...]
+    deal: DealStart | None = None
+
+
+def first_place(workers: int) -> StreamPlace:
+    """Return the beginning of a stream."""
+    return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)))
+
+
+def place_after_taken(
+    inboxes: Sequence[Inbox], turns: Sequence[int], deal: DealStart | None
+) -> StreamPlace:
+    """Return where a stream goes on after what was taken from the inboxes."""
+    starts = []
+    for inbox in inboxes:
+        mark = inbox.mark.read()
+        starts.append(WorkerStart(mark, inbox.position - mark.position))
+    return StreamPlace(tuple(starts), tuple(turns), deal)
+
+
+def start_after_arrived(inbox: Inbox) -> WorkerStart:
+    """Return where another worker goes on after all that has arrived of a stream."""
+    mark = inbox.latest_mark.read()
+    return WorkerStart(mark, inbox.arrived - mark.position)
+
+
+def later_place(
+    place: StreamPlace, taken: Mapping[int, int], told: Iterable[tuple[int, list[Piece]]]
+) -> StreamPlace:
+    """Return the place where so many more items of each worker were taken.
+
+    To the marks belongs what the workers told since, each's oldest first.
+    """
+    pieces: dict[int, list[Piece]] = {}
+    for worker, more in told:
+        pieces.setdefault(worker, []).extend(more)
+    starts = [
+        WorkerStart(
+            replace(start.mark, cursors=followed(start.mark.cursors, pieces.get(worker, ()))),
+            start.unwanted + taken[worker],
+        )
+        for worker, start in enumerate(place.starts)
+    ]
+    return replace(place, starts=tuple(starts))
+
+
+def cursor_of_place(place: StreamPlace) -> Cursor:
+    """Return a place as a cursor."""
+    cursor: Cursor = {
+        "workers": [[_plain_mark(start.mark), start.unwanted] for start in place.starts],
+        "turns": list(place.turns),
+    }
+    if place.deal is not None:
+        cursor["deal"] = [_plain_mark(place.deal.mark), list(place.deal.dealt)]
+    return cursor
+
+
+#: Of a mark.
+_MARK = row(COUNT, cursors, or_none(check_states))
+
+
+def place_form(workers: int, dispatch: int | None) -> tuple[dict[str, Form], dict[str, Form]]:
+    """Return the form of a place of so many workers: the fields it has, and those it may have.
+
+    ``dispatch`` is the number of the pipe that dealt its items, if there was one.
+    """
+    mark = _MARK if dispatch is None else instead(_MARK, dispatch, DEALT)
+    own = {
+        "workers": each_of(workers, row(mark, COUNT)),
+        "turns": list_of(whole(most=workers - 1), most=workers),
+    }
+    return own, {} if dispatch is None else {"deal": row(_MARK, each_of(workers, COUNT))}
+
+
+def place_of_cursor(cursor: Cursor) -> StreamPlace:
+    """Return the place that a cursor says, which was held to ``place_form``."""
+    starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
+    deal = None
+    if "deal" in cursor:
+        mark, dealt = cursor["deal"]
+        deal = DealStart(_mark(mark), tuple(dealt))
+    return StreamPlace(starts, tuple(cursor["turns"]), deal)
+
+
+def _plain_mark(mark: Mark) -> list[Any]:
+    """Return a mark as plain data."""
+    own = [[place, cursor] for place, cursor in mark.cursors.items()]
+    return [mark.position, own, mark.states]
+
+
+def _mark(plain: list[Any]) -> Mark:
+    position, own, states = plain
+    return Mark(position, dict(own), states)
+
+
+class Dealing:
+    """The marks of one epoch, oldest first; it began, or goes on, with ``first``."""
+
+    def __init__(self, first: Mark = FIRST) -> None:
+        self._marks = [first]
+
+    def note(self, mark: bytes) -> None:
+        """Add a mark that was reported."""
+        # The workers may never say that they need the older ones no more.
+        self._marks = [*thinned(self._marks), load_mark(mark)]
+
+    def start(self, pipe: int, workers: Sequence[Mark]) -> DealStart:
+        """Return how dealing goes on for workers that go on from these marks."""
+        dealt = _dealt(pipe, workers)
+        return DealStart(self._marks[self._newest(dealt)], dealt)
+
+    def forget_before(self, pipe: int, workers: Sequence[Mark]) -> None:
+        """Keep only what workers need that go on from these marks, or from later ones."""
+        del self._marks[: self._newest(_dealt(pipe, workers))]
+
+    def _newest(self, dealt: tuple[int, ...]) -> int:
+        # The next item of a worker is dealt in that worker's turn.
+        first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
+        old_enough = [at for at, mark in enumerate(self._marks) if mark.position <= first]
+        return old_enough[-1] if old_enough else 0
+
+
+def _dealt(pipe: int, workers: Sequence[Mark]) -> tuple[int, ...]:
+    """Return how many of the items dealt to each worker its mark leaves behind."""
+    return tuple(mark.cursors.get(pipe, {}).get("taken", 0) for mark in workers)

@@ -1,0 +1,573 @@
+"""All the workers of a loader.
+
+This file is about ``WorkerPool``: workers start together, run epoch after epoch, are replaced when
+they die, and are closed together; with them the process that deals to them, if there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from asyncloader.datapipes.pipe.registering import homes_of_methods
+from asyncloader.errors import ResourceExhausted, WorkerDied, WorkerStartupError, WorkerTimeout
+from asyncloader.runtime import descriptors_for
+from asyncloader.seeds import SeedGenerator
+from asyncloader.transport.code import Parcel
+from asyncloader.waiting import LoopWaiter, call_soon
+from asyncloader.worker_info import WorkerInfo
+from asyncloader.workers.fed_stream import FedStream
+from asyncloader.workers.handle import WorkerHandle
+from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.messages import (
+    BeginStream,
+    DealStart,
+    EndEpoch,
+    Pause,
+    Resume,
+    Setup,
+    StartEpoch,
+    dump_message,
+)
+from asyncloader.workers.place import Dealing, StreamPlace, WorkerStart, start_after_arrived
+from asyncloader.workers.process.process import (
+    Process,
+    ProcessPlan,
+    close_processes,
+    kill_processes_now,
+)
+from asyncloader.workers.process.start import start_process
+from asyncloader.workers.worker_stats import WorkerStats
+from asyncloader.workers.worker_stream import PoolSettings, WorkerStream
+
+logger = logging.getLogger("asyncloader")
+
+#: How long the channel of a dead worker may stay open.
+DRAIN_SECONDS = 1.0
+#: How long workers that were told to end may take before they are killed.
+CLOSE_GRACE = 2.0
+
+#: What leaves a place that another worker may take.
+GONE = (WorkerDied, WorkerTimeout)
+
+#: More frames than a stream will ever have.
+UNBOUNDED = 1 << 62
+
+
+class WorkerPool:
+    """The workers of one loader, from ``start`` to ``aclose``."""
+
+    def __init__(
+        self,
+        plan: Parcel,
+        streams: int,
+        settings: PoolSettings,
+        deal: DealPlan | None = None,
+        fed: int | None = None,
+    ) -> None:
+        self.settings = settings
+        self.handles: list[WorkerHandle] = []
+        self.restarts = 0
+        self._restarts_of: Counter[str] = Counter()
+        self._deal = deal
+        self._starter = Starter(plan, settings, deal, has_lines=fed is not None)
+        #: The stream whose source lives with the loader, if there is one.
+        self._fed = fed
+        self._streams = streams
+        self._dispatcher: WorkerHandle | None = None
+        #: Those that died in this epoch, until all of their frames are opened.
+        self._retired: list[WorkerHandle] = []
+        self._waiters: list[LoopWaiter] = []
+        self._epoch = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: What every process is told of the epoch, also one that takes the place of another.
+        self._start: StartEpoch | None = None
+        #: Whether the workers were told.
+        self._is_told = False
+        #: How many items had been taken when somebody was replaced.
+        self._taken = 0
+        self._recovering = asyncio.Lock()
+        self._restart_limit = RestartLimit(settings.max_restarts)
+        self._watch_over_processes()
+
+    async def start(self) -> None:
+        """Start all workers, or none: WorkerStartupError with the cause, and nothing left."""
+        self.handles, self._dispatcher = await self._starter.start(self._workers())
+
+    async def restart(self) -> None:
+        """Start all workers anew, after one has died."""
+        await self.aclose()
+        self._watch_over_processes()
+        started = await self._starter.start_again(self._workers(), self._restart_limit)
+        self.handles, self._dispatcher = started
+
+    def begin_epoch(
+        self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
+    ) -> list[WorkerStream | FedStream]:
+        """Begin an epoch on the running loop; return its streams."""
+        loop = asyncio.get_running_loop()
+        self._epoch += 1
+        self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
+        self._loop = loop
+        # A lock belongs to the loop on which somebody first waited for it.
+        self._recovering = asyncio.Lock()
+        generator = seed_generator.clone()
+        in_order = generator.taken_in_order
+        # What was begun in turn, or as items came, is gone on with in the same way.
+        settings = self.settings if in_order is None else replace(self.settings, in_order=in_order)
+        self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
+        self._is_told = False
+        self._taken = 0
+        for handle in self.all_handles():
+            handle.begin_epoch(self._epoch)
+            handle.attach(loop, self._wake)
+        return [
+            self._stream(number, waiter, settings) for number, waiter in enumerate(self._waiters)
+        ]
+
+    def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
+        """Have every worker begin a stream; return where its items arrive."""
+        assert self._start is not None
+        is_first, self._is_told = not self._is_told, True
+        if self._dispatcher is not None and self._is_dealt(number):
+            # Where dealing goes on is known with its own stream, which may not be the first.
+            self._direct(self._dispatcher, self._start, place.deal)
+        inboxes = []
+        first = [dump_message(self._start)] if is_first else []
+        for handle, start in zip(self.handles, place.starts, strict=True):
+            inboxes.append(handle.begin_stream(number, start.mark, start.unwanted))
+            handle.say(*first, dump_message(self._order(number, start)))
+        return inboxes
+
+    def end_epoch(self) -> None:
+        """End the epoch and leave the loop; the workers stay."""
+        if self._loop is None:
+            return
+        self._loop = None
+        for handle in self.all_handles():
+            # One that has sent everything has nothing to end.
+            if not handle.is_idle():
+                handle.send(EndEpoch(self._epoch))
+            handle.end_epoch()
+            handle.detach()
+        self._close_retired(self._retired)
+
+    def tell_all(self, command: Pause | Resume) -> None:
+        """Pause or resume every worker, from any thread; nothing happens between epochs."""
+        if self._loop is not None:
+            call_soon(self._loop, self._tell_all, command)
+
+    def has_dead(self) -> bool:
+        """Whether a worker has ended, so that the pool cannot run another epoch."""
+        handles = self.all_handles()
+        return any(handle.failure is not None or handle.process.is_dead() for handle in handles)
+
+    def has_other_length(self) -> bool:
+        """Whether a worker's init function may have changed how many items it yields."""
+        return any(handle.has_other_length for handle in self.handles)
+
+    def all_handles(self) -> list[WorkerHandle]:
+        """Return the handles to all processes, the dispatching one among them."""
+        return self.handles if self._dispatcher is None else [*self.handles, self._dispatcher]
+
+    def stats(self) -> list[WorkerStats]:
+        """Return how all processes are doing in this epoch, or how they did in the last."""
+        return [handle.stats(self._restarts_of[handle.name]) for handle in self.all_handles()]
+
+    def deal_start(self, number: int) -> DealStart | None:
+        """Return how dealing goes on after what was taken of a stream, where there is any."""
+        if self._deal is None or self._dispatcher is None or not self._is_dealt(number):
+            return None
+        marks = [handle.inboxes[number].mark.read() for handle in self.handles]
+        dealing = self._dispatcher.dealing
+        dealing.forget_before(self._deal.pipe, marks)
+        return dealing.start(self._deal.pipe, marks)
+
+    async def recover(self) -> bool:
+        """Replace the workers that died; whether there were any and that may be done."""
+        async with self._recovering:
+            dead = [handle for handle in self.all_handles() if isinstance(handle.failure, GONE)]
+            # What a dispatching process has dealt nobody else can deal again.
+            lost = self.all_handles() if self._dispatcher is not None else dead
+            if not dead or self._start is None:
+                return False
+            if not self._restart_limit.allows(has_delivered=self._has_delivered(dead)):
+                return False
+            if any(map(self._is_lost_for_good, lost)):
+                return False
+            for handle in dead:
+                stack = getattr(handle.failure, "stack", None)
+                logger.warning(
+                    "%s; it is replaced%s", handle.failure, f"\n{stack}" if stack else ""
+                )
+            await self._restart_limit.wait()
+            await self._replace(lost)
+            self.restarts += len(dead)
+            self._restarts_of.update(handle.name for handle in dead)
+        return True
+
+    async def aclose(self) -> None:
+        """End all workers within three seconds in total."""
+        self.end_epoch()
+        for handle in self.all_handles():
+            handle.close()
+        self.handles, self._dispatcher = [], None
+        self._finalizer.detach()
+        await self._starter.end(self._starter.processes, grace=CLOSE_GRACE)
+
+    def _has_delivered(self, dead: list[WorkerHandle]) -> bool:
+        """Whether anything came of these since they were started, or was taken since then."""
+        if self._dispatcher is None:
+            return any(handle.has_delivered for handle in dead)
+        if self._dispatcher in dead:
+            return any(handle.has_delivered for handle in self.handles)
+        # All are replaced with each of them, so that another delivers whenever this one dies.
+        before, self._taken = self._taken, self._count_taken()
+        return any(handle.has_delivered for handle in dead) or self._taken > before
+
+    def _count_taken(self) -> int:
+        return sum(inbox.position for handle in self.handles for inbox in handle.inboxes.values())
+
+    async def _replace(self, lost: list[WorkerHandle]) -> None:
+        for handle in lost:
+            handle.process.kill()
+        await self._read_to_the_end(lost)
+        for handle in lost:
+            handle.detach()
+        await self._starter.end([handle.process for handle in lost], grace=0.0)
+        numbers = [handle.worker for handle in lost if handle.worker is not None]
+        deal = self._deal_after_arrived()
+        started = await self._starter.start_again(numbers, self._restart_limit)
+        handles, dispatcher = started
+        assert self._start is not None
+        assert self._loop is not None
+        for handle in started.all_handles():
+            handle.begin_epoch(self._epoch)
+            handle.attach(self._loop, self._wake)
+        self._retired += lost
+        if dispatcher is not None and self._dispatcher is not None:
+            dispatcher.dealing = self._dispatcher.dealing
+            self._dispatcher = dispatcher
+            if deal is not None:
+                dispatcher.send(replace(self._start, deal=deal))
+        for number, handle in zip(numbers, handles, strict=True):
+            self._hand_over(self.handles[number], handle)
+            self.handles[number] = handle
+        # An epoch may have no end, and any number of deaths.
+        self._close_retired([handle for handle in self._retired if handle.is_used_up()])
+        self._wake()
+
+    def _close_retired(self, handles: list[WorkerHandle]) -> None:
+        self._retired = [handle for handle in self._retired if handle not in handles]
+        for handle in handles:
+            handle.close()
+
+    def _hand_over(self, lost: WorkerHandle, handle: WorkerHandle) -> None:
+        assert self._start is not None
+        starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
+        handle.go_on_for(lost)
+        orders = [self._order(number, start) for number, start in starts.items()]
+        handle.send(self._start, *orders)
+
+    def _deal_after_arrived(self) -> DealStart | None:
+        """Return how dealing goes on after all that has arrived, if it has begun."""
+        if self._deal is None or self._dispatcher is None:
+            return None
+        number = self._deal.stream
+        inboxes = [handle.inboxes[number] for handle in self.handles if number in handle.inboxes]
+        marks = [inbox.latest_mark.read() for inbox in inboxes]
+        return self._dispatcher.dealing.start(self._deal.pipe, marks) if marks else None
+
+    async def _read_to_the_end(self, lost: list[WorkerHandle]) -> None:
+        waiter = LoopWaiter(asyncio.get_running_loop())
+        for handle in lost:
+            handle.on_news = waiter.wake
+        # A process that the dead one left behind may hold the channel open.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await waiter.until(lambda: all(handle.is_cut for handle in lost))
+
+    def _direct(self, dispatcher: WorkerHandle, start: StartEpoch, deal: DealStart | None) -> None:
+        if deal is not None:
+            dispatcher.dealing = Dealing(deal.mark)
+        dispatcher.send(replace(start, deal=deal))
+
+    def _is_dealt(self, number: int) -> bool:
+        """Whether a stream is made of what the dispatching process deals."""
+        return self._deal is not None and number == self._deal.stream
+
+    def _stream(
+        self, number: int, waiter: LoopWaiter, settings: PoolSettings
+    ) -> WorkerStream | FedStream:
+        if number == self._fed:
+            return FedStream(self, number, waiter, settings)
+        return WorkerStream(self, number, self._epoch, waiter, settings)
+
+    def _order(self, number: int, start: WorkerStart) -> BeginStream:
+        if number == self._fed:
+            # What a worker may send is bounded by what it is dealt. What it is dealt never
+            # comes again, so there is nothing to go on from. Somebody waits for each of them,
+            # so none waits for company.
+            return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=True)
+        credits = self.settings.credits
+        return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
+
+    def _is_lost_for_good(self, handle: WorkerHandle) -> bool:
+        """Whether nobody knows what a process has handed out, which its failure says then."""
+        inboxes = (inbox for number, inbox in handle.inboxes.items() if number != self._fed)
+        name = next(filter(None, (inbox.latest_mark.unnumbered() for inbox in inboxes)), "")
+        if name and handle.failure is not None:
+            handle.failure.add_note(
+                f"{handle.name} is not replaced: {name} yields results as soon as they are ready,"
+                " and the loader does not know which it has yielded, as a reading service, or a"
+                " function of one, put it into the graph; put it there before the loader is made,"
+                " or pass ordered=True"
+            )
+        return bool(name)
+
+    def _watch_over_processes(self) -> None:
+        self._finalizer = weakref.finalize(self, _leave_nothing, self._starter.processes)
+        # When the interpreter exits, the processes are ended without a word.
+        self._finalizer.atexit = False
+
+    def _workers(self) -> range:
+        return range(self.settings.num_workers)
+
+    def _tell_all(self, command: Pause | Resume) -> None:
+        for handle in self.all_handles():
+            handle.send(command)
+            handle.set_paused(isinstance(command, Pause))
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            waiter.wake()
+
+
+def _leave_nothing(processes: list[Process]) -> None:
+    """Kill the workers of a pool that was dropped without being closed."""
+    if any(process.is_ours() for process in processes):
+        count = len(processes)
+        running = "1 worker process was" if count == 1 else f"{count} worker processes were"
+        warnings.warn(
+            f"{running} still running when their loader was dropped; use `async with loader`,"
+            " `with loader`, aclose() or shutdown()",
+            ResourceWarning,
+            stacklevel=2,
+        )
+        kill_processes_now(processes)
+
+
+START_SECONDS = 60.0
+
+_MAIN = "asyncloader.workers.worker"
+_DISPATCH = "asyncloader.workers.dispatcher"
+
+
+@dataclass(frozen=True)
+class DealPlan:
+    """What the dispatching process is told to run, and for whom."""
+
+    plan: Parcel
+    #: The number of its last pipe.
+    pipe: int
+    #: The stream that is made of what it deals; there may be others beside it.
+    stream: int
+
+
+class Started(NamedTuple):
+    """Processes that are ready, and detached from any loop."""
+
+    handles: list[WorkerHandle]
+    dispatcher: WorkerHandle | None
+
+    def all_handles(self) -> list[WorkerHandle]:
+        """Return the handles to all processes, the dispatching one among them."""
+        return [*self.handles, *filter(None, [self.dispatcher])]
+
+
+class Starter:
+    """Starts the processes of one pool, and knows all that were not ended."""
+
+    def __init__(
+        self,
+        plan: Parcel,
+        settings: PoolSettings,
+        deal: DealPlan | None,
+        *,
+        has_lines: bool = False,
+    ) -> None:
+        self.processes: list[Process] = []
+        self._plan = plan
+        self._settings = settings
+        self._deal = deal
+        # Whether each worker has a channel for what the loader sends it.
+        self._has_lines = has_lines
+
+    async def start(self, workers: Iterable[int]) -> Started:
+        """Start these workers, or none: WorkerStartupError with the cause, and nothing left."""
+        begun = len(self.processes)
+        handles: list[WorkerHandle] = []
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                started = await self._start_processes(list(workers), handles)
+                await self._get_ready(started)
+        except BaseException as error:
+            for handle in handles:
+                handle.close()
+            await self.end(self.processes[begun:], grace=0.0)
+            if isinstance(error, TimeoutError):
+                raise WorkerStartupError(
+                    f"the workers did not start in {START_SECONDS:g} s"
+                ) from None
+            if isinstance(error, ResourceExhausted):
+                raise WorkerStartupError(f"the workers were not started: {error}") from error
+            raise
+        for handle in handles:
+            handle.detach()
+        return started
+
+    async def start_again(self, workers: Sequence[int], limit: RestartLimit) -> Started:
+        """Start these workers; those that are killed meanwhile as often as ``limit`` allows."""
+        while True:
+            try:
+                return await self.start(workers)
+            except WorkerStartupError as error:
+                is_death = isinstance(error.__cause__, WorkerDied)
+                if not is_death or not limit.allows(has_delivered=False):
+                    raise
+                logger.warning("%s; it is started again", error)
+            await limit.wait()
+
+    async def end(self, processes: Iterable[Process], *, grace: float) -> None:
+        """End processes that were asked to end ``grace`` seconds ago at most, and forget them."""
+        ending = list(processes)
+        for process in ending:
+            self.processes.remove(process)
+        await close_processes(ending, grace=grace)
+
+    async def _start_processes(
+        self, workers: Sequence[int], handles: list[WorkerHandle]
+    ) -> Started:
+        """Start processes; ``handles`` gets their handles as soon as there are any."""
+        plans = [
+            ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
+            for worker in workers
+        ]
+        if self._deal is not None:
+            plans.append(
+                ProcessPlan("asyncloader dispatcher", f"{_DISPATCH}:main", preload=(_MAIN,))
+            )
+        try:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(self._start_one(plan)) for plan in plans]
+        except ExceptionGroup as failures:
+            failure = failures.exceptions[0]
+            raise failure from failure.__cause__
+        dispatcher = None
+        if self._deal is not None:
+            dispatcher = WorkerHandle("the dispatching process", None, starts.pop().result())
+        copy_beyond = self._share() // 2
+        started = [
+            WorkerHandle(f"worker {worker}", worker, start.result(), copy_beyond=copy_beyond)
+            for worker, start in zip(workers, starts, strict=True)
+        ]
+        handles += [*started, *filter(None, [dispatcher])]
+        return Started(started, dispatcher)
+
+    async def _start_one(self, plan: ProcessPlan) -> Process:
+        process = await start_process(plan, method=self._settings.method, timeout=START_SECONDS)
+        self.processes.append(process)
+        return process
+
+    async def _get_ready(self, started: Started) -> None:
+        loop = asyncio.get_running_loop()
+        waiter = LoopWaiter(loop)
+        for handle in started.all_handles():
+            handle.attach(loop, waiter.wake)
+        with descriptors_for("what the workers are told", self._most_told(len(started.handles))):
+            self._set_up(started)
+        await waiter.until(lambda: _are_ready(started.all_handles()))
+        failures = [
+            handle.failure for handle in started.all_handles() if handle.failure is not None
+        ]
+        if failures:
+            raise _as_startup_error(failures[0])
+
+    def _set_up(self, started: Started) -> None:
+        """Tell each process what it is, and give the dispatching one a channel to each worker."""
+        dealt = []
+        for handle in started.handles:
+            fds = self._plan.fds()
+            if started.dispatcher is not None:
+                from_dispatcher, to_worker = socket.socketpair()
+                fds.append(from_dispatcher.detach())
+                dealt.append(to_worker.detach())
+            if self._has_lines:
+                from_loader, to_loader = socket.socketpair()
+                fds.append(from_loader.detach())
+                handle.add_line(to_loader, self._share())
+            handle.send(self._setup(handle.worker or 0, self._plan), fds=fds)
+        if started.dispatcher is not None and self._deal is not None:
+            fds = self._deal.plan.fds() + dealt
+            started.dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
+
+    def _most_told(self, workers: int) -> int:
+        """Return how many descriptors ``_set_up`` may have open at once."""
+        deal = () if self._deal is None else self._deal.plan.shared
+        channels = [self._has_lines, self._deal is not None].count(True)
+        return workers * (len(self._plan.shared) + 2 * channels) + len(deal)
+
+    def _setup(self, worker: int, plan: Parcel) -> Setup:
+        info = WorkerInfo(num_workers=self._settings.num_workers, worker_id=worker)
+        homes = homes_of_methods()
+        return Setup(info, plan.data, self._share(), plan_fds=len(plan.shared), homes=homes)
+
+    def _share(self) -> int:
+        return self._settings.prefetch_bytes // self._settings.num_workers
+
+
+def _are_ready(handles: list[WorkerHandle]) -> bool:
+    return any(handle.failure is not None for handle in handles) or all(
+        handle.is_ready for handle in handles
+    )
+
+
+def _as_startup_error(failure: BaseException) -> WorkerStartupError:
+    if isinstance(failure, WorkerStartupError):
+        return failure
+    error = WorkerStartupError(f"a worker ended while it was starting: {failure}")
+    error.__cause__ = failure
+    return error
+
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+
+
+class RestartLimit:
+    """Counts the deaths in a row before which nothing was delivered."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._in_vain = 0
+
+    def allows(self, *, has_delivered: bool) -> bool:
+        """Count a death; whether who died may be replaced once more."""
+        if self._most is None:
+            return False
+        self._in_vain = 0 if has_delivered else self._in_vain + 1
+        return self._in_vain <= self._most
+
+    async def wait(self) -> None:
+        """Pause, the longer the more deaths there were in a row."""
+        if self._in_vain:
+            pause = _FIRST_PAUSE * 2 ** min(self._in_vain - 1, 10)
+            await asyncio.sleep(min(pause, _LONGEST_PAUSE))

@@ -1,0 +1,214 @@
+"""The first and the last moments of a child process.
+
+This file is about what a child does around its main function, however it was started: it forgets
+what it inherited, binds its life to the loader's, calls its main, and turns what that did into an
+exit code.
+
+Two ties bind it. The kernel's parent-death signal reaches a process that is stopped or keeps the
+GIL, but it only knows the parent. The lifeline thread knows the loader, whoever the parent is, but
+it needs the GIL to act.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NoReturn
+
+from asyncloader.errors import ResourceExhausted
+from asyncloader.runtime import start_thread
+from asyncloader.workers.process.watch import dump_when_asked, is_readable
+
+STDIO = (0, 1, 2)
+
+
+def settle(name: str, *, parent: int, loader_fd: int) -> None:
+    """Become a child of ``parent`` that ends with it and ignores Ctrl-C."""
+    forget_signals()
+    dump_when_asked()
+    show_name(name)
+    die_with_parent(parent)
+    os.set_inheritable(loader_fd, False)
+    _read_nothing()
+    _print_by_lines()
+    gc.enable()
+
+
+def run_main(main: str, sock: socket.socket, args: tuple[Any, ...], *, loader_fd: int) -> None:
+    """Import ``"package.module:function"`` and call it with the socket, which is closed then.
+
+    Of a process that cannot be tied to the loader the module's ``refuse`` tells the loader why.
+    """
+    module, _, function = main.partition(":")
+    refusal = None
+    try:
+        die_with_loader(loader_fd)
+    except ResourceExhausted as error:
+        refusal = error
+    with sock:
+        found = importlib.import_module(module)
+        if refusal is None:
+            getattr(found, function)(sock, *args)
+        else:
+            found.refuse(sock, refusal)
+
+
+def exitcode_of(run: Callable[[], None]) -> int:
+    """The exit code of a Python process whose program is ``run``, having ended like one.
+
+    What goes wrong is printed to stderr; exit functions have run and the standard
+    streams are flushed.
+    """
+    code = 0
+    try:
+        run()
+    except SystemExit as leave:
+        code = _code_of(leave)
+    except BaseException:  # noqa: BLE001  user code ran: whatever it raised ends the process
+        traceback.print_exc()
+        code = 1
+    # A process forked by hand ends in os._exit, which runs none of these. The user's own
+    # process pools, for one, are ended by them.
+    atexit._run_exitfuncs()
+    _flush()
+    return code
+
+
+def forget_signals() -> None:
+    """Take every signal as a fresh process would, except that SIGINT is ignored."""
+    # The loader's event loop listens at the other end of an inherited wakeup fd.
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    # Ignored by the loader, they would be ignored after an exec, too; and who ignores
+    # SIGCHLD is not told how a child ended.
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C reaches the whole process group; the loader decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def let_go_of_inherited(keep: Collection[int]) -> None:
+    """Give up every inherited descriptor but the standard ones and those to keep.
+
+    A sibling's socket that stays open here would hide its end of file from the loader.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in _open_fds():
+        if fd not in keep and fd not in STDIO and fd != null:
+            # Objects in the inherited heap still own these numbers. Occupied, they cannot
+            # become something of ours that such an object would then close.
+            try:
+                os.dup2(null, fd, inheritable=False)
+            except OSError:
+                # Beyond a limit that was lowered since, where nothing new is opened either.
+                os.close(fd)
+    os.close(null)
+
+
+def _read_nothing() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _print_by_lines() -> None:
+    """Let a process that is killed later have printed every whole line it wrote."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _open_fds() -> Iterator[int]:
+    for fd in _fds_to_look_at():
+        # The descriptor that listed the folder is among the names and closed by now.
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            yield fd
+
+
+def _fds_to_look_at() -> Iterable[int]:
+    try:
+        return list(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        # Where /proc is not mounted. The limit may be a billion, and the lowest are taken first.
+        return range(min(os.sysconf("SC_OPEN_MAX"), _MOST_FDS))
+
+
+_MOST_FDS = 1 << 16
+
+
+def _code_of(leave: SystemExit) -> int:
+    if leave.code is None:
+        return 0
+    if isinstance(leave.code, int):
+        return leave.code & 0xFF
+    print(leave.code, file=sys.stderr)  # noqa: T201  as the interpreter does
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_NAME_BYTES = 15
+
+
+def die_with_parent(parent: int) -> None:
+    """Be SIGKILLed when the thread of ``parent`` that created this process ends.
+
+    If the parent has gone already, the process ends here.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # A parent that died before the call above sends nothing any more.
+    if os.getppid() != parent:
+        end_now()
+
+
+def die_with_loader(loader_fd: int) -> None:
+    """End this process, from a thread, when the process behind the pidfd is gone."""
+    thread = threading.Thread(
+        target=_outlive_nobody, args=(loader_fd,), name="asyncloader lifeline", daemon=True
+    )
+    start_thread(thread)
+
+
+def show_name(name: str) -> None:
+    """Let top, ps and py-spy show the name, of which the kernel keeps 15 bytes.
+
+    ``asyncloader worker 12`` is shown as ``asyncloader w12``.
+    """
+    if sys.platform == "linux":
+        shown = name.replace(" worker ", " w").encode()[:_NAME_BYTES]
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, shown, 0, 0, 0)
+
+
+def end_now() -> NoReturn:
+    """End without running, flushing or waiting for anything."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _outlive_nobody(loader_fd: int) -> None:
+    while not is_readable(loader_fd, timeout=3600.0):
+        pass
+    end_now()

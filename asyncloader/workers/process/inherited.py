@@ -1,0 +1,158 @@
+"""What a child takes over from its loader.
+
+This file is about ``Environment``: the folder, the variables and the settings of the interpreter
+that the loader has when it asks a template for a child; and about ``Allowance``, what the loader
+may use of the machine: its CPUs, nice value and limits. A child is not forked by the thread that
+was told of these, and perhaps by a process that was started before any of them were changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A loader's environment, in values that any process can read."""
+
+    cwd: str | None
+    umask: int | None
+    environ: dict[bytes, bytes]
+    path: list[str]
+    argv: list[str]
+    recursion_limit: int
+    log_level: int
+    disabled_logs: int
+    warning_filters: list[tuple[Any, ...]]
+    allowance: Allowance
+
+    @classmethod
+    def present(cls) -> Environment:
+        """Return those of this process."""
+        return cls(
+            cwd=_cwd(),
+            umask=_umask(),
+            environ=dict(os.environb),
+            path=import_path(),
+            argv=[_plain(str(entry)) for entry in getattr(sys, "argv", [])],
+            recursion_limit=sys.getrecursionlimit(),
+            log_level=logging.root.level,
+            disabled_logs=logging.root.manager.disable,
+            warning_filters=[entry for entry in warnings.filters if _is_plain_filter(entry)],
+            allowance=Allowance.present(),
+        )
+
+    def take_on(self) -> None:
+        """Make them those of this process."""
+        if self.cwd is not None:
+            # A folder that was removed since leaves the child where the template is.
+            with contextlib.suppress(OSError):
+                os.chdir(self.cwd)
+        if self.umask is not None:
+            os.umask(self.umask)
+        os.environb.clear()
+        os.environb.update(self.environ)
+        # The C library has looked at TZ before.
+        time.tzset()
+        sys.path[:] = self.path
+        importlib.invalidate_caches()
+        sys.argv = list(self.argv)
+        # It may be lower than where this process is now.
+        with contextlib.suppress(RecursionError):
+            sys.setrecursionlimit(self.recursion_limit)
+        logging.root.setLevel(self.log_level)
+        logging.disable(self.disabled_logs)
+        warnings.resetwarnings()
+        warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
+        self.allowance.take_on()
+
+
+def import_path() -> list[str]:
+    """Return where modules are looked for; like the interpreter, without what is no text there."""
+    return [_plain(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+def _plain(text: str) -> str:
+    """Return a text whose class every process has."""
+    return str.__str__(text)
+
+
+def _cwd() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _umask() -> int | None:
+    # os.umask would change it for a moment, and for all threads. Bytes, since the kernel cuts
+    # the name of the process, which is in there too, in the middle of a character.
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return None
+
+
+def _is_plain_filter(warning_filter: tuple[Any, ...]) -> bool:
+    """Whether the filter speaks of nothing that would have to be imported."""
+    _, message, category, module, _ = warning_filter
+    patterns = (str, re.Pattern, type(None))
+    return (
+        isinstance(message, patterns)
+        and isinstance(module, patterns)
+        and category.__module__ == "builtins"
+    )
+
+
+if sys.platform != "win32":
+    import resource
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How much of the machine a process may use, in values that any process can read."""
+
+    cpus: frozenset[int]
+    nice: int
+    limits: dict[int, tuple[int, int]]
+
+    @classmethod
+    def present(cls) -> Allowance:
+        """Return that of this process: of its main thread, where each thread has its own."""
+        return cls(
+            cpus=frozenset(os.sched_getaffinity(os.getpid())),
+            nice=os.getpriority(os.PRIO_PROCESS, os.getpid()),
+            limits={number: resource.getrlimit(number) for number in _limits()},
+        )
+
+    def take_on(self) -> None:
+        """Make it that of this process and thread, as far as they may have so much."""
+        # The CPUs may have been taken from both since.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self.cpus)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, self.nice)
+        for number in self.limits:
+            self._take_on(number)
+
+    def take_on_processes(self) -> None:
+        """Make the limit of processes and threads that of this process, as far as it may."""
+        self._take_on(resource.RLIMIT_NPROC)
+
+    def _take_on(self, number: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, self.limits[number])
+
+
+def _limits() -> set[int]:
+    return {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}

@@ -1,0 +1,298 @@
+"""Processes started through the standard library.
+
+This file is about the start methods "fork", "spawn" and "forkserver", and about what every
+worker shares with the program's own use of ``multiprocessing``, which only this file imports.
+All of this runs in the spawner's thread, except ``refuse_unsafe_fork``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import multiprocessing.util  # its exit function must be registered before ours
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver, reduction, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from asyncloader.errors import WorkerStartupError
+from asyncloader.runtime import require_descriptors
+from asyncloader.workers.process.child import (
+    STDIO,
+    let_go_of_inherited,
+    run_main,
+    settle,
+)
+from asyncloader.workers.process.inherited import Allowance
+from asyncloader.workers.process.process import ProcessPlan, StartedProcess
+from asyncloader.workers.process.watch import open_pidfd
+
+OUR_THREADS = "asyncloader"
+
+_FDS_FOR_A_START = 12
+
+
+def refuse_unsafe_fork() -> None:
+    """Raise WorkerStartupError if a thread runs that a forked child would miss."""
+    known = {threading.main_thread(), threading.current_thread()}
+    foreign = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in known and not thread.name.startswith(OUR_THREADS)
+    )
+    if foreign:
+        raise WorkerStartupError(
+            "fork is not safe while other threads run, which may hold locks: "
+            f"{', '.join(foreign)}; leave out multiprocessing_context, or use 'spawn'"
+        )
+
+
+def fork(
+    loop: asyncio.AbstractEventLoop, plan: ProcessPlan, sock: socket.socket, deadline: float
+) -> StartedProcess:
+    """Fork this process while the loop stands still; the child keeps nothing but its socket."""
+    tracker_fd()
+    # No handler of the loader's may run in the child before it has let go of them.
+    held = signals_held(signal.valid_signals())
+    with standing_still(loop, deadline), held, _fork_warning_ignored():
+        return _start("fork", _forked_main, plan, sock, parent=os.getpid())
+
+
+def spawn(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
+    """Start a fresh interpreter."""
+    _require_folder("spawn")
+    tracker_fd()
+    with sigint_held():
+        return _start("spawn", _live, plan, sock, parent=os.getpid())
+
+
+def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
+    """Fork the standard library's server process, which is started where necessary."""
+    _require_folder("forkserver")
+    # By this signal the server learns that a child is dead. It does not unblock it itself, and
+    # whoever waits to be told of the death would wait for ever.
+    with signals_let_through({signal.SIGCHLD}):
+        forkserver.ensure_running()
+    try:
+        return _start("forkserver", _served_main, plan, sock, parent=0)
+    except EOFError as error:
+        raise WorkerStartupError(
+            f"{plan.name} was not started: the fork server ended, as it does where the system"
+            " allows no more processes; what it had to say is on stderr"
+        ) from error
+
+
+def _require_folder(method: str) -> None:
+    """Raise WorkerStartupError where the working directory, which is asked for, was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        with contextlib.suppress(OSError):
+            error.filename = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        raise WorkerStartupError(
+            f"{method!r} needs the working directory, which was removed: {error}; leave"
+            " multiprocessing_context out, or change to another directory by os.chdir"
+        ) from error
+
+
+def tracker_fd() -> int:
+    """Return the pipe to the program's resource tracker, which is started where necessary.
+
+    A worker with a tracker of its own would destroy, with its end, what the program owns and
+    the worker has only attached to.
+    """
+    # It unblocks signals in this thread when it starts.
+    with signals_held(()):
+        fd = resource_tracker.getfd()
+    assert fd is not None
+    return fd
+
+
+def authkey() -> bytes:
+    """Return the key by which a process of this program may talk to the program's managers."""
+    return bytes(multiprocessing.current_process().authkey)
+
+
+class Inherited:
+    """A descriptor on its way to a child that the standard library starts."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (reduction.DupFd(self.fd),)
+
+
+class OwnStatus:
+    """The exit code of a process that multiprocessing started."""
+
+    def __init__(self, process: BaseProcess, fd: int) -> None:
+        self._process = process
+        self.fd = fd
+
+    def collect(self) -> int | None:
+        return self._process.exitcode
+
+    def close(self) -> None:
+        # It refuses if another reaped the process, and the exit code is lost.
+        with contextlib.suppress(ValueError):
+            self._process.close()
+
+
+def _start(
+    method: str,
+    main: Callable[..., None],
+    plan: ProcessPlan,
+    sock: socket.socket,
+    *,
+    parent: int,
+) -> StartedProcess:
+    context: Any = multiprocessing.get_context(method)
+    # multiprocessing leaks some if it finds out half-way.
+    require_descriptors(_FDS_FOR_A_START)
+    loader_fd = open_pidfd(os.getpid())
+    try:
+        inherited = Inherited(sock.fileno()), Inherited(loader_fd)
+        process = context.Process(
+            target=main,
+            name=plan.name,
+            args=(plan, *inherited, parent, Allowance.present()),
+            daemon=False,
+        )
+        process.start()
+    finally:
+        os.close(loader_fd)
+    return StartedProcess(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
+
+
+def _pidfd_of(process: BaseProcess) -> int:
+    try:
+        return open_pidfd(process.pid or 0)
+    except ProcessLookupError:
+        # A server's child may be dead and reaped already. Its sentinel is readable then, as
+        # a pidfd would be.
+        return os.dup(process.sentinel)
+    except OSError:
+        process.kill()
+        process.join()
+        raise
+
+
+def _forked_main(
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
+) -> None:
+    let_go_of_inherited({sock.fd, loader.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
+    _live(plan, sock, loader, parent, allowance)
+
+
+def _served_main(
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int, allowance: Allowance
+) -> None:
+    _leave_server()
+    _live(plan, sock, loader, os.getppid(), allowance)
+
+
+def _live(
+    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
+) -> None:
+    settle(plan.name, parent=parent, loader_fd=loader.fd)
+    allowance.take_on()
+    os.set_inheritable(sock.fd, False)
+    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, loader_fd=loader.fd)
+
+
+def _fds_of_output() -> Iterator[int]:
+    for stream in (sys.stdout, sys.stderr):
+        # Somebody may have put an object there that is no file, or a closed one, or None.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            yield stream.fileno()
+
+
+def _fds_of_multiprocessing() -> Iterator[int]:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        yield parent.sentinel
+    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    if tracker is not None:
+        yield tracker
+
+
+def _leave_server() -> None:
+    """Close the descriptor by which every child keeps the server, and itself, alive."""
+    server: Any = forkserver._forkserver
+    fd = getattr(server, "_forkserver_alive_fd", None)
+    if fd is not None:
+        os.close(fd)
+        server._forkserver_alive_fd = None
+        server._forkserver_address = None
+
+
+def _arrived(dup: Any) -> Inherited:
+    fd = dup.detach()
+    assert fd not in STDIO
+    return Inherited(fd)
+
+
+@contextlib.contextmanager
+def _fork_warning_ignored() -> Iterator[None]:
+    if sys.version_info < (3, 12):
+        yield
+        return
+    # It warns of the very threads that were looked at before.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@contextlib.contextmanager
+def standing_still(loop: asyncio.AbstractEventLoop, deadline: float) -> Iterator[None]:
+    """Keep the running loop between two of its callbacks while the block runs.
+
+    To be used in another thread. Raises WorkerStartupError if the loop is in one
+    callback until the deadline.
+    """
+    arrived, leave = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        arrived.set()
+        leave.wait(max(0.0, deadline - time.monotonic()))
+
+    try:
+        loop.call_soon_threadsafe(stand)
+        if not arrived.wait(max(0.0, deadline - time.monotonic())):
+            raise WorkerStartupError("fork has to wait for the event loop, which was busy too long")
+        yield
+    finally:
+        leave.set()
+
+
+def signals_held(numbers: Iterable[int]) -> contextlib.AbstractContextManager[None]:
+    """Block signals in this thread and in the processes it starts, which unblock them."""
+    return _masked(signal.SIG_BLOCK, numbers)
+
+
+def signals_let_through(numbers: Iterable[int]) -> contextlib.AbstractContextManager[None]:
+    """Unblock signals in this thread and in the processes it starts."""
+    return _masked(signal.SIG_UNBLOCK, numbers)
+
+
+def sigint_held() -> contextlib.AbstractContextManager[None]:
+    """Ctrl-C during the start of an interpreter would be a traceback on the terminal."""
+    return signals_held({signal.SIGINT})
+
+
+@contextlib.contextmanager
+def _masked(how: int, numbers: Iterable[int]) -> Iterator[None]:
+    before = signal.pthread_sigmask(how, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

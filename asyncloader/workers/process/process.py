@@ -1,0 +1,357 @@
+"""A child process, as its loader sees it.
+
+This file is about ``Process``, from its start to its end: a socket to talk over, a pidfd that
+says when it died, and an exit code. What is said over the socket is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from asyncloader.deadline import time_left
+from asyncloader.shield import shielded
+from asyncloader.waiting import Patience, release
+from asyncloader.workers.process.watch import (
+    exitcode_of_unreaped,
+    is_readable,
+    kill_pidfd,
+)
+
+# What asyncio reports, too, of a child whose status another part of the program took.
+UNKNOWN_EXITCODE = 255
+
+# What is kept of a close for those that have to be killed.
+_KILL_SECONDS = 0.5
+
+
+class Process:
+    """A child process, from its start until ``release``.
+
+    ``sock`` is the loader's end of a stream socketpair, and ``pidfd`` is readable
+    from the moment the process is dead. Both belong to this object. In a forked
+    copy of the loader, the methods leave the process alone.
+    """
+
+    def __init__(self, name: str, sock: socket.socket, born: StartedProcess) -> None:
+        self.name = name
+        self.pid = born.pid
+        self.sock = sock
+        self.pidfd = born.pidfd
+        self._status = born.status
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._exitcode: int | None = None
+        self._released = False
+        self._watches: set[DeathWatch] = set()
+        _alive.add(self)
+
+    def __repr__(self) -> str:
+        state = "running" if self.exitcode is None else f"exit code {self.exitcode}"
+        return f"<{type(self).__name__} {self.name!r} pid {self.pid} {state}>"
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, negative if a signal ended the process; None while that is not known."""
+        with self._lock:
+            if self._exitcode is None and not self._released and is_readable(self.pidfd):
+                self._exitcode = self._status.collect()
+            return self._exitcode
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended, be its exit code known already or not."""
+        return self._released or is_readable(self.pidfd)
+
+    @property
+    def status_fd(self) -> int:
+        """Readable when the exit code of the dead process is known."""
+        return self._status.fd
+
+    async def wait(self) -> int:
+        """Wait for the process to end, on any loop; return its exit code."""
+        loop = asyncio.get_running_loop()
+        dead: asyncio.Future[None] = loop.create_future()
+        watch = self.on_death(loop, partial(release, dead))
+        try:
+            await dead
+        finally:
+            watch.detach()
+        return self._settled()
+
+    def on_death(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> DeathWatch:
+        """Have the loop call ``callback`` once, when the exit code is known.
+
+        To be called in the loop's thread. Any number of watches, on any number of
+        loops, may be held; each ends with its call or its ``detach``.
+        """
+        with self._lock:
+            watch = DeathWatch(loop, self, partial(self._settled_then, callback))
+            self._watches = {each for each in self._watches if each.is_attached()} | {watch}
+            if self._released:
+                watch.finish()
+            else:
+                watch.watch()
+            return watch
+
+    def is_ours(self) -> bool:
+        """False in a forked copy of the loader, whose process this is not."""
+        return self._owner == os.getpid()
+
+    def kill(self) -> None:
+        """SIGKILL the process, if it is running. It is dead a little later."""
+        with self._lock:
+            if self.is_ours() and not self._released and self.exitcode is None:
+                # Its server may have reaped it already, in which case there is no pidfd of it.
+                with contextlib.suppress(OSError):
+                    kill_pidfd(self.pidfd)
+
+    def release(self) -> None:
+        """Close the descriptors, of a process that is dead or is killed now; idempotent."""
+        with self._lock:
+            if self._released:
+                return
+            self.kill()
+            self._settled()
+            self._released = True
+            _alive.discard(self)
+            for watch in self._watches:
+                watch.finish()
+            self.sock.close()
+            os.close(self.pidfd)
+            self._status.close()
+
+    def wait_now(self, timeout: float) -> None:
+        """Block until the exit code is known, for ``timeout`` seconds at most."""
+        deadline = time.monotonic() + timeout
+        if not self._released and is_readable(self.pidfd, timeout):
+            is_readable(self.status_fd, max(0.0, deadline - time.monotonic()))
+
+    def disown(self) -> None:
+        """In a forked child of the loader: close this copy of the descriptors."""
+        # The lock may have been held by a thread that is not in this process.
+        self._lock = threading.RLock()
+        self._released = True
+        self.sock.close()
+        os.close(self.pidfd)
+        self._status.close()
+
+    def _settled_then(self, callback: Callable[[], None]) -> None:
+        self._settled()
+        callback()
+
+    def _settled(self) -> int:
+        with self._lock:
+            if self.exitcode is None:
+                # Whoever is to reap it and tell is stopped itself, say.
+                code = exitcode_of_unreaped(self.pid)
+                self._exitcode = UNKNOWN_EXITCODE if code is None else code
+            assert self._exitcode is not None
+            return self._exitcode
+
+
+async def close_processes(
+    processes: Iterable[Process], *, grace: float = 2.0, total: float = 3.0
+) -> None:
+    """Wait for processes that were asked to end, end those that do not, and release all.
+
+    Those alive after ``grace`` seconds are SIGKILLed. Takes ``total`` seconds at
+    most, for all of them together, or what the close of a whole loader has left. A
+    cancellation is raised when that is done.
+    """
+    total = time_left(total)
+    grace = min(grace, max(0.0, total - _KILL_SECONDS))
+    closing = asyncio.ensure_future(_close(list(processes), grace, total))
+    cancelled: asyncio.CancelledError | None = None
+    # The loop stands a task's own cancellation.
+    with shielded():
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    closing.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+def kill_processes_now(processes: Iterable[Process], *, timeout: float = 1.0) -> None:
+    """Kill, reap and release processes without a loop, for finalizers; blocks for ``timeout``."""
+    doomed = [process for process in processes if process.is_ours()]
+    deadline = time.monotonic() + timeout
+    for process in doomed:
+        process.kill()
+    for process in doomed:
+        process.wait_now(max(0.0, deadline - time.monotonic()))
+        process.release()
+
+
+async def _close(processes: list[Process], grace: float, total: float) -> None:
+    deadline = time.monotonic() + total
+    try:
+        await _all_dead(processes, grace)
+        for process in processes:
+            process.kill()
+        await _all_dead(processes, deadline - time.monotonic())
+    finally:
+        # A loop that is torn down cancels every task, this one too.
+        kill_processes_now(processes, timeout=max(0.0, deadline - time.monotonic()))
+
+
+async def _all_dead(processes: list[Process], timeout: float) -> None:
+    waits = [asyncio.ensure_future(p.wait()) for p in processes if p.exitcode is None]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=max(0.0, timeout))
+    for wait in late:
+        wait.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+
+
+_alive: set[Process] = set()
+
+
+def kill_all_now() -> None:
+    """Kill every process that was started from here and is not released."""
+    kill_processes_now(list(_alive))
+
+
+def _forget() -> None:
+    while _alive:
+        _alive.pop().disown()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)
+
+
+# What is told of a death ----------------------------------------------------------------
+
+# A server that is itself stopped does not tell any more.
+TOLD_SECONDS: Final = 0.5
+
+
+class DeathWatch:
+    """Calls ``callback`` once, in its loop, unless detached before."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, process: Process, callback: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._callback = callback
+        self._fds: list[int] = []
+        self._calls: list[Patience] = []
+        self._attached = True
+
+    def watch(self) -> None:
+        """Begin; to be called in the loop's thread while the process holds its pidfd."""
+        self._read(self._process.pidfd, self._died)
+
+    def finish(self) -> None:
+        """Call soon: the process is known to be dead. Safe in any thread."""
+        # A loop that is closed is told nothing any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._finish)
+            return
+        self._let_go()
+
+    def is_attached(self) -> bool:
+        return self._attached
+
+    def detach(self) -> None:
+        """Let go of the loop; nothing is called any more. Idempotent, and safe in any thread."""
+        self._attached = False
+        if self._is_elsewhere():
+            # A loop that is closed in this moment has let go by itself.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._let_go)
+                return
+        self._let_go()
+
+    def _died(self) -> None:
+        self._let_go()
+        if not self._attached:
+            return
+        if self._process.exitcode is not None:
+            self._finish()
+            return
+        self._read(self._process.status_fd, self._finish)
+        self._calls.append(Patience(self._loop, TOLD_SECONDS, self._finish))
+
+    def _finish(self) -> None:
+        self._let_go()
+        if self._attached:
+            self._attached = False
+            self._callback()
+
+    def _read(self, fd: int, ready: Callable[[], None]) -> None:
+        # A copy, since a loop knows one reader for each descriptor.
+        copy = os.dup(fd)
+        self._fds.append(copy)
+        self._loop.add_reader(copy, ready)
+
+    def _let_go(self) -> None:
+        while self._calls:
+            self._calls.pop().cancel()
+        while self._fds:
+            fd = self._fds.pop()
+            if not self._loop.is_closed():
+                self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _is_elsewhere(self) -> bool:
+        return self._loop.is_running() and asyncio._get_running_loop() is not self._loop
+
+
+# Before and at its start ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """What a child process is to be.
+
+    ``main`` is ``"package.module:function"``, imported in the child and called as
+    ``function(sock, *args)``. ``args`` is plain data. ``preload`` names modules
+    that a template process imports once, before it forks; plans that name the same
+    ones share a template process.
+    """
+
+    name: str
+    main: str
+    args: tuple[Any, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+class ExitStatus(Protocol):
+    """Where the exit code of a process comes from, once its pidfd says that it is dead."""
+
+    @property
+    def fd(self) -> int:
+        """Readable when ``collect`` has an answer."""
+        ...
+
+    def collect(self) -> int | None:
+        """The exit code (negative: the signal), or None if it is not known yet."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; after death only."""
+        ...
+
+
+@dataclass(frozen=True)
+class StartedProcess:
+    """A process that was just started. The receiver owns the pidfd and the status."""
+
+    pid: int
+    pidfd: int
+    status: ExitStatus

@@ -1,0 +1,255 @@
+"""The loader's hold on its template processes.
+
+This file is about starting template processes and asking them for children.
+There is one per set of modules to preload: a loader that imports torch later on
+gets a second template, since one that is busy importing could neither fork nor
+tell of deaths. All of this runs in the spawner's thread, except ``end_templates``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from asyncloader.errors import WorkerStartupError
+from asyncloader.workers.process.inherited import Environment, import_path
+from asyncloader.workers.process.multiprocessing_start import authkey, sigint_held, tracker_fd
+from asyncloader.workers.process.process import ProcessPlan, StartedProcess
+from asyncloader.workers.process.template_process import (
+    EXITCODE,
+    PROGRAM,
+    REPLY,
+    ForkRequest,
+    receive_with_fds,
+)
+from asyncloader.workers.process.watch import is_readable, open_pidfd
+
+# A loader that gives up privileges gets children without them from a new template.
+Kind = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+_templates: dict[Kind, Template] = {}
+
+_END_SECONDS = 1.0
+
+# One that has forked before may have living children, which would die with it: it is not given
+# up because a caller was in a hurry.
+_PATIENCE_SECONDS = 2.0
+
+
+def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
+    """Fork a child from a template, which is started or replaced where necessary."""
+    preload = (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
+    request = _request(plan)
+    with contextlib.suppress(TemplateGone):
+        return _template(preload).fork(request, sock, deadline)
+    # It may have been killed since it was last used. Its children died with it.
+    try:
+        return _template(preload).fork(request, sock, deadline)
+    except TemplateGone as error:
+        raise WorkerStartupError(f"{plan.name} was not started: {error}") from error
+
+
+def end_templates() -> None:
+    """Kill and reap every template process; their children die with them."""
+    while _templates:
+        _templates.popitem()[1].end()
+
+
+class TemplateGone(Exception):
+    """The template process has ended, and why as far as that is known."""
+
+
+class Template:
+    """A running template process."""
+
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self._ended = False
+        self._patience = 0.001
+        self._control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = _launch(theirs.fileno(), preload)
+            self._pidfd = open_pidfd(self._process.pid)
+        except BaseException:
+            # A template that was launched ends by itself with this socket.
+            self._control.close()
+            raise
+
+    def is_running(self) -> bool:
+        """Whether it may be asked; one that has ended is reaped and released by this."""
+        if not self._ended and is_readable(self._pidfd):
+            self.end()
+        return not self._ended
+
+    def fork(self, request: ForkRequest, sock: socket.socket, deadline: float) -> StartedProcess:
+        """Fork a child, or raise TemplateGone, or WorkerStartupError if that cannot help."""
+        status_fd, told_fd = os.pipe()
+        try:
+            pid, pidfd = self._ask(request, sock, told_fd, deadline)
+        except BaseException:
+            os.close(status_fd)
+            raise
+        finally:
+            os.close(told_fd)
+        return StartedProcess(pid, pidfd, ToldStatus(status_fd, pidfd))
+
+    def end(self) -> None:
+        """Kill and reap the template process; idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        self._control.close()
+        self._process.kill()
+        if is_readable(self._pidfd, _END_SECONDS):
+            self._process.wait()
+        os.close(self._pidfd)
+
+    def disown(self) -> None:
+        """In a forked child of the loader: let go of the parent's template."""
+        if self._ended:
+            return
+        self._ended = True
+        self._control.close()
+        os.close(self._pidfd)
+        self._process.returncode = 0
+
+    def _ask(
+        self, request: ForkRequest, sock: socket.socket, told_fd: int, deadline: float
+    ) -> tuple[int, int]:
+        self._control.settimeout(max(self._patience, deadline - time.monotonic()))
+        try:
+            with _output(1) as stdout, _output(2) as stderr:
+                given = (sock.fileno(), stdout, stderr, tracker_fd(), told_fd)
+                request.send(self._control, given)
+            reply, fds = receive_with_fds(self._control, REPLY.size, 1)
+        except TimeoutError as error:
+            self.end()
+            raise WorkerStartupError(
+                f"{request.name} was not started: the template process did not answer in time"
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            self.end()
+            raise TemplateGone(
+                f"the template process ended with code {self._process.returncode}; "
+                "what it had to say is on stderr"
+            ) from error
+        self._patience = _PATIENCE_SECONDS
+        (answer,) = REPLY.unpack(reply)
+        if answer < 0:
+            raise OSError(-answer, os.strerror(-answer))
+        return answer, fds[0]
+
+
+class ToldStatus:
+    """An exit code that the template process writes into a pipe."""
+
+    def __init__(self, fd: int, pidfd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        # Whoever holds the process keeps it open.
+        self._pidfd = pidfd
+
+    def collect(self) -> int | None:
+        try:
+            return int(EXITCODE.unpack(os.read(self.fd, EXITCODE.size))[0])
+        except BlockingIOError:
+            return None
+        except struct.error:
+            # Nobody is left to write: the template was killed, and this process with it.
+            self._bury_orphan()
+            return -9
+
+    def _bury_orphan(self) -> None:
+        # Orphans come to the loader where it is the first process of a container, say.
+        with contextlib.suppress(OSError, AttributeError):
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _template(preload: tuple[str, ...]) -> Template:
+    kind = (preload, os.getresuid(), os.getresgid())
+    known = _templates.get(kind)
+    if known is None or not known.is_running():
+        _templates[kind] = Template(preload)
+    return _templates[kind]
+
+
+def _launch(control_fd: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    with _own_pidfd() as loader_fd, _output(2) as stderr, sigint_held():
+        return subprocess.Popen(
+            _command(control_fd, loader_fd, preload),
+            pass_fds=(control_fd, loader_fd),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            # OpenBLAS starts its threads on import; a template must have no threads.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        )
+
+
+def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[str]:
+    if not sys.executable:
+        raise WorkerStartupError(
+            "worker processes need the path of a Python interpreter, and sys.executable is empty"
+        )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    given = (control_fd, loader_fd, os.getpid(), import_path(), preload)
+    # -P keeps the current folder out of the path for the imports before the path is set.
+    return [sys.executable, *flags, "-P", "-c", PROGRAM, *map(json.dumps, given)]
+
+
+def _wanted_modules() -> list[str]:
+    """What is imported here of this library, and of what it uses: a child will want it too."""
+    wanted = ("asyncloader.", "uvloop")
+    return sorted(name for name in sys.modules if name.startswith(wanted))
+
+
+def _request(plan: ProcessPlan) -> ForkRequest:
+    return ForkRequest(
+        name=plan.name,
+        main=plan.main,
+        args=pickle.dumps(plan.args),
+        environment=Environment.present(),
+        authkey=authkey(),
+        wanted=_wanted_modules(),
+    )
+
+
+@contextlib.contextmanager
+def _own_pidfd() -> Iterator[int]:
+    fd = open_pidfd(os.getpid())
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _output(fd: int) -> Iterator[int]:
+    """The process' current stdout or stderr, or /dev/null where it has closed that."""
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        copy = os.open(os.devnull, os.O_WRONLY)
+    try:
+        yield copy
+    finally:
+        os.close(copy)
+
+
+def _forget() -> None:
+    while _templates:
+        _templates.popitem()[1].disown()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget)

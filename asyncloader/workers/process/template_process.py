@@ -1,0 +1,279 @@
+"""The template process: a small program that forks workers on request.
+
+This file is about the program and the requests it takes. It is exec'd once by a
+loader process, imports what it was told to, and from then on only forks; it has
+one thread, so that its forks are safe. Its socket carries, from the loader, a
+request with the descriptors of the new child, and back a pid with a pidfd. Each
+child has a pipe of its own on which its exit code is told. Once nobody has asked
+for a child for a while it imports what children may want as well, so that later
+ones need not. The template ends, and its children with it, when the loader closes
+the socket or dies.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import gc
+import importlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import NoReturn
+
+from asyncloader.workers.process.child import (
+    die_with_parent,
+    exitcode_of,
+    forget_signals,
+    run_main,
+    settle,
+    show_name,
+)
+from asyncloader.workers.process.inherited import Environment
+from asyncloader.workers.process.setup import when_imported
+from asyncloader.workers.process.watch import kill_pidfd, open_pidfd
+
+# What the exec'd interpreter runs. The module path is set before the first import that
+# could be answered differently by it.
+PROGRAM = (
+    "import sys, json; control, loader, parent, path, preload = map(json.loads, sys.argv[1:]); "
+    "sys.path[:] = path; from asyncloader.workers.process.template_process import serve; "
+    "serve(control, loader, parent, preload)"
+)
+
+REPLY = struct.Struct("<i")
+EXITCODE = struct.Struct("<i")
+_LENGTH = struct.Struct("<Q")
+
+# How long nobody asks for anything before there is time to import more.
+_QUIET_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """A child to fork, and the loader's environment, which are to be the child's."""
+
+    name: str
+    main: str
+    args: bytes
+    environment: Environment
+    #: Of the program's own ``multiprocessing``, by which its managers know their clients.
+    authkey: bytes
+    #: Modules that the template may import for later children.
+    wanted: list[str]
+
+    def send(self, control: socket.socket, fds: Sequence[int]) -> None:
+        """Send the request with the descriptors in the order of ``ChildFds``."""
+        payload = pickle.dumps(self)
+        socket.send_fds(control, [_LENGTH.pack(len(payload))], fds)
+        control.sendall(payload)
+
+
+@dataclass(frozen=True)
+class ChildFds:
+    """The descriptors of a child: its socket, its output, the pipe to the program's resource
+    tracker, and where its exit code is told."""
+
+    sock: int
+    stdout: int
+    stderr: int
+    tracker: int
+    status: int
+
+    def close_all(self) -> None:
+        for fd in (self.sock, self.stdout, self.stderr, self.tracker, self.status):
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class _Child:
+    pid: int
+    status: int
+
+
+def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> NoReturn:
+    """Be the template process until the loader is gone."""
+    forget_signals()
+    show_name("asyncloader template")
+    die_with_parent(parent)
+    # The children get the loader's filters; a warning must not end the template.
+    warnings.simplefilter("ignore")
+    for module in preload:
+        _import(module)
+    _hand_down()
+    _Template(control_fd, loader_fd).run()
+
+
+class _Template:
+    def __init__(self, control_fd: int, loader_fd: int) -> None:
+        for fd in (control_fd, loader_fd):
+            os.set_inheritable(fd, False)
+        self._control = socket.socket(fileno=control_fd)
+        self._loader_fd = loader_fd
+        self._children: dict[int, _Child] = {}
+        self._wanted: list[str] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control_fd, selectors.EVENT_READ, self._take_request)
+        self._selector.register(loader_fd, selectors.EVENT_READ, self._end)
+
+    def run(self) -> NoReturn:
+        while True:
+            events = self._selector.select(_QUIET_SECONDS if self._wanted else None)
+            for key, _ in events:
+                key.data(key.fd)
+            if not events:
+                self._import_wanted()
+
+    def _import_wanted(self) -> None:
+        """Import what children may want, until there is something else to do."""
+        while self._wanted and not self._selector.select(0):
+            _import(self._wanted.pop())
+        _hand_down()
+
+    def _take_request(self, _: int) -> None:
+        try:
+            request, fds = _receive(self._control)
+        except (EOFError, ConnectionError):
+            self._end(0)
+        self._wanted = [module for module in request.wanted if module not in sys.modules]
+        try:
+            pid, pidfd = self._fork(request, fds)
+        except OSError as error:
+            self._reply(-(error.errno or errno.EAGAIN), [])
+        else:
+            self._reply(pid, [pidfd])
+        finally:
+            fds.close_all()
+
+    def _fork(self, request: ForkRequest, fds: ChildFds) -> tuple[int, int]:
+        template = os.getpid()
+        # The loader's limit may have changed, and here is where it counts.
+        request.environment.allowance.take_on_processes()
+        pid = os.fork()
+        if pid == 0:
+            self._become(request, fds, template)
+        # The pid is the child's until it is reaped, and only this thread does that.
+        try:
+            pidfd = open_pidfd(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._children[pidfd] = _Child(pid, os.dup(fds.status))
+        self._selector.register(pidfd, selectors.EVENT_READ, self._bury)
+        return pid, pidfd
+
+    def _bury(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        child = self._children.pop(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        # The loader may have lost interest.
+        with contextlib.suppress(OSError):
+            os.write(child.status, EXITCODE.pack(code))
+        os.close(child.status)
+
+    def _reply(self, answer: int, fds: list[int]) -> None:
+        try:
+            socket.send_fds(self._control, [REPLY.pack(answer)], fds)
+        except OSError:
+            self._end(0)
+
+    def _end(self, _: int) -> NoReturn:
+        for pidfd in self._children:
+            kill_pidfd(pidfd)
+        os._exit(0)
+
+    def _become(self, request: ForkRequest, fds: ChildFds, template: int) -> NoReturn:
+        code = 1
+        try:
+            self._let_go()
+            code = exitcode_of(lambda: _live(request, fds, template, self._loader_fd))
+        finally:
+            os._exit(code)
+
+    def _let_go(self) -> None:
+        self._selector.close()
+        self._control.close()
+        for pidfd, child in self._children.items():
+            os.close(pidfd)
+            os.close(child.status)
+
+
+def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) -> None:
+    os.dup2(fds.stdout, 1)
+    os.dup2(fds.stderr, 2)
+    for fd in (fds.stdout, fds.stderr, fds.status):
+        os.close(fd)
+    settle(request.name, parent=template, loader_fd=loader_fd)
+    request.environment.take_on()
+    _join_program(request.authkey, fds.tracker)
+    sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
+    run_main(request.main, sock, args, loader_fd=loader_fd)
+
+
+def _join_program(authkey: bytes, tracker_fd: int) -> None:
+    """Let ``multiprocessing`` take this process for one of the program's, if it is used here."""
+
+    def share_tracker(module: ModuleType) -> None:
+        module._resource_tracker._fd = tracker_fd
+
+    def share_key(module: ModuleType) -> None:
+        module.current_process().authkey = authkey
+
+    when_imported("multiprocessing.resource_tracker", share_tracker)
+    when_imported("multiprocessing.process", share_key)
+
+
+def _receive(control: socket.socket) -> tuple[ForkRequest, ChildFds]:
+    head, fds = receive_with_fds(control, _LENGTH.size, len(fields(ChildFds)))
+    (length,) = _LENGTH.unpack(head)
+    payload = bytearray()
+    while len(payload) < length:
+        part = control.recv(min(length - len(payload), 1 << 20))
+        if not part:
+            raise EOFError
+        payload += part
+    return pickle.loads(payload), ChildFds(*fds)
+
+
+def receive_with_fds(control: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
+    """Receive ``size`` bytes and up to ``count`` close-on-exec descriptors, or raise EOFError.
+
+    As many bytes as one ``send_fds`` sent arrive together, there being so few.
+    """
+    room = socket.CMSG_SPACE(count * array.array("i").itemsize)
+    data, ancillary, flags, _ = control.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    if len(data) < size or flags & socket.MSG_CTRUNC:
+        raise EOFError
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds)
+
+
+def _hand_down() -> None:
+    """Let children have what was imported, and leave its end to this process."""
+    # It is the same in every child: no collection need look at it again.
+    gc.collect()
+    gc.freeze()
+    # Each child would remove what belongs to all, and take long about it: torch has hundreds.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+
+
+def _import(module: str) -> None:
+    # The child that needs the module will say what is wrong with it.
+    with contextlib.suppress(Exception):
+        importlib.import_module(module)

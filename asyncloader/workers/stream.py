@@ -1,0 +1,316 @@
+"""A stream of items on its way to the loader.
+
+This file is about ``Stream``, and which of its items travel together. Those that are made quickly
+ride in one frame and never wait for company: a frame is sent when it costs four credits or what
+there are, after an item that took long to make, at once where nothing was sent for a while, and at
+the latest two milliseconds after its first item, by a thread of the ``FlushTimer`` if the next
+item takes long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+from asyncloader.datapipes.items.envelope import Envelope
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import LoaderError, PipelineError
+from asyncloader.runtime import start_thread
+from asyncloader.safe_error_text import repr_of
+from asyncloader.transport.codec import NUMBERS, Packing
+from asyncloader.waiting import Stopped
+from asyncloader.workers.conversation import Conversation
+from asyncloader.workers.marker import Marker
+from asyncloader.workers.messages import (
+    Mark,
+    Note,
+    StreamEnded,
+    StreamFailed,
+    credits_for,
+)
+
+#: What a frame may cost: waking the loader for it is worth that much.
+FRAME_CREDITS = 4
+
+
+class Stream:
+    """The items of one part of the graph in one epoch, and the frame that is open."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        flush_timer: FlushTimer,
+        pack_error: Callable[[BaseException, str], bytes],
+        pipe: Any,
+        *,
+        epoch: int,
+        number: int,
+        credits: int,
+        one_by_one: bool,
+        marker: Marker,
+        sent: float = 0.0,
+        counted: Callable[[], int] | None = None,
+    ) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.is_over = False
+        self._conversation = conversation
+        self._lock = conversation.lock
+        self._flush_timer = flush_timer
+        self._pack_error = pack_error
+        self._pipe = pipe
+        self._items: Iterator[Any] = iter(())
+        self._has_begun = False
+        self._marker = marker
+        self._mark: Mark | None = None
+        self._made = marker.first
+        self._credits = credits
+        self._one_by_one = one_by_one
+        self._packing = Packing(conversation.encoder)
+        #: What is said behind the last item, once it is known; at most one.
+        self._ending: list[StreamEnded | StreamFailed] = []
+        self._due = 0.0
+        #: When the latest frame was sent, of this stream or of the one before it.
+        self.sent = sent
+        #: How many items of the pipe come before the one that is added, be they of this stream.
+        self._counted = counted or self._count_made
+
+    @property
+    def credits(self) -> int:
+        """How much may be sent."""
+        return self._credits
+
+    @property
+    def made(self) -> int:
+        """How many items were sent, those of the epoch's earlier workers among them."""
+        return self._made
+
+    @property
+    def count(self) -> int:
+        """How many items the open frame has."""
+        return self._packing.count
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the open frame has, roughly."""
+        return self._packing.nbytes
+
+    def grant(self, credits: int) -> None:
+        """Allow so much more to be sent."""
+        with self._lock:
+            self._credits += credits
+        if self._packing.count:
+            self._flush_timer.watch(self)
+
+    def may_go_on(self) -> bool:
+        """Whether there is something to make, and a credit to send it with."""
+        return self._credits > 0 and not self.is_over
+
+    def advance(self) -> None:
+        """Make and send one frame; say so when it was the last."""
+        # One that is open was held back for want of a credit, and waits for no company.
+        self.send()
+        if not self._ending and self._credits > 0:
+            self._fill()
+            self.send()
+        if self._ending and not self._packing.count and not self.is_over:
+            self.is_over = True
+            self._conversation.report(*self._ending)
+
+    def send_if_late(self) -> bool:
+        """Send the open frame if its first item has waited long enough for company.
+
+        Whether there is one that may still have to be sent so.
+        """
+        if not self._packing.count or not self._credits:
+            return False
+        if monotonic() >= self._due:
+            self.send()
+        # Something may have been added meanwhile.
+        return self._packing.count > 0
+
+    def drop(self) -> None:
+        """Forget the open frame and close the pipes."""
+        self.is_over = True
+        with self._lock:
+            self._packing.drop()
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+    def _fill(self) -> None:
+        try:
+            items = self._begun()
+            self._mark = self._marker.mark(self._made)
+            packing = self._packing
+            plain = packing.plain
+            for item in items:
+                if item.__class__ in NUMBERS and not packing.pickles:
+                    # Numbers take no lock.
+                    plain.append(item)
+                    count = len(plain)
+                    is_full = not count & (count - 1) and self._is_due()
+                else:
+                    is_full = self._add_one_of_many(item)
+                # Memory just sent is wanted for the next item.
+                del item
+                if is_full:
+                    return
+        except SystemExit:
+            raise
+        except Stopped:
+            # Whoever stopped it knows.
+            self.is_over = True
+        except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
+            packed = self._pack_error(error, f", after {self._count_made()} items")
+            self._ending = [StreamFailed(self.epoch, self.number, packed)]
+        else:
+            self._ending = [StreamEnded(self.epoch, self.number)]
+
+    def _begun(self) -> Iterator[Any]:
+        if not self._has_begun:
+            self._has_begun = True
+            self._items = self._marker.begin(tells=True)
+        return self._items
+
+    def send(self) -> None:
+        """Send the open frame, if it has items and there is a credit for it."""
+        with self._lock:
+            if self._packing.count and self._credits > 0:
+                # This may be the timer's thread, while the other goes on making tiny items: the
+                # end is looked at before the items, so that it comes with the last of them.
+                ending = self._ending
+                nbytes = self._packing.nbytes
+                count, items = self._packing.finish()
+                cost = min(credits_for(count, nbytes), self._credits)
+                self._credits -= cost
+                self.sent = monotonic()
+                self._made += count
+                mark, self._mark = self._mark, None
+                note = Note.of(mark, self._marker.pieces())
+                self.is_over = self.is_over or bool(ending)
+                self._conversation.send_items(self.epoch, self.number, cost, items, note, ending)
+
+    def add(self, item: Any) -> bool:
+        """Add an item to the open frame; whether that is to be sent now."""
+        self._add(item)
+        return self._is_due()
+
+    def _add_one_of_many(self, item: Any) -> bool:
+        """Add an item that others will follow; whether the open frame is to be sent now.
+
+        Plain ones look at the clock and at the size after 1, 2, 4, 8 … of them.
+        """
+        is_plain = self._add(item)
+        count = self._packing.count
+        return not (is_plain and count & (count - 1)) and self._is_due()
+
+    def _add(self, item: Any) -> bool:
+        """Add an item to the open frame; whether it is a plain one, which is pickled later."""
+        with self._lock:
+            try:
+                return self._packing.add(item)
+            except LoaderError:
+                raise
+            except Exception as error:
+                refusal = self._refusal(item, error)
+                refusal.__cause__ = error
+                if not isinstance(item, Envelope):
+                    raise refusal from error
+                # A request fails by itself; the stream goes on.
+                return self._packing.add(item.failed(self._pack_error(refusal, "")))
+
+    def _count_made(self) -> int:
+        return self._made + self._packing.count
+
+    def _is_due(self) -> bool:
+        """Whether the open frame is to be sent, having seen to it if it is new."""
+        count = self._packing.count
+        now = monotonic()
+        if count == 1:
+            # At once, if the frame before it was long ago: what is made next may take long, and
+            # may keep the timer from running.
+            self._due = 0.0 if self._one_by_one else self.sent + FRAME_SECONDS
+        # Without credits only the loader's next words can help: they are to be heard.
+        if now >= self._due or self._is_full() or self._credits <= 0:
+            return True
+        if count == 1:
+            self._flush_timer.watch(self)
+        return False
+
+    def _is_full(self) -> bool:
+        """Whether one item more would cost more than the open frame may."""
+        count, nbytes = self._packing.count, self._packing.nbytes
+        wanted = credits_for(count + 1, nbytes + 1)
+        return wanted > 1 and wanted > self._most(nbytes)
+
+    def _most(self, nbytes: int) -> int:
+        """What the open frame may cost: one credit, or two or four if there are as many."""
+        # Where memory runs short, what has been made does not wait until there is some.
+        if nbytes > self._conversation.arena.room:
+            return 1
+        most = 1
+        while most < FRAME_CREDITS and 2 * most <= self._credits:
+            most *= 2
+        return most
+
+    def _refusal(self, item: Any, error: Exception) -> PipelineError:
+        kind = type(item.item if isinstance(item, Envelope) else item)
+        return PipelineError(
+            f"item {self._counted()} of {stage_name(self._pipe)} is of type"
+            f" {kind.__module__}.{kind.__qualname__} and could not be pickled: {repr_of(error)};"
+            " let this pipe yield plain data or tensors"
+        )
+
+
+FRAME_SECONDS = 0.002
+
+#: The thread may be in the middle of sending, to somebody who does not listen.
+_CLOSE_SECONDS = 1.0
+
+
+class FlushTimer:
+    """Watches streams while they have an open frame; sleeps while none has."""
+
+    def __init__(self) -> None:
+        self._watched: set[Stream] = set()
+        self._is_over = False
+        self._awake = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="asyncloader flush timer", daemon=True
+        )
+        start_thread(self._thread)
+
+    def watch(self, stream: Stream) -> None:
+        """Look after a stream that has just opened a frame."""
+        if stream not in self._watched:
+            self._watched.add(stream)
+            self._awake.set()
+
+    def close(self) -> None:
+        """Send nothing more; the channels may be closed then."""
+        self._is_over = True
+        self._awake.set()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not self._is_over:
+            self._awake.wait()
+            pause.wait(FRAME_SECONDS)
+            # Cleared before the look, so that a stream that comes now is not overlooked.
+            self._awake.clear()
+            for stream in list(self._watched):
+                self._look_after(stream)
+            if self._watched:
+                self._awake.set()
+
+    def _look_after(self, stream: Stream) -> None:
+        self._watched.discard(stream)
+        # That nobody is there any more is noticed by the process's own thread.
+        with contextlib.suppress(EOFError):
+            if not self._is_over and stream.send_if_late():
+                self._watched.add(stream)

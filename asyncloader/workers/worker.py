@@ -1,0 +1,353 @@
+"""A worker's program.
+
+This file is about what a worker process does from its first command to the end
+of its channel: it sets a copy of the graph up, and sends each epoch's items as
+far as its credits go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, assert_never
+
+from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.items.collating import own_memory
+from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.pipe.arguments import checked_graph
+from asyncloader.datapipes.pipe.base import DataPipe
+from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
+from asyncloader.datapipes.pipe.registering import expect_methods
+from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.errors import ResourceExhausted
+from asyncloader.graph.settings import SeedPlaces, apply_sharding
+from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.runtime import LoopThread
+from asyncloader.seeds import SeedGenerator
+from asyncloader.transport.channel import Channel
+from asyncloader.transport.code import loads_code
+from asyncloader.worker_info import WorkerInfo
+from asyncloader.workers.conversation import Conversation, refuse
+from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader, Supply
+from asyncloader.workers.graph_part import (
+    NO_RESETS,
+    GraphPart,
+    PreparedPart,
+    check_alike,
+    is_as_long,
+    load_resets,
+    resets_name,
+)
+from asyncloader.workers.marker import Marker, dealt_before
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    BeginStream,
+    Command,
+    EndEpoch,
+    Grant,
+    Hurry,
+    Pause,
+    Ready,
+    Resume,
+    SaySomething,
+    Setup,
+    StartEpoch,
+    StartFailed,
+)
+from asyncloader.workers.process.setup import become_worker, seed_globals
+from asyncloader.workers.random_states import RandomStates, SharedGenerators
+from asyncloader.workers.remote_errors import pack_error
+from asyncloader.workers.stream import FlushTimer, Stream
+from asyncloader.workers.worker_stats import Account
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What a worker runs: the last pipe of each stream, with where their seeds come from."""
+
+    ends: tuple[Any, ...]
+    seed_places: tuple[SeedPlaces, ...]
+    init_fn: Callable[[Any, WorkerInfo], Any] | None
+
+
+def main(sock: socket.socket) -> None:
+    """Work until the loader closes the channel."""
+    try:
+        process = Worker(Conversation(Channel(sock)))
+    except ResourceExhausted as error:
+        refuse(sock, error)
+        return
+    with contextlib.suppress(EOFError):
+        process.serve()
+
+
+class Worker:
+    """Runs a copy of the graph's replicable part for a loader."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._thread = LoopThread()
+        self._home = Home(self._thread.loop)
+        self._context = run_at(self._home)
+        self._account = Account(
+            conversation, self._home.watching, Stream.advance.__code__, self._made
+        )
+        conversation.tally = self._account.tally
+        self._flush_timer = FlushTimer()
+        self._info = WorkerInfo(num_workers=1, worker_id=0)
+        self._parts: list[GraphPart] = []
+        #: Whether the init function left the parts as they can be divided anew.
+        self._init_checks: list[Callable[[], None]] = []
+        self._epoch = NO_EPOCH
+        self._inlets: list[FromDispatcher] = []
+        self._supplies: list[Supply] = []
+        #: What the epoch's streams iterate, and the streams that were begun.
+        self._ready: list[PreparedPart] = []
+        self._generators = SharedGenerators(())
+        self._streams: dict[int, Stream] = {}
+        #: When the streams of the epoch before have sent something for the last time.
+        self._sent: dict[int, float] = {}
+        self._turns: deque[Stream] = deque()
+        self._is_paused = False
+
+    def serve(self) -> None:
+        """Obey commands and send items; EOFError when the loader closes the channel."""
+        try:
+            while True:
+                stream = self._next_stream()
+                for command in self._heard(wait=stream is None):
+                    self._obey(command)
+                    stream = None
+                if stream is not None:
+                    self._generators.turn_to(stream.number)
+                    self._context.run(stream.advance)
+                    self._account.tell_if_due()
+        finally:
+            self._flush_timer.close()
+            self._account.close()
+            self._end_epoch()
+            self._thread.close()
+            for supply in self._supplies:
+                supply.close()
+
+    def _heard(self, *, wait: bool) -> list[Command]:
+        if not wait:
+            return self._conversation.commands_by_now()
+        self._account.rest()
+        command = self._conversation.command()
+        self._account.go_on()
+        return [command]
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Setup():
+                self._set_up(command)
+            case StartEpoch():
+                self._start_epoch(command)
+            case BeginStream():
+                self._begin_stream(command)
+            case Grant():
+                self._grant(command)
+            case EndEpoch():
+                self._end_epoch()
+            case Hurry():
+                pass  # the conversation heeds it, in the middle of a frame
+            case Pause():
+                self._is_paused = True
+            case Resume():
+                self._is_paused = False
+            case SaySomething():
+                self._account.tell()
+            case _:
+                assert_never(command)
+
+    def _set_up(self, command: Setup) -> None:
+        self._conversation.arena.budget = command.arena_bytes
+        self._info = command.info
+        become_worker(command.info)
+        expect_methods(command.homes)
+        plan_fds, channels = self._conversation.take_fds(command.plan_fds)
+        sockets = [socket.socket(fileno=fd) for fd in channels]
+        try:
+            plan: WorkerPlan = loads_code(command.plan, plan_fds)
+            bound = zip(plan.ends, plan.seed_places, strict=True)
+            seeds = [places.bind(end) for end, places in bound]
+            self._connect(plan.ends, sockets)
+            given = [pipes_of(end) for end in plan.ends]
+            ends = [self._initialized(end, plan) for end in plan.ends]
+            is_counted = plan.init_fn is None or all(map(is_as_long, ends, given))
+            self._parts = list(map(GraphPart, ends, seeds))
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; start-up raises it
+            self._conversation.report(StartFailed(NO_EPOCH, self._packed(error)))
+        else:
+            self._conversation.report(Ready(has_other_length=not is_counted))
+
+    def _connect(self, ends: Sequence[Any], sockets: Sequence[socket.socket]) -> None:
+        """Give the pipes that yield what is dealt the channel it comes over."""
+        pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
+        self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
+        # The channel to the dispatching process comes first, then that to the loader.
+        kinds = {type(inlet): inlet for inlet in self._inlets}
+        wanted = [kind for kind in (FromDispatcher, FromLoader) if kind in kinds]
+        for kind, sock in zip(wanted, sockets, strict=True):
+            supply = kinds[kind].new_supply(Channel(sock))
+            self._supplies.append(supply)
+            for inlet in self._inlets:
+                if type(inlet) is kind:
+                    inlet.supply = supply
+
+    def _initialized(self, end: Any, plan: WorkerPlan) -> Any:
+        info = self._info
+        shard_for_worker(end, info)
+        if plan.init_fn is None:
+            return end
+        given, giver = breadth_first(end), f"worker_init_fn={function_name(plan.init_fn)}"
+        returned = self._run(plan.init_fn, end, info)
+        returned = checked_graph("worker_init_fn", plan.init_fn, returned)
+        self._init_checks.append(partial(check_alike, given, returned, giver))
+        return returned
+
+    def _start_epoch(self, command: StartEpoch) -> None:
+        self._end_epoch()
+        self._epoch = command.epoch
+        self._is_paused = False
+        try:
+            self._ready = self._reset(command)
+            self._account.begin(command.epoch, self._ready)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
+            self._conversation.report(StartFailed(command.epoch, self._packed(error)))
+
+    def _begin_stream(self, command: BeginStream) -> None:
+        # An epoch that could not be made ready has no streams.
+        if command.epoch != self._epoch or not self._ready:
+            return
+        part = self._ready[command.stream]
+        for inlet in self._inlets:
+            if any(pipe is inlet for pipe in part.pipes):
+                inlet.begin_epoch(command.epoch, dealt_before(inlet, command.mark.cursors))
+        self._generators.turn_to(command.stream)
+        stream = Stream(
+            self._conversation,
+            self._flush_timer,
+            self._packed,
+            part.end,
+            epoch=command.epoch,
+            number=command.stream,
+            credits=command.credits,
+            one_by_one=command.one_by_one,
+            marker=Marker(part, RandomStates(), command.mark, command.unwanted),
+            sent=self._sent.get(command.stream, 0.0),
+        )
+        self._streams[command.stream] = stream
+        self._turns.append(stream)
+
+    def _reset(self, command: StartEpoch) -> list[PreparedPart]:
+        if command.seed_generator.taken_with is not None:
+            for check in self._init_checks:
+                check()
+        generator = command.seed_generator.spawn(self._info.worker_id, inplace=True)
+        first = self._seeding(generator)
+        first()
+        ready = []
+        tree = RunTree()
+        for part in self._parts:
+            part.seed(command.shared_seeds, generator)
+            ready.append(self._prepared(part, tree, command))
+        seedings = [first, *(self._seeding(generator) for _ in ready[1:])]
+        self._generators = SharedGenerators(seedings)
+        self._let_last_make_in_slots(ready)
+        return ready
+
+    def _prepared(self, part: GraphPart, tree: RunTree, command: StartEpoch) -> PreparedPart:
+        if command.resets == NO_RESETS:
+            return part.prepared(tree)
+        reset, own_reset = load_resets(command.resets)
+
+        def both(pipe: Any) -> Any:
+            given = pipes_of(pipe)
+            pipe = checked_graph("iter_reset_fn", reset, self._run(reset, pipe))
+            pipe = self._run(own_reset, pipe, self._info, command.seed_generator)
+            pipe = checked_graph("worker_reset_fn", own_reset, pipe)
+            if command.seed_generator.taken_with is not None:
+                check_alike(given, pipe, resets_name(own_reset))
+            return pipe
+
+        return part.reset(tree, both, command.seed_generator)
+
+    def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
+        """Return what seeds the global generators, always alike."""
+        return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
+
+    def _let_last_make_in_slots(self, ready: list[PreparedPart]) -> None:
+        # A reset may have put another pipe behind one that was the last. What is the last of
+        # one stream may be read in another.
+        for part in self._parts:
+            if isinstance(part.end, DataPipe):
+                part.end.make_in(own_memory)
+        if len(ready) == 1 and isinstance(ready[0].end, DataPipe):
+            ready[0].end.make_in(self._conversation.allocate)
+
+    def _grant(self, command: Grant) -> None:
+        # What was granted before the epoch ended here may still be on its way.
+        stream = self._streams.get(command.stream)
+        if command.epoch == self._epoch and stream is not None:
+            stream.grant(command.credits)
+
+    def _end_epoch(self) -> None:
+        streams, self._streams = self._streams, {}
+        # Of epochs that follow quickly the items ride together from the first on.
+        self._sent |= {number: stream.sent for number, stream in streams.items()}
+        self._ready = []
+        self._turns.clear()
+        for stream in streams.values():
+            # What user code does while it is closed is of no interest to a closed epoch.
+            with contextlib.suppress(Exception):
+                self._context.run(stream.drop)
+
+    def _made(self) -> list[int]:
+        """Return how many items were made of each stream."""
+        numbers = range(len(self._ready))
+        return [self._streams[each].made if each in self._streams else 0 for each in numbers]
+
+    def _next_stream(self) -> Stream | None:
+        """Return the stream to go on with; they take turns."""
+        for _ in range(0 if self._is_paused else len(self._turns)):
+            stream = self._turns[0]
+            self._turns.rotate(-1)
+            if stream.may_go_on():
+                return stream
+        return None
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a user's function, which may be async."""
+        # A plain function runs in the thread that will run the pipes.
+        return self._thread.finished(function(*args))
+
+    def _packed(self, error: BaseException, when: str = "") -> bytes:
+        where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
+        return pack_error(error, where)
+
+
+def shard_for_worker(end: Any, info: WorkerInfo) -> None:
+    """Have the filters of a part keep this worker's items.
+
+    Those behind what is dealt keep everything: the dealing has sharded already.
+    """
+    pipes = breadth_first(end)
+    dealt = [pipe for pipe in pipes if isinstance(pipe, FromDispatcher)]
+    group = SHARDING_PRIORITIES.MULTIPROCESSING
+    if not dealt:
+        apply_sharding(end, info.num_workers, info.worker_id, group)
+        return
+    for pipe in pipes:
+        if is_filter_of_shards(pipe) and not any(d in breadth_first(pipe) for d in dealt):
+            apply_sharding(pipe, info.num_workers, info.worker_id, group)

@@ -1,1 +1,0 @@
-"""What runs in a worker's process, or in the dispatching process."""

@@ -1,0 +1,343 @@
+"""The items of one part of the graph, from all workers.
+
+This file is about ``WorkerStream``: it waits for whoever owes an item, hands on
+what is due, and grants the workers more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asyncloader.datapipes.going_on.tidings import Piece
+from asyncloader.errors import WorkerDied, WorkerTimeout
+from asyncloader.runtime import in_thread
+from asyncloader.waiting import LoopWaiter
+from asyncloader.workers.handle import WorkerHandle
+from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.merge import Merge, TakeAsReady, TakeInRuns, TakeInTurn
+from asyncloader.workers.messages import DealStart, Grant, Hurry, SaySomething, load_told
+from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
+from asyncloader.workers.process.watch import add_hang_dump
+
+logger = logging.getLogger("asyncloader")
+
+WARN_SECONDS = 30.0
+HURRY_SECONDS = 0.05
+#: By how much a loop is late that did not just have a lot to do.
+STILL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """How many workers there are, how they start, and how far they may run ahead."""
+
+    num_workers: int
+    method: str | None
+    credits: int
+    in_order: bool
+    timeout: float | None
+    prefetch_bytes: int
+    #: How often in a row workers that deliver nothing are replaced; None for never.
+    max_restarts: int | None = None
+
+
+class Pool(Protocol):
+    """A WorkerPool, as a stream of its workers sees it."""
+
+    handles: list[WorkerHandle]
+
+    def all_handles(self) -> list[WorkerHandle]:
+        """Return the handles to all processes, the dispatching one among them."""
+        ...
+
+    def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
+        """Have every worker begin a stream; return where its items arrive."""
+        ...
+
+    def deal_start(self, number: int) -> DealStart | None:
+        """Return how dealing goes on after what was taken, where there is any."""
+        ...
+
+    async def recover(self) -> bool:
+        """Replace the workers that died; whether there were any and that may be done."""
+        ...
+
+
+class WorkerStream:
+    """The items of one part in one epoch, from all workers."""
+
+    def __init__(
+        self, pool: Pool, number: int, epoch: int, waiter: LoopWaiter, settings: PoolSettings
+    ) -> None:
+        self._pool = pool
+        self._number = number
+        self._epoch = epoch
+        self._waiter = waiter
+        self._settings = settings
+        self._place = first_place(settings.num_workers)
+        self._keeps_told = False
+        self._runs: Sequence[Sequence[int]] = ()
+        self._inboxes: list[Inbox] = []
+        self._merge: Merge = TakeInTurn(())
+        self._is_late = False
+        #: When the dispatching process was last asked to say something.
+        self._asked = -math.inf
+        self._wait_timer = WaitTimer(asyncio.get_running_loop(), HURRY_SECONDS)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether items come strictly in turn."""
+        return self._settings.in_order
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._settings.num_workers
+
+    def go_on(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
+        """Begin there, to be called before the first ``take``; and take these runs first.
+
+        A run is a worker and how many items of it are taken, one after the other.
+        """
+        self._place, self._runs = place, runs
+
+    def keep_told(self) -> None:
+        """Keep what is told with frames that are opened; to be called before the first ``take``."""
+        self._keeps_told = True
+
+    def told(self) -> Iterator[tuple[int, list[Piece]]]:
+        """Yield who told what with the frames that were opened since the last call."""
+        for inbox in self._inboxes:
+            while inbox.told:
+                yield inbox.worker, load_told(inbox.told.popleft())
+
+    def turns(self) -> Sequence[int]:
+        """Return the workers that have not ended, the one whose turn it is first."""
+        return self._merge.turns() if self._inboxes else self._place.turns
+
+    def positions(self) -> list[int]:
+        """Return how many items of each worker were taken."""
+        if not self._inboxes:
+            return [start.position for start in self._place.starts]
+        return [inbox.position for inbox in self._inboxes]
+
+    def place(self) -> StreamPlace:
+        """Return where the stream goes on after what was taken."""
+        if not self._inboxes:
+            return self._place
+        deal = self._pool.deal_start(self._number)
+        return place_after_taken(self._inboxes, self._merge.turns(), deal)
+
+    async def take(self) -> list[Any]:
+        """Wait for the next items; [] at the end, and an error in the place of its item."""
+        if not self._inboxes:
+            self._begin()
+        items: list[Any] = []
+        while not items and not self._merge.is_over():
+            try:
+                await self._until_ready()
+                await self._open_heavy()
+                items = self._merge.take()
+            except (WorkerDied, WorkerTimeout):
+                # Whoever is gone may have been replaced meanwhile for another stream.
+                if not await self._pool.recover() and self._failure() is not None:
+                    raise
+            self._grant()
+        return items
+
+    def _begin(self) -> None:
+        self._inboxes = self._pool.begin_stream(self._number, self._place)
+        if self._keeps_told:
+            for inbox in self._inboxes:
+                inbox.told = deque()
+        order = TakeInTurn if self._settings.in_order else TakeAsReady
+        following = order(self._inboxes[worker] for worker in self._place.turns)
+        runs = ((self._inboxes[worker], count) for worker, count in self._runs)
+        self._merge = TakeInRuns(runs, following) if self._runs else following
+
+    async def _until_ready(self) -> None:
+        if self._merge.is_ready():
+            return
+        begun = time.monotonic()
+        self._is_late = False
+        self._wait_timer.begin(self._on_late)
+        try:
+            while not self._merge.is_ready() and not self._is_late:
+                self._ask_unless_failed()
+                await self._waiter.news()
+        finally:
+            self._wait_timer.end()
+        if self._is_late:
+            # However long the loop had something else to do.
+            await self._until_ready_at_last(max(begun, time.monotonic() - HURRY_SECONDS))
+
+    def _on_late(self) -> None:
+        self._is_late = True
+        self._waiter.wake()
+
+    async def _until_ready_at_last(self, begun: float) -> None:
+        self._ask_dealer()
+        while not self._merge.is_ready():
+            self._ask_unless_failed()
+            self._hurry()
+            patience, since = self._patience(begun), time.monotonic()
+            try:
+                async with asyncio.timeout(patience):
+                    await self._waiter.news()
+            except TimeoutError:
+                late = time.monotonic() - since - patience
+                if late > STILL_SECONDS:
+                    # The program was stopped, or the whole machine, and the worker with it.
+                    begun = self._silent_since(begun) + late
+                    if self._unanswering() is not None:
+                        self._asked += late
+                await self._complain(begun)
+                self._ask_dealer()
+
+    def _ask_unless_failed(self) -> None:
+        failure = self._failure()
+        if failure is not None:
+            raise failure
+        self._ask()
+
+    def _failure(self) -> BaseException | None:
+        for handle in self._pool.all_handles():
+            if handle.failure is not None or handle.epoch_failure is not None:
+                return handle.failure or handle.epoch_failure
+        return None
+
+    def _ask(self) -> None:
+        """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
+        if self._settings.credits:
+            return
+        for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
+            if not inbox.is_asked and not inbox.has_something():
+                inbox.is_asked = True
+                handle.send(Grant(self._epoch, self._number, 1))
+
+    def _hurry(self) -> None:
+        for inbox in self._merge.awaited():
+            self._pool.handles[inbox.worker].send(Hurry(self._epoch, self._number))
+
+    def _ask_dealer(self) -> None:
+        """Ask the dispatching process to say something, as a worker may be waiting for it."""
+        if self._unanswering() is None:
+            self._asked = time.monotonic()
+            for handle in self._dealers():
+                handle.send(SaySomething())
+
+    def _unanswering(self) -> WorkerHandle | None:
+        """Return the dispatching process if it was asked and has said nothing since."""
+        return next((handle for handle in self._dealers() if handle.last_heard < self._asked), None)
+
+    def _dealers(self) -> list[WorkerHandle]:
+        return [handle for handle in self._pool.all_handles() if handle.worker is None]
+
+    def _grant(self) -> None:
+        if not self._settings.credits:
+            return
+        # A grant wakes the worker, so several go together; it has credits left meanwhile.
+        for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
+            if inbox.credits_done > self._settings.credits // 2:
+                handle.send(Grant(self._epoch, self._number, inbox.credits_done))
+                inbox.credits_done = 0
+
+    async def _open_heavy(self) -> None:
+        for inbox in self._inboxes:
+            await inbox.get_torch()
+        for inbox in self._inboxes:
+            if inbox.is_heavy():
+                await in_thread(inbox.open)
+
+    def _patience(self, begun: float) -> float:
+        limit = self._settings.timeout
+        if limit is None:
+            return WARN_SECONDS
+        left = limit - self._silence(begun)
+        if left <= 0 and self._unanswering() is not None:
+            left = self._asked + limit - time.monotonic()
+        # In parts, so that the worker has the others once the program goes on.
+        return max(0.0, min(limit / 5, left))
+
+    def _silence(self, begun: float) -> float:
+        """How long the worker that owes an item has said nothing, since it was waited for."""
+        return time.monotonic() - self._silent_since(begun)
+
+    def _silent_since(self, begun: float) -> float:
+        return max(self._most_silent().last_heard, begun)
+
+    def _most_silent(self) -> WorkerHandle:
+        owing = (self._pool.handles[inbox.worker] for inbox in self._merge.awaited())
+        return min(owing, key=lambda handle: handle.last_heard)
+
+    async def _complain(self, begun: float) -> None:
+        # A worker may be waiting for the dispatching process, which answers unless it is stuck.
+        handle = self._unanswering() or self._most_silent()
+        silence, limit = self._silence(begun), self._settings.timeout
+        if limit is None:
+            logger.warning("waiting for %s for %.0f s", handle.name, silence)
+            return
+        if silence < limit:
+            return
+        if handle.worker is None and time.monotonic() < self._asked + limit:
+            # It may be busy, and has as long to answer. Then it is known whose fault it is.
+            return
+        failure = WorkerTimeout(
+            f"{handle.name} (pid {handle.process.pid}) owes an item and said nothing for"
+            f" {silence:.1f} s (timeout={limit:g}); it was killed",
+            worker=handle.worker,
+        )
+        handle.fail(failure)
+        await add_hang_dump(failure, handle.name, handle.process)
+        handle.process.kill()
+        raise failure
+
+
+#: Timers go off up to a tick of their loop's clock early; uvloop's ticks are milliseconds.
+_TICK = 0.001
+
+
+class WaitTimer:
+    """Rings once in a wait that has lasted ``seconds``; short waits cost next to nothing.
+
+    The loop's timer is set for the first of them, and set again only when it goes off.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        # Of a wait only: the loop keeps the timer for longer than who waits may live.
+        self._ring: Callable[[], object] = bool
+        self._at = math.inf
+        self._is_set = False
+
+    def begin(self, ring: Callable[[], object]) -> None:
+        """Note that a wait begins, which is to be rung for."""
+        self._ring = ring
+        self._at = self._loop.time() + self._seconds
+        if not self._is_set:
+            self._set()
+
+    def end(self) -> None:
+        """Note that the wait is over."""
+        self._ring = bool
+        self._at = math.inf
+
+    def _set(self) -> None:
+        self._is_set = True
+        self._loop.call_at(self._at, self._look)
+
+    def _look(self) -> None:
+        self._is_set = False
+        if self._loop.time() >= self._at - _TICK:
+            self._at = math.inf
+            self._ring()
+        elif self._at < math.inf:
+            self._set()

@@ -1,0 +1,138 @@
+"""A worker, as its loader sees it, without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
+from asyncloader.transport.channel import Channel
+from asyncloader.workers import handle as handle_module
+from asyncloader.workers.handle import WorkerHandle
+from asyncloader.workers.messages import (
+    NO_EPOCH,
+    FrameKind,
+    StartFailed,
+    dump_message,
+    dump_slots,
+)
+from asyncloader.workers.remote_errors import pack_error
+from tests.descriptors import only_free
+
+LONG = 60.0
+
+
+@dataclass
+class Worker:
+    """A worker that is the far end of its channel, and a note of whether it was killed."""
+
+    sock: socket.socket
+    channel: Channel
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def on_death(self, *_: Any) -> Any:
+        # A watch has a descriptor of its own.
+        fd = os.dup(self.sock.fileno())
+        return SimpleNamespace(detach=lambda: os.close(fd))
+
+
+@contextlib.contextmanager
+def fed() -> Iterator[tuple[WorkerHandle, Worker, socket.socket]]:
+    """Give a handle on the running loop, its worker, and the worker's end of its line."""
+    ours, theirs = socket.socketpair()
+    to_worker, from_loader = socket.socketpair()
+    worker = Worker(ours, Channel(theirs))
+    handle = WorkerHandle("worker 3", 3, worker)  # type: ignore[arg-type]  # of a process it has enough
+    handle.attach(asyncio.get_running_loop(), lambda: None)
+    handle.add_line(to_worker, 1 << 20)
+    with theirs, from_loader:
+        try:
+            yield handle, worker, from_loader
+        finally:
+            handle.close()
+
+
+async def test_without_a_descriptor_for_a_worker_it_is_not_listened_to_until_there_is_one():
+    with fed() as (handle, worker, _):
+        handle.detach()
+        with only_free(0), pytest.raises(ResourceExhausted, match="watching over worker 3"):
+            handle.attach(asyncio.get_running_loop(), lambda: None)
+        handle.attach(asyncio.get_running_loop(), lambda: None)
+        handle.detach()
+        assert not worker.killed.is_set()
+
+
+async def test_a_worker_whose_descriptors_could_not_be_received_is_not_said_to_make_no_sense():
+    with fed() as (handle, worker, _):
+        worker.channel.send(FrameKind.MESSAGE, b"", os.pipe())
+        with only_free(1):
+            async with asyncio.timeout(LONG):
+                await worker.killed.wait()
+        assert type(handle.failure) is ResourceExhausted
+        assert "close files, or raise the limit" in str(handle.failure)
+        assert handle.failure.__notes__ == [
+            "what worker 3 sent could not be received; it was killed"
+        ]
+
+
+NONSENSE = {
+    "noise": (lambda sock: sock.sendall(b"noise" * 20), "begins with b'nois'"),
+    "a message": (
+        lambda sock: Channel(sock).send(FrameKind.MESSAGE, b"noise"),
+        "could not be read",
+    ),
+    "a slot": (lambda sock: Channel(sock).send(FrameKind.RELEASED, dump_slots([7])), "is not lent"),
+}
+
+
+@pytest.mark.parametrize(("speak", "says"), NONSENSE.values(), ids=NONSENSE)
+async def test_a_worker_that_makes_no_sense_on_its_line_is_killed_with_an_error_that_names_it(
+    speak, says
+):
+    with fed() as (handle, worker, line):
+        speak(line)
+        async with asyncio.timeout(LONG):
+            await worker.killed.wait()
+        assert type(handle.failure) is TransportError
+        assert says in str(handle.failure)
+        assert handle.failure.worker == 3
+        assert "what worker 3 sent was malformed" in handle.failure.__notes__[0]
+
+
+class Speechless(Exception):
+    def __repr__(self) -> str:
+        raise TypeError("no words")
+
+    __str__ = __repr__
+
+
+async def test_an_error_at_the_start_that_cannot_say_what_it_is_is_heard():
+    with fed() as (handle, worker, _):
+        failed = asyncio.Event()
+        handle.on_news = failed.set
+        error = pack_error(Speechless(), "in worker 3 of 4")
+        worker.channel.send(FrameKind.MESSAGE, dump_message(StartFailed(NO_EPOCH, error)))
+        async with asyncio.timeout(LONG):
+            await failed.wait()
+        assert type(handle.failure) is WorkerStartupError
+        assert "could not be set up: Speechless" in str(handle.failure)
+        assert type(handle.failure.__cause__) is Speechless
+
+
+async def test_a_worker_that_closes_its_line_and_lives_on_is_killed(monkeypatch):
+    monkeypatch.setattr(handle_module, "_DEATH_SECONDS", 0.01)
+    with fed() as (_, worker, line):
+        line.shutdown(socket.SHUT_RDWR)
+        async with asyncio.timeout(LONG):
+            await worker.killed.wait()

@@ -1,0 +1,104 @@
+"""What came from a worker waits in order, and goes back where nobody takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncloader.errors import TransportError
+from asyncloader.transport.arena import Arena, ArenaView
+from asyncloader.transport.codec import Decoder, Encoder
+from asyncloader.workers.inbox import Inbox
+
+
+class Sender:
+    """A worker's end: items become frames, with large buffers in shared memory."""
+
+    def __init__(self) -> None:
+        self.arena = Arena(64 << 20)
+        self.encoder = Encoder(self.arena)
+        self.view = ArenaView()
+        self.decoder = Decoder(self.view)
+        self.inbox = Inbox(self.decoder, worker=3)
+
+    def send(self, items: list[Any]) -> None:
+        encoded = self.encoder.encode(items)
+        self.inbox.put(self.decoder.admit(b"".join(encoded.parts), encoded.fds))
+
+    def take_back(self) -> int:
+        """Return how many bytes are lent after what came back was taken."""
+        self.arena.release(self.view.take_released())
+        return self.arena.lent_bytes
+
+
+def refuse() -> None:
+    raise ValueError("not here")
+
+
+class NotHere:
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def test_frames_are_opened_one_by_one():
+    sender = Sender()
+    inbox = sender.inbox
+    assert not inbox.has_something()
+    sender.send([1, 2, 3])
+    sender.send([4])
+    assert (inbox.has_something(), inbox.left(), inbox.open()) == (True, 0, 3)
+    assert inbox.take(2) == [1, 2]
+    assert (inbox.open(), inbox.credits_done) == (1, 0)
+    assert inbox.take(1) == [3]
+    assert (inbox.left(), inbox.credits_done) == (0, 1)
+    assert inbox.open() == 1
+    assert inbox.take(1) == [4]
+    assert not inbox.has_something()
+    inbox.end()
+    assert inbox.has_something()
+    assert inbox.is_over()
+
+
+def test_the_first_end_counts():
+    inbox = Sender().inbox
+    inbox.end(ValueError("first"))
+    inbox.end(ValueError("second"))
+    assert inbox.error.args == ("first",)
+
+
+def test_an_item_that_cannot_be_read_ends_the_stream_in_its_place():
+    sender = Sender()
+    sender.send([1, NotHere(), 3])
+    sender.send([bytes(100_000)])
+    inbox = sender.inbox
+    assert inbox.open() == 1
+    assert inbox.take(1) == [1]
+    assert inbox.is_over()
+    assert isinstance(inbox.error, TransportError)
+    assert inbox.error.worker == 3
+    # What was behind it goes back, and so does what still comes.
+    assert sender.take_back() == 0
+    sender.send([bytes(100_000)])
+    assert (inbox.is_over(), inbox.open()) == (True, 0)
+    assert sender.take_back() == 0
+
+
+def test_what_is_dropped_goes_back():
+    sender = Sender()
+    for _ in range(3):
+        sender.send([bytes(100_000)])
+    sender.inbox.open()
+    assert sender.take_back() > 0
+    sender.inbox.drop()
+    assert sender.take_back() == 0
+    assert not sender.inbox.has_something()
+
+
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_a_frame_with_a_large_pickle_is_heavy(count):
+    sender = Sender()
+    sender.send([list(range(count))])
+    assert sender.inbox.is_heavy() == (count > 1000)
+    sender.inbox.open()
+    assert not sender.inbox.is_heavy()
