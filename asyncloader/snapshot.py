@@ -349,30 +349,26 @@ MAX_ELEMENTS = 10_000_000
 
 def check_plain(value: Any, name: str) -> None:
     """Raise SnapshotError, naming the field, for anything but plain data."""
-    _Check(name).look_at(value, MAX_DEPTH)
+    _check_plain(value, name, MAX_DEPTH, MAX_ELEMENTS)
 
 
-class _Check:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.left = MAX_ELEMENTS
-
-    def look_at(self, value: Any, depth: int) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise SnapshotError(f"{self.name} has more than {MAX_ELEMENTS} elements")
-        if value is None or type(value) in (bool, int, float, str, bytes) or is_tensor(value):
-            return
-        if type(value) not in (list, tuple, dict):
-            raise SnapshotError(
-                f"{self.name} holds a {type(value).__qualname__}, but a state may only hold plain"
-                " data: None, bool, int, float, str, bytes, tensors, and lists, tuples and dicts"
-                " of those"
-            )
-        if depth == 0:
-            raise SnapshotError(f"{self.name} is nested more than {MAX_DEPTH} levels deep")
-        for element in _elements(value):
-            self.look_at(element, depth - 1)
+def _check_plain(value: Any, name: str, depth: int, left: int) -> int:
+    """Check a value that may have ``left`` elements; return how many may follow it."""
+    left -= 1
+    if left < 0:
+        raise SnapshotError(f"{name} has more than {MAX_ELEMENTS} elements")
+    if value is None or type(value) in (bool, int, float, str, bytes) or is_tensor(value):
+        return left
+    if type(value) not in (list, tuple, dict):
+        raise SnapshotError(
+            f"{name} holds a {type(value).__qualname__}, but a state may only hold plain data:"
+            " None, bool, int, float, str, bytes, tensors, and lists, tuples and dicts of those"
+        )
+    if depth == 0:
+        raise SnapshotError(f"{name} is nested more than {MAX_DEPTH} levels deep")
+    for element in _elements(value):
+        left = _check_plain(element, name, depth - 1, left)
+    return left
 
 
 def is_tensor(value: object) -> bool:

@@ -161,7 +161,7 @@ class Packing:
         items = self.plain[:count]
         del self.plain[:count]
         together = items[0] if count == 1 else items
-        return [Placed(pickle.dumps(together, protocol=5), 0)], count
+        return [(pickle.dumps(together, protocol=5), 0)], count
 
     def _pickle_plain(self) -> None:
         for item in self.plain:
@@ -365,11 +365,8 @@ _ALIGN = 64
 _COUNTS = struct.Struct("<6I")
 
 
-class Placed(NamedTuple):
-    """A pickle whose buffers have a place, and how many there are."""
-
-    data: bytes
-    buffers: int
+#: A pickle whose buffers have a place, and how many there are.
+Placed = tuple[bytes, int]
 
 
 class Placement:
@@ -402,7 +399,7 @@ class Placement:
             # Slots that were taken for them stay with the payload and come back unused.
             del self.buffers[before:]
             raise
-        return Placed(pickled.data, len(pickled.sources))
+        return pickled.data, len(pickled.sources)
 
     def _add(self, source: Source) -> None:
         index = len(self.buffers)

@@ -77,7 +77,8 @@ class Pickler:
         """Return the item's pickle, or raise what pickling it raised."""
         found = raw_array(item)
         if found is not None:
-            return Pickled(found.form, [Source(found.nbytes, found.address, item)], False)
+            form, nbytes, address = found
+            return Pickled(form, [Source(nbytes, address, item)], False)
         try:
             pickled = self._dump(self._plain, _with_bytes_beside(item))
         except Exception:  # noqa: BLE001 - pickle refuses in many ways; cloudpickle has the last word

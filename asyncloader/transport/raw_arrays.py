@@ -1,6 +1,6 @@
 """Tensors and arrays as the memory they are made of.
 
-This file is about ``RawArray``: of a tensor or an array that is an item by itself only the form is
+This file is about ``raw_array``: of a tensor or an array that is an item by itself only the form is
 sent, in the place of a pickle, which would take as long as the copy of 64 KiB; and about putting
 tensors and arrays together over memory that arrived. Neither torch nor NumPy is imported here to
 look at an item. torch is imported with the first tensor that arrives: by ``import_torch`` in a
@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 #: What a form begins with; a pickle begins with something else.
 RAW = b"B"
@@ -28,16 +28,12 @@ RAW = b"B"
 IN_BAND_BELOW = 4096
 
 
-class RawArray(NamedTuple):
-    """The form of a tensor or an array, and where its memory is."""
-
-    form: bytes
-    nbytes: int
-    address: int
+#: The form of a tensor or an array, how many bytes it has, and the address of its memory.
+_Raw = tuple[bytes, int, int]
 
 
-def raw_array(item: Any) -> RawArray | None:
-    """Return the form and the place of a tensor or an array; None for anything else."""
+def raw_array(item: Any) -> _Raw | None:
+    """Return form, size and address of a tensor or an array; None for anything else."""
     kind = type(item)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     # Another thread may be in the middle of importing it.
@@ -55,13 +51,13 @@ def _is_raw_tensor(torch: Any, tensor: Any) -> bool:
     return is_raw and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _raw_tensor(tensor: Any) -> RawArray:
-    return RawArray(_tensor_form(tensor.dtype, tensor.shape), tensor.nbytes, tensor.data_ptr())
+def _raw_tensor(tensor: Any) -> _Raw:
+    return _tensor_form(tensor.dtype, tensor.shape), tensor.nbytes, tensor.data_ptr()
 
 
-def _raw_array_of(array: Any) -> RawArray:
+def _raw_array_of(array: Any) -> _Raw:
     address = ctypes.addressof(ctypes.c_char.from_buffer(array))
-    return RawArray(_array_form(array.dtype, array.shape), array.nbytes, address)
+    return _array_form(array.dtype, array.shape), array.nbytes, address
 
 
 @functools.lru_cache(maxsize=1024)

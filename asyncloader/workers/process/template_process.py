@@ -95,12 +95,6 @@ class ChildFds:
             os.close(fd)
 
 
-@dataclass(frozen=True)
-class _Child:
-    pid: int
-    status: int
-
-
 def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> NoReturn:
     """Be the template process until the loader is gone."""
     forget_signals()
@@ -120,7 +114,8 @@ class _Template:
             os.set_inheritable(fd, False)
         self._control = socket.socket(fileno=control_fd)
         self._loader_fd = loader_fd
-        self._children: dict[int, _Child] = {}
+        #: By its pidfd, the pid of each child and the descriptor where its exit code is told.
+        self._children: dict[int, tuple[int, int]] = {}
         self._wanted: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(control_fd, selectors.EVENT_READ, self._take_request)
@@ -169,19 +164,19 @@ class _Template:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self._children[pidfd] = _Child(pid, os.dup(fds.status))
+        self._children[pidfd] = pid, os.dup(fds.status)
         self._selector.register(pidfd, selectors.EVENT_READ, self._bury)
         return pid, pidfd
 
     def _bury(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        child = self._children.pop(pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        pid, status = self._children.pop(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         # The loader may have lost interest.
         with contextlib.suppress(OSError):
-            os.write(child.status, EXITCODE.pack(code))
-        os.close(child.status)
+            os.write(status, EXITCODE.pack(code))
+        os.close(status)
 
     def _reply(self, answer: int, fds: list[int]) -> None:
         try:
@@ -205,9 +200,9 @@ class _Template:
     def _let_go(self) -> None:
         self._selector.close()
         self._control.close()
-        for pidfd, child in self._children.items():
+        for pidfd, (_, status) in self._children.items():
             os.close(pidfd)
-            os.close(child.status)
+            os.close(status)
 
 
 def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) -> None:
