@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from asyncloader.datapipes.pipe.debugging import set_debug
+from asyncloader.datapipes.call import set_debug
 from asyncloader.errors import (
     ConcurrentIterationError,
     ForkedError,
@@ -38,7 +38,7 @@ from asyncloader.services.sequential import SequentialReadingService
 from asyncloader.worker_info import WorkerInfo, get_worker_info
 
 if TYPE_CHECKING:
-    from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
+    from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
     from asyncloader.serving.feed import Feed
 
 __all__ = [

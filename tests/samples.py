@@ -22,7 +22,7 @@ import asyncloader
 import asyncloader.adapters as ad
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
-from asyncloader.datapipes.pipe.base import DataPipe
+from asyncloader.datapipes.base import DataPipe
 from tests import sample_files as files
 
 COUNT = 24

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncloader.datapipes.calls.meeting import Meeting
+from asyncloader.datapipes.full_sync import Meeting
 from asyncloader.ranks import Statement
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncloader.datapipes.calls.meeting import Meeting
+from asyncloader.datapipes.full_sync import Meeting
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Alone,

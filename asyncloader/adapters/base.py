@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.pipe.base import IterDataPipe, is_iter_pipe, is_pipe
 
 #: What is accepted as an adapter: a function from graph to graph.
 AdapterFn = Callable[[Any], Any]

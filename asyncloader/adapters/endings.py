@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncloader.adapters.base import Adapter, appended
+from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_seconds
+from asyncloader.datapipes.base import is_map_pipe
+from asyncloader.datapipes.edges import functional_name, is_splitter
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.arguments import checked_count, checked_mapping, checked_seconds
-from asyncloader.datapipes.pipe.base import is_map_pipe
-from asyncloader.datapipes.pipe.kinds import functional_name, is_splitter
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.walk import Wiring, breadth_first
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from asyncloader.adapters.base import Adapter, appended
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import is_iter_pipe
-from asyncloader.datapipes.pipe.kinds import (
+from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.edges import (
     functional_name,
     is_dispatch,
     is_replicable,
@@ -18,6 +17,7 @@ from asyncloader.datapipes.pipe.kinds import (
     is_shuffler,
     is_splitter,
 )
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.cut import Reach
 from asyncloader.graph.edit import removed, replace_edge, replaced
 from asyncloader.graph.walk import Wiring

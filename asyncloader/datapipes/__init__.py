@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncloader.datapipes import iter, map
-    from asyncloader.datapipes.pipe.base import functional_datapipe
+    from asyncloader.datapipes.base import functional_datapipe
 
 __all__ = ["functional_datapipe", "iter", "map"]
 

@@ -15,17 +15,10 @@ from collections.abc import (
 )
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from asyncloader.datapipes.branches.branching import Branch
-from asyncloader.datapipes.branches.combining import ZipperLongest
-from asyncloader.datapipes.branches.random_splitting import Share
-from asyncloader.datapipes.branches.sharding import (
-    SHARDING_PRIORITIES,
-    ShardingFilter,
-    ShardingRoundRobinDispatcher,
-)
-from asyncloader.datapipes.branches.unzipping import MapColumn
-from asyncloader.datapipes.calls.attempts import ErrorTypes
-from asyncloader.datapipes.calls.shared_resource import Resource
+from asyncloader.datapipes.async_calls import ErrorTypes, Resource
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe
+from asyncloader.datapipes.combining import ZipperLongest
+from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.files.decompressing import CompressionType
 from asyncloader.datapipes.files.parsing import MAX_GROUP_BYTES
 from asyncloader.datapipes.files.streams import PathAndStream, PathName
@@ -36,12 +29,17 @@ from asyncloader.datapipes.files.unpacking import (
     MAX_MEMBERS,
     MAX_RATIO,
 )
-from asyncloader.datapipes.groups.shuffled_flattening import ShuffledFlatMapper
-from asyncloader.datapipes.groups.shuffling import InBatchShuffler, MapShuffler, Shuffler
-from asyncloader.datapipes.items.converting import IterToMapConverter, MapToIterConverter
-from asyncloader.datapipes.items.mapping import LengthSetter
-from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.flattening import ShuffledFlatMapper
+from asyncloader.datapipes.mapping import LengthSetter
+from asyncloader.datapipes.random_splitting import Share
+from asyncloader.datapipes.sharding import (
+    SHARDING_PRIORITIES,
+    ShardingFilter,
+    ShardingRoundRobinDispatcher,
+)
+from asyncloader.datapipes.shuffling import InBatchShuffler, MapShuffler, Shuffler
+from asyncloader.datapipes.splitting import Branch, MapColumn
+from asyncloader.datapipes.tolerance import OnError
 
 T_co = TypeVar("T_co", covariant=True)
 A = TypeVar("A")

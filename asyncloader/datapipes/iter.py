@@ -1,28 +1,18 @@
 """The iter pipes, under the import path that torchdata gave them."""
 
-from asyncloader.datapipes.branches.combining import (
+from asyncloader.datapipes.async_calls import AsyncMapper, BatchAsyncMapper
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.caching.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
+from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
+from asyncloader.datapipes.combining import (
     Multiplexer,
     MultiplexerLongest,
+    SampleMultiplexer,
     Zipper,
     ZipperLongest,
 )
-from asyncloader.datapipes.branches.joining import IterKeyZipper, MapKeyZipper
-from asyncloader.datapipes.branches.mixing import SampleMultiplexer
-from asyncloader.datapipes.branches.random_splitting import RandomSplitter
-from asyncloader.datapipes.branches.repeating import Concater, Cycler, Repeater
-from asyncloader.datapipes.branches.sharding import (
-    SHARDING_PRIORITIES,
-    ShardingFilter,
-    ShardingRoundRobinDispatcher,
-)
-from asyncloader.datapipes.branches.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer
-from asyncloader.datapipes.branches.unzipping import UnZipper
-from asyncloader.datapipes.caching.disk_cache import EndOnDiskCacheHolder, OnDiskCacheHolder
-from asyncloader.datapipes.caching.memory_caching import InMemoryCacheHolder
-from asyncloader.datapipes.calls.async_mapping import AsyncMapper, BatchAsyncMapper
-from asyncloader.datapipes.calls.full_sync import FullSync
-from asyncloader.datapipes.calls.prefetching import PinMemory, Prefetcher
-from asyncloader.datapipes.calls.thread_mapping import ThreadMapper, ThreadPoolMapper
+from asyncloader.datapipes.converting import IterToMapConverter, MapToIterConverter
 from asyncloader.datapipes.files.archives import TarArchiveLoader, ZipArchiveLoader
 from asyncloader.datapipes.files.decompressing import (
     Bz2FileLoader,
@@ -47,22 +37,35 @@ from asyncloader.datapipes.files.parsing import (
 )
 from asyncloader.datapipes.files.text import LineReader, ParagraphAggregator
 from asyncloader.datapipes.files.webdataset import ShardExpander, WebDataset
-from asyncloader.datapipes.groups.batch_mapping import BatchMapper
-from asyncloader.datapipes.groups.batching import Batcher
-from asyncloader.datapipes.groups.bucketing import BucketBatcher, MaxTokenBucketizer
-from asyncloader.datapipes.groups.flattening import FlatMapper, UnBatcher
-from asyncloader.datapipes.groups.grouping import Grouper
-from asyncloader.datapipes.groups.packing import SequencePacker
-from asyncloader.datapipes.groups.shuffled_flattening import ShuffledFlatMapper
-from asyncloader.datapipes.groups.shuffling import InBatchShuffler, Shuffler
-from asyncloader.datapipes.items.columnar import Rows2Columnar
-from asyncloader.datapipes.items.converting import IterToMapConverter, MapToIterConverter
-from asyncloader.datapipes.items.indexing import IndexAdder
-from asyncloader.datapipes.items.mapping import Collator, Enumerator, LengthSetter, Mapper
-from asyncloader.datapipes.items.selecting import Filter, Header
-from asyncloader.datapipes.items.slicing import Dropper, Flattener, Slicer
-from asyncloader.datapipes.items.sources import IterableWrapper
-from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.flattening import BatchMapper, FlatMapper, ShuffledFlatMapper, UnBatcher
+from asyncloader.datapipes.full_sync import FullSync
+from asyncloader.datapipes.grouping import BucketBatcher, Grouper, MaxTokenBucketizer
+from asyncloader.datapipes.joining import IterKeyZipper, MapKeyZipper
+from asyncloader.datapipes.mapping import (
+    Collator,
+    Dropper,
+    Enumerator,
+    Flattener,
+    IndexAdder,
+    LengthSetter,
+    Mapper,
+    Rows2Columnar,
+    Slicer,
+)
+from asyncloader.datapipes.packing import SequencePacker
+from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
+from asyncloader.datapipes.random_splitting import RandomSplitter
+from asyncloader.datapipes.repeating import Concater, Cycler, Repeater
+from asyncloader.datapipes.selecting import Filter, Header
+from asyncloader.datapipes.sharding import (
+    SHARDING_PRIORITIES,
+    ShardingFilter,
+    ShardingRoundRobinDispatcher,
+)
+from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
+from asyncloader.datapipes.thread_calls import ThreadMapper, ThreadPoolMapper
 from asyncloader.datapipes.web.readers import HttpReader, ObjectStoreReader
 
 __all__ = [

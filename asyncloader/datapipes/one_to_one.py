@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
-from asyncloader.datapipes.pipe.run import Pass, Run, is_ours, picks
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.run import Pass, Run, is_ours, picks
 
 
 class OneToOne:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.pipe.upstream import pipes_from
+from asyncloader.datapipes.edges import pipes_from
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.seeds import SeedGenerator
 
 

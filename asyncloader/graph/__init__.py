@@ -1,6 +1,6 @@
 """Graphs as data: walk them, change them, copy them, cut them, draw them."""
 
-from asyncloader.datapipes.pipe.edges import edges_of
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.graph.cut import Cut, WorkerPart, cut_graph, read_without_fork
 from asyncloader.graph.draw import to_dot, to_mermaid, to_svg, to_text
 from asyncloader.graph.edit import copy_graph, remove_dp, replace_dp

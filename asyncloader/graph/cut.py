@@ -18,12 +18,8 @@ from functools import reduce
 from operator import or_
 from typing import Any, Literal
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.patterns.replaying import is_replayed
-from asyncloader.datapipes.pipe.base import is_iter_pipe
-from asyncloader.datapipes.pipe.edges import reads_twice
-from asyncloader.datapipes.pipe.kinds import (
+from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.edges import (
     functional_name,
     goes_by_clock,
     is_dispatch,
@@ -32,8 +28,12 @@ from asyncloader.datapipes.pipe.kinds import (
     is_splitter,
     is_without_order,
     lives_with_loader,
+    reads_twice,
     shards_itself,
 )
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first, pipes_of
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncloader.datapipes.base import DataPipe
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import DataPipe
 from asyncloader.graph.walk import Wiring
 
 #: A label for each pipe, as a mapping or as pairs.

@@ -14,11 +14,20 @@ from collections import deque
 from types import MethodType
 from typing import Any
 
+from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.edges import (
+    MAX_ELEMENTS,
+    attributes,
+    can,
+    declared_edges,
+    edges_of,
+    is_shuffler,
+    is_splitter,
+    lives_with_loader,
+    rewritten,
+    vars_of,
+)
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
-from asyncloader.datapipes.pipe.containers import MAX_ELEMENTS, rewritten
-from asyncloader.datapipes.pipe.edges import attributes, declared_edges, edges_of, vars_of
-from asyncloader.datapipes.pipe.kinds import can, is_shuffler, is_splitter, lives_with_loader
 from asyncloader.graph.walk import DataPipeGraph, breadth_first, list_dps, traverse_dps
 from asyncloader.safe_error_text import note
 

@@ -17,9 +17,8 @@ from enum import Enum
 from types import MethodType
 from typing import Any
 
-from asyncloader.datapipes.pipe.base import is_pipe
-from asyncloader.datapipes.pipe.edges import vars_of
-from asyncloader.datapipes.pipe.kinds import is_shuffler
+from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.edges import is_shuffler, vars_of
 from asyncloader.graph.walk import Wiring
 from asyncloader.main_script import home_of
 

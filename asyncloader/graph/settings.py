@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import is_pipe
-from asyncloader.datapipes.pipe.kinds import (
+from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.edges import (
     is_filter_of_shards,
     is_random,
     is_sharding,
     is_shuffler,
 )
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.seeds import SeedGenerator
 

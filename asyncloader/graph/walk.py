@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import kind_name, stage_name
-from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_pipe
-from asyncloader.datapipes.pipe.edges import edges_of
 
 #: A pipe of either kind.
 DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]

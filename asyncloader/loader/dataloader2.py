@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
-from asyncloader.datapipes.going_on.cursors import set_numbers
-from asyncloader.datapipes.items.converting import MapToIterConverter
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
+from asyncloader.datapipes.converting import MapToIterConverter
+from asyncloader.datapipes.cursors import set_numbers
 from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.walk import breadth_first

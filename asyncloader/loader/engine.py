@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors
-from asyncloader.datapipes.pipe.run import waits
+from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.run import waits
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first

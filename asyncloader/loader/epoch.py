@@ -13,13 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors
-from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.going_on.lasting import LastingError
-from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.pipe.run import Run, is_async_pipe
-from asyncloader.datapipes.running.exchange import Exchange, Waiter
-from asyncloader.datapipes.running.home import Home, give_groups, run_at
+from asyncloader.datapipes.cursors import Cursors, LastingError, close_items
+from asyncloader.datapipes.exchange import Exchange, Waiter
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.run import Run, is_async_pipe
+from asyncloader.datapipes.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.watch.watching import WatchedCalls
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from operator import length_hint
 from typing import Any
 
-from asyncloader.datapipes.pipe.arguments import checked_count
+from asyncloader.datapipes.arguments import checked_count
 
 _NO_LIMIT = sys.maxsize
 

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from asyncloader.datapipes.patterns.replaying import unnumbered, with_orders
-from asyncloader.datapipes.pipe.base import DataPipe, is_pipe
-from asyncloader.datapipes.pipe.kinds import has_no_place, is_without_order
-from asyncloader.datapipes.pipe.run import Run, RunTree
+from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.edges import has_no_place, is_without_order
+from asyncloader.datapipes.replaying import unnumbered, with_orders
+from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import fingerprint

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
-from asyncloader.datapipes.going_on.forms import (
+from asyncloader.datapipes.cursor_forms import (
     Form,
     FormOf,
     check_cursors,
@@ -23,10 +22,11 @@ from asyncloader.datapipes.going_on.forms import (
     has_own_state,
     no_cursor,
 )
-from asyncloader.datapipes.going_on.journal import settled
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.edges import goes_by_clock, lives_with_loader
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
-from asyncloader.datapipes.pipe.kinds import goes_by_clock, lives_with_loader
+from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, read_without_fork
 from asyncloader.graph.fingerprint import differences, fingerprint

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.edges import edges_of
 from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watched, Watching, tallies_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.worker_stats import WorkerStats

@@ -22,8 +22,8 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
-from asyncloader.datapipes.items.sources import IterableWrapper
-from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from asyncloader.adapters.endings import FullSync
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.calls import full_sync
-from asyncloader.datapipes.calls.meeting import Meeting
-from asyncloader.datapipes.pipe.arguments import checked_seconds
-from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
+from asyncloader.datapipes import full_sync
+from asyncloader.datapipes.arguments import checked_seconds
+from asyncloader.datapipes.edges import is_filter_of_shards
+from asyncloader.datapipes.full_sync import Meeting
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import RankError
 from asyncloader.graph.cut import no_order_in_dividing
 from asyncloader.graph.edit import copy_graph

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.edges import functional_name, is_dispatch, is_filter_of_shards
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.kinds import functional_name, is_dispatch, is_filter_of_shards
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for

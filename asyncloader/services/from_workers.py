@@ -14,13 +14,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import (
-    Cursor,
-    Cursors,
-    number_of,
-    take_number_of,
-)
-from asyncloader.datapipes.going_on.forms import (
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.cursor_forms import (
     COUNT,
     Form,
     FormOf,
@@ -31,13 +26,17 @@ from asyncloader.datapipes.going_on.forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.going_on.journal import Journal
-from asyncloader.datapipes.going_on.tidings import piece, unnumbered_in
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    number_of,
+    take_number_of,
+)
+from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.pipe.kinds import is_without_order
-from asyncloader.datapipes.pipe.run import Pass, Run, RunTree
-from asyncloader.datapipes.running.home import cancelled
+from asyncloader.datapipes.run import Pass, Run, RunTree
+from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.unordered import Journal, piece, unnumbered_in
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task

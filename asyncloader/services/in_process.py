@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.calls.prefetching import Prefetcher
-from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.datapipes.pipe.arguments import (
+from asyncloader.datapipes.arguments import (
     check_takes,
     checked_count,
     checked_function,
@@ -19,6 +17,8 @@ from asyncloader.datapipes.pipe.arguments import (
     iterable_source,
     takes,
 )
+from asyncloader.datapipes.naming import function_name, stage_name
+from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     IterResetFn,

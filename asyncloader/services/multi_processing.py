@@ -18,23 +18,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.calls.prefetching import Prefetcher
-from asyncloader.datapipes.going_on.cursors import (
-    number_of,
-    take_number_of,
-)
-from asyncloader.datapipes.items.sources import IterableWrapper, twice
-from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.datapipes.patterns.replaying import is_replayed
-from asyncloader.datapipes.pipe.arguments import (
+from asyncloader.datapipes.arguments import (
     checked_count,
     checked_function,
     checked_graph,
     checked_seconds,
     iterable_source,
 )
-from asyncloader.datapipes.pipe.kinds import functional_name, lives_with_loader
+from asyncloader.datapipes.cursors import (
+    number_of,
+    take_number_of,
+)
+from asyncloader.datapipes.edges import functional_name, lives_with_loader
+from asyncloader.datapipes.naming import function_name, stage_name
+from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sources import IterableWrapper, twice
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.cut import (
     Cut,

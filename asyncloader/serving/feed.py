@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, Self
 
 import asyncloader.datapipes.iter  # noqa: F401  # a feed has the fluent methods of all pipes
-from asyncloader.datapipes.items.envelope import Envelope
-from asyncloader.datapipes.pipe.arguments import checked_count, checked_limit
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.pipe.kinds import lives_with_loader
-from asyncloader.datapipes.running.exchange import Nobody, Waiter
-from asyncloader.datapipes.running.home import cancelled
+from asyncloader.datapipes.arguments import checked_count, checked_limit
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.edges import lives_with_loader
+from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.exchange import Nobody, Waiter
+from asyncloader.datapipes.run_place import cancelled
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.items.envelope import Envelope, Key
+from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.errors import LoaderError, WorkerDied, WorkerTimeout
 from asyncloader.runtime import running_loop
 from asyncloader.waiting import call_soon

@@ -24,22 +24,19 @@ from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.calls.async_mapping import AsyncMapPass, AsyncMapper
-from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
-from asyncloader.datapipes.going_on.cursors import take_number_of
-from asyncloader.datapipes.going_on.iterating import aclose_items, close_items, groups_of
-from asyncloader.datapipes.groups.batching import Batcher
-from asyncloader.datapipes.groups.timed_batching import timed_batches
-from asyncloader.datapipes.items.envelope import Envelope, Key
+from asyncloader.datapipes.async_calls import AsyncMapPass, AsyncMapper
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.batching import Batcher, timed_batches
+from asyncloader.datapipes.call import blame, is_async, unawaited
+from asyncloader.datapipes.columns import ColumnFunction
+from asyncloader.datapipes.cursors import aclose_items, close_items, groups_of, take_number_of
+from asyncloader.datapipes.edges import can, edges_of, is_splitter
+from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.pipe.columns import ColumnFunction
-from asyncloader.datapipes.pipe.edges import edges_of
-from asyncloader.datapipes.pipe.function import blame, is_async, unawaited
-from asyncloader.datapipes.pipe.kinds import can, is_splitter
-from asyncloader.datapipes.pipe.run import Pass, Run, is_async_pipe
-from asyncloader.datapipes.running.home import ended_threads
+from asyncloader.datapipes.run import Pass, Run, is_async_pipe
+from asyncloader.datapipes.run_place import ended_threads
+from asyncloader.datapipes.thread_calls import ThreadMapper
 from asyncloader.errors import LoaderError
 from asyncloader.graph.edit import replaced
 from asyncloader.graph.walk import breadth_first

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from asyncloader.datapipes.pipe.base import is_pipe
+from asyncloader.datapipes.base import is_pipe
 from asyncloader.graph.cut import Place, cut_graph
 from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
 from asyncloader.loader.dataloader2 import DataLoader2

@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from asyncloader.adapters.sharding_policy import ShardingPolicy
+from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.kinds import lives_with_loader
 from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.walk import breadth_first

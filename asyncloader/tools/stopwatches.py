@@ -17,16 +17,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.going_on.iterating import aclose_items, close_items
-from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
-from asyncloader.datapipes.pipe.base import (
+from asyncloader.datapipes.base import (
     IterDataPipe,
     MapDataPipe,
     is_iter_pipe,
 )
-from asyncloader.datapipes.pipe.kinds import is_splitter
-from asyncloader.datapipes.pipe.run import Run, is_async_pipe
+from asyncloader.datapipes.cursors import aclose_items, close_items
+from asyncloader.datapipes.edges import is_splitter
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
+from asyncloader.datapipes.run import Run, is_async_pipe
 from asyncloader.graph.edit import copy_graph, replace_edge
 from asyncloader.graph.walk import Wiring
 

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
-from asyncloader.datapipes.going_on.forms import counts, fields
-from asyncloader.datapipes.items.envelope import Envelope
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.pipe.run import Pass, Run
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.cursor_forms import counts, fields
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.run import Pass, Run
 from asyncloader.errors import LoaderError, TransportError
 from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import Channel, close_all

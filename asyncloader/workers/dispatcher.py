@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.pipe.kinds import is_dispatch
-from asyncloader.datapipes.pipe.registering import expect_methods
-from asyncloader.datapipes.pipe.run import RunTree
-from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.datapipes.base import expect_methods
+from asyncloader.datapipes.cursors import close_items
+from asyncloader.datapipes.edges import is_dispatch
+from asyncloader.datapipes.run import RunTree
+from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import SeedPlaces
 from asyncloader.graph.walk import breadth_first

@@ -15,10 +15,10 @@ import time
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any
 
-from asyncloader.datapipes.going_on.iterating import aclose_items
-from asyncloader.datapipes.items.envelope import Envelope
-from asyncloader.datapipes.pipe.weighing import is_heavy
-from asyncloader.datapipes.running.home import cancelled
+from asyncloader.datapipes.cursors import aclose_items
+from asyncloader.datapipes.envelope import Envelope
+from asyncloader.datapipes.prefetching import is_heavy
+from asyncloader.datapipes.run_place import cancelled
 from asyncloader.errors import LoaderError, PipelineError, TransportError, WorkerTimeout
 from asyncloader.runtime import begin_task, in_thread
 from asyncloader.safe_error_text import repr_of

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.items.envelope import Envelope, Key
+from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.errors import TransportError
 from asyncloader.runtime import begin_task, in_thread
 from asyncloader.transport.arena import Arena

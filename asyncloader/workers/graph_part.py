@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.applying import Applier
-from asyncloader.datapipes.patterns.replaying import is_replayed
-from asyncloader.datapipes.pipe.kinds import is_without_order
-from asyncloader.datapipes.pipe.run import Run, RunTree
+from asyncloader.datapipes.patterns import Applier
+from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import PartSeeds, Takers, seed_newcomers
 from asyncloader.graph.walk import pipes_of
@@ -155,8 +155,8 @@ def keeps_positions(pipe: Any) -> bool:
 
 def _is_one_to_one(pipe: Any) -> bool:
     # A worker imports them only if it runs them, or has to know.
-    from asyncloader.datapipes.calls.async_mapping import AsyncMapper
-    from asyncloader.datapipes.calls.thread_mapping import ThreadMapper
+    from asyncloader.datapipes.async_calls import AsyncMapper
+    from asyncloader.datapipes.thread_calls import ThreadMapper
 
     # One that yields its results in lists is none.
     is_flat = getattr(pipe, "flattens", True)

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.going_on.tidings import Piece, followed, unnumbered_in
+from asyncloader.datapipes.unordered import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
 from asyncloader.runtime import in_thread
 from asyncloader.transport.codec import Admitted, Decoder

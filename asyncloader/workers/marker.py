@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from time import thread_time
 from typing import Any
 
-from asyncloader.datapipes.branches.branching import Branch
-from asyncloader.datapipes.going_on.cursors import (
+from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     cursor_of,
@@ -20,11 +20,11 @@ from asyncloader.datapipes.going_on.cursors import (
     number_of,
     put_cursor,
 )
-from asyncloader.datapipes.going_on.marks import Pace
-from asyncloader.datapipes.going_on.tidings import Piece, Teller
-from asyncloader.datapipes.patterns.replaying import needs_replay, with_orders
-from asyncloader.datapipes.pipe.base import is_iter_pipe
-from asyncloader.datapipes.pipe.kinds import is_without_order
+from asyncloader.datapipes.edges import is_without_order
+from asyncloader.datapipes.marks import Pace
+from asyncloader.datapipes.replaying import needs_replay, with_orders
+from asyncloader.datapipes.splitting import Branch
+from asyncloader.datapipes.unordered import Piece, Teller
 from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
 from asyncloader.workers.graph_part import PreparedPart

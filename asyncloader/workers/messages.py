@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.going_on.cursors import Cursors
-from asyncloader.datapipes.going_on.tidings import Piece
+from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import TransportError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.worker_info import WorkerInfo

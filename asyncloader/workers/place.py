@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.going_on.cursors import Cursor
-from asyncloader.datapipes.going_on.forms import (
+from asyncloader.datapipes.cursor_forms import (
     COUNT,
     Form,
     cursors,
@@ -23,8 +22,9 @@ from asyncloader.datapipes.going_on.forms import (
     row,
     whole,
 )
-from asyncloader.datapipes.going_on.marks import thinned
-from asyncloader.datapipes.going_on.tidings import Piece, followed
+from asyncloader.datapipes.cursors import Cursor
+from asyncloader.datapipes.marks import thinned
+from asyncloader.datapipes.unordered import Piece, followed
 from asyncloader.workers.dispatch_source import DEALT
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import FIRST, DealStart, Mark, load_mark

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from asyncloader.datapipes.pipe.registering import homes_of_methods
+from asyncloader.datapipes.base import homes_of_methods
 from asyncloader.errors import ResourceExhausted, WorkerDied, WorkerStartupError, WorkerTimeout
 from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from asyncloader.datapipes.items.envelope import Envelope
+from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
 from asyncloader.runtime import start_thread

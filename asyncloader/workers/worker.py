@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.items.collating import own_memory
+from asyncloader.datapipes.arguments import checked_graph
+from asyncloader.datapipes.base import DataPipe, expect_methods
+from asyncloader.datapipes.edges import is_filter_of_shards
+from asyncloader.datapipes.mapping import own_memory
 from asyncloader.datapipes.naming import function_name
-from asyncloader.datapipes.pipe.arguments import checked_graph
-from asyncloader.datapipes.pipe.base import DataPipe
-from asyncloader.datapipes.pipe.kinds import is_filter_of_shards
-from asyncloader.datapipes.pipe.registering import expect_methods
-from asyncloader.datapipes.pipe.run import RunTree
-from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.datapipes.run import RunTree
+from asyncloader.datapipes.run_place import Home, run_at
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import SeedPlaces, apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of

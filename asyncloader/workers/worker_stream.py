@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from asyncloader.datapipes.going_on.tidings import Piece
+from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import in_thread
 from asyncloader.waiting import LoopWaiter

@@ -11,7 +11,7 @@ import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.adapters import FullSync, PinMemory, PrefetchPolicy
 from asyncloader.adapters.base import appended
-from asyncloader.datapipes.calls import full_sync, prefetching
+from asyncloader.datapipes import full_sync, prefetching
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import edges_of, to_text

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from asyncloader.datapipes.going_on.cursors import Cursors, set_numbers
-from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.pipe.run import Run, RunTree
+from asyncloader.datapipes.cursors import Cursors, close_items, set_numbers
+from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.graph import breadth_first
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import (
     SHARDING_PRIORITIES,
     Batcher,
@@ -54,7 +55,6 @@ from asyncloader.datapipes.iter import (
     ZipperLongest,
 )
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.base import IterDataPipe
 from tests.datapipes.watched import Watched, WatchedAsync
 
 Source = Iterable[Any]

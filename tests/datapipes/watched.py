@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.pipe.base import IterDataPipe
+from asyncloader.datapipes.base import IterDataPipe
 
 
 class Watched(IterDataPipe[Any]):

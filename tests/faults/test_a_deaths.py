@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import new_event_loop
 from asyncloader.worker_info import get_worker_info

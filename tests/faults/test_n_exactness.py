@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import LoaderError
 from tests.steps import loader_from
 

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import PipelineError, TransportError
 from tests.faults.child import collected, loader_of, numbers, play, play_each
 from tests.processes.scripts import run_script
@@ -105,7 +105,7 @@ SCRIPT = """
 import abc, collections, dataclasses, typing
 import torch
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper
 
 

@@ -18,7 +18,7 @@ needs_root = pytest.mark.skipif(
 FEW_PROCESSES = """
 import resource, sys, time
 from asyncloader import DataLoader2, MultiProcessingReadingService, ResourceExhausted
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.other_user import become_nobody, threads_of
 

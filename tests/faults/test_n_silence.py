@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerTimeout
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers import worker_stream

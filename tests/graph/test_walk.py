@@ -9,9 +9,9 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 import torch.utils.data.graph as torch_graph
 
+from asyncloader.datapipes.edges import MAX_ELEMENTS
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.containers import MAX_ELEMENTS
 from asyncloader.graph import (
     DataPipe,
     DataPipeGraph,

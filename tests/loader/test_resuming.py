@@ -11,8 +11,8 @@ import pytest
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes.going_on import marks
-from asyncloader.datapipes.pipe.base import IterDataPipe, is_map_pipe
+from asyncloader.datapipes import marks
+from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
     check_rest,

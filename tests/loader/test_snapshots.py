@@ -23,9 +23,9 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes.going_on import marks
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.running.exchange import GROUP_ITEMS
+from asyncloader.datapipes import marks
+from asyncloader.datapipes.base import IterDataPipe
+from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
 from asyncloader.snapshot import checksum
 from tests.samples import is_odd

@@ -18,8 +18,8 @@ import numpy
 import pytest
 
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.watch import watching
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
 from asyncloader.workers.worker_stats import WorkerStats

@@ -26,9 +26,9 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.going_on import marks
-from asyncloader.datapipes.pipe.run import tree_of
+from asyncloader.datapipes import marks
+from asyncloader.datapipes.run import tree_of
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError, WorkerDied
 from asyncloader.graph import find_dps, traverse_dps
 from tests.samples import is_odd

@@ -13,8 +13,8 @@ from asyncloader import (
     ResourceExhausted,
     WorkerDied,
 )
-from asyncloader.datapipes.branches.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from tests.cpu_time import share_of_a_core
 from tests.leaks import leaves_nothing
 

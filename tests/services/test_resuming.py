@@ -20,7 +20,7 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.going_on import marks
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
 from tests.faults.deaths import signalled

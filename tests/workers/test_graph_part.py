@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.graph.settings import PartSeeds
 from asyncloader.seeds import SeedGenerator

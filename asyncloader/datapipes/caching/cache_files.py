@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from asyncloader.datapipes.pipe.omissions import Omissions
-from asyncloader.datapipes.running.home import present_waiter
+from asyncloader.datapipes.run_place import present_waiter
+from asyncloader.datapipes.tolerance import Omissions
 from asyncloader.runtime import start_thread
 from asyncloader.waiting import ThreadWaiter
 

@@ -18,28 +18,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules, FileLock
-from asyncloader.datapipes.calls.ahead_pass import NOTHING_AHEAD, Ahead
-from asyncloader.datapipes.calls.keeper import keeper_at, keeping
-from asyncloader.datapipes.files.local import checked_hashes
-from asyncloader.datapipes.files.streams import pair_in
-from asyncloader.datapipes.going_on.forms import Form
-from asyncloader.datapipes.going_on.iterating import close_items
-from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
-from asyncloader.datapipes.patterns.rereading import closing_items
-from asyncloader.datapipes.pipe.arguments import (
+from asyncloader.datapipes.ahead import NOTHING_AHEAD, Ahead
+from asyncloader.datapipes.arguments import (
     checked_count,
     checked_wait,
     iterable_source,
 )
-from asyncloader.datapipes.pipe.base import DataPipe, IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.edges import edges_of
-from asyncloader.datapipes.pipe.function import blame, plain_function
-from asyncloader.datapipes.pipe.omissions import listening_for_omissions
-from asyncloader.datapipes.pipe.run import Run, waits
-from asyncloader.datapipes.running.home import present_waiter
-from asyncloader.datapipes.running.makers import Makers, Making, some_home
+from asyncloader.datapipes.async_calls import keeper_at, keeping
+from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
+from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules, FileLock
+from asyncloader.datapipes.call import blame, plain_function
+from asyncloader.datapipes.cursor_forms import Form
+from asyncloader.datapipes.cursors import close_items
+from asyncloader.datapipes.edges import edges_of
+from asyncloader.datapipes.files.local import checked_hashes
+from asyncloader.datapipes.files.streams import pair_in
+from asyncloader.datapipes.naming import function_name, stage_name
+from asyncloader.datapipes.patterns import LAGGING, LaggingPass, closing_items
+from asyncloader.datapipes.run import Run, waits
+from asyncloader.datapipes.run_place import Makers, Making, present_waiter, some_home
+from asyncloader.datapipes.tolerance import listening_for_omissions
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import ThreadWaiter
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.going_on.cursors import Cursor, Cursors
-from asyncloader.datapipes.going_on.marks import Marks
-from asyncloader.datapipes.patterns.rereading import add_cursors, closing_items
-from asyncloader.datapipes.pipe.arguments import checked_count, iterable_source, keyed_source
-from asyncloader.datapipes.pipe.base import IterDataPipe, MapDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.run import Pass, Run
-from asyncloader.datapipes.pipe.upstream import drawn_above
-from asyncloader.datapipes.pipe.weighing import weight_of
+from asyncloader.datapipes.arguments import checked_count, iterable_source, keyed_source
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.edges import drawn_above
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.patterns import add_cursors, closing_items
+from asyncloader.datapipes.prefetching import weight_of
+from asyncloader.datapipes.run import Pass, Run
 
 T = TypeVar("T")
 

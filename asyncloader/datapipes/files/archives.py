@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Self
 
+from asyncloader.datapipes.arguments import checked_length
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files.local import said_length
 from asyncloader.datapipes.files.streams import (
     BUFFER_BYTES,
@@ -38,10 +40,8 @@ from asyncloader.datapipes.files.unpacking import (
     packed_stream,
     unpacked_stream,
 )
-from asyncloader.datapipes.patterns.expanding import TolerantExpander
-from asyncloader.datapipes.pipe.arguments import checked_length
-from asyncloader.datapipes.pipe.base import functional_datapipe
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.patterns import TolerantExpander
+from asyncloader.datapipes.tolerance import OnError
 
 
 class ArchiveLoader(TolerantExpander[PathAndStream]):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
+from asyncloader.datapipes.arguments import checked_length
+from asyncloader.datapipes.base import functional_datapipe
 from asyncloader.datapipes.files.archives import TarStream
 from asyncloader.datapipes.files.local import said_length
 from asyncloader.datapipes.files.streams import PathAndStream, close_stream, path_and_stream
@@ -24,10 +26,8 @@ from asyncloader.datapipes.files.unpacking import (
     packed_stream,
     unpacked_stream,
 )
-from asyncloader.datapipes.patterns.applying import Applier
-from asyncloader.datapipes.pipe.arguments import checked_length
-from asyncloader.datapipes.pipe.base import functional_datapipe
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.patterns import Applier
+from asyncloader.datapipes.tolerance import OnError
 
 
 class CompressionType(Enum):

@@ -13,6 +13,10 @@ import posixpath
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from asyncloader.datapipes.arguments import checked_mapping, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.bridge import loop_calls
+from asyncloader.datapipes.call import calling, is_async
 from asyncloader.datapipes.files.local import (
     any_match,
     as_bytes,
@@ -28,12 +32,8 @@ from asyncloader.datapipes.files.local import (
 from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, path_in
 from asyncloader.datapipes.files.text import after
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.expanding import Expander
-from asyncloader.datapipes.pipe.arguments import checked_mapping, iterable_source
-from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.function import calling, is_async
-from asyncloader.datapipes.pipe.run import Run
-from asyncloader.datapipes.running.crossing import loop_calls
+from asyncloader.datapipes.patterns import Expander
+from asyncloader.datapipes.run import Run
 
 
 @functional_datapipe("list_files_by_fsspec")

@@ -19,6 +19,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_encoding,
+    checked_function,
+    checked_length,
+    checked_mapping,
+    iterable_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, is_pipe
+from asyncloader.datapipes.call import answer_of, calling, is_async, itself
 from asyncloader.datapipes.files.streams import (
     PIECE_BYTES,
     OpenedBytes,
@@ -31,23 +41,11 @@ from asyncloader.datapipes.files.streams import (
     path_and_stream,
     path_in,
 )
-from asyncloader.datapipes.items.sources import IterableWrapper
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns.applying import Applier
-from asyncloader.datapipes.patterns.expanding import Expander, TolerantExpander
-from asyncloader.datapipes.pipe.answers import answer_of
-from asyncloader.datapipes.pipe.arguments import (
-    checked_count,
-    checked_encoding,
-    checked_function,
-    checked_length,
-    checked_mapping,
-    iterable_source,
-)
-from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe, is_pipe
-from asyncloader.datapipes.pipe.function import calling, is_async, itself
-from asyncloader.datapipes.pipe.run import Run
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.patterns import Applier, Expander, TolerantExpander
+from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.tolerance import OnError
 
 
 @functional_datapipe("list_files")

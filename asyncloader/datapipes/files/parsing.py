@@ -14,6 +14,9 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+from asyncloader.datapipes.arguments import checked_function, checked_names
+from asyncloader.datapipes.base import functional_datapipe
+from asyncloader.datapipes.call import plain_function
 from asyncloader.datapipes.files.streams import close_stream, path_and_stream
 from asyncloader.datapipes.files.text import (
     MAX_LINE_BYTES,
@@ -27,12 +30,8 @@ from asyncloader.datapipes.files.text import (
     undecodable,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.patterns.applying import Applier
-from asyncloader.datapipes.patterns.expanding import TolerantExpander
-from asyncloader.datapipes.pipe.arguments import checked_function, checked_names
-from asyncloader.datapipes.pipe.base import functional_datapipe
-from asyncloader.datapipes.pipe.function import plain_function
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.patterns import Applier, TolerantExpander
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
 from asyncloader.safe_error_text import note
 from asyncloader.worker_info import this_worker

@@ -16,6 +16,16 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_encoding,
+    checked_errors,
+    checked_function,
+    iterable_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.call import answer_of, calling, is_async
+from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.files.streams import (
     PIECE_BYTES,
     byte_stream,
@@ -24,21 +34,9 @@ from asyncloader.datapipes.files.streams import (
     path_and_stream,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.going_on.forms import Form
-from asyncloader.datapipes.patterns.expanding import TolerantExpander
-from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
-from asyncloader.datapipes.pipe.answers import answer_of
-from asyncloader.datapipes.pipe.arguments import (
-    checked_count,
-    checked_encoding,
-    checked_errors,
-    checked_function,
-    iterable_source,
-)
-from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.function import calling, is_async
-from asyncloader.datapipes.pipe.run import Run
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.patterns import LAGGING, LaggingPass, TolerantExpander
+from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
 
 #: A line of text is read at once.

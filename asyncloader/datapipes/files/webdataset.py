@@ -11,14 +11,13 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from asyncloader.datapipes.arguments import iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.files.streams import pair_in, path_in
 from asyncloader.datapipes.files.text import after
-from asyncloader.datapipes.going_on.forms import Form
-from asyncloader.datapipes.patterns.expanding import Expander
-from asyncloader.datapipes.patterns.lagging_pass import LAGGING, LaggingPass
-from asyncloader.datapipes.pipe.arguments import iterable_source
-from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.run import Run
+from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass
+from asyncloader.datapipes.run import Run
 
 
 @functional_datapipe("webdataset")

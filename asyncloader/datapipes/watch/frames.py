@@ -36,9 +36,7 @@ _BETWEEN_PIPES = frozenset(
 _GENERATOR = inspect.CO_GENERATOR
 
 #: Methods that every pipe inherits do not tell which pipe it is.
-_BASES = frozenset(
-    {"asyncloader.datapipes.pipe.base", "asyncloader.datapipes.pipe.run", "builtins"}
-)
+_BASES = frozenset({"asyncloader.datapipes.base", "asyncloader.datapipes.run", "builtins"})
 
 
 class CodeOwners:

@@ -22,7 +22,7 @@ from time import perf_counter
 from types import CodeType
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.going_on.cursors import number_of
+from asyncloader.datapipes.cursors import number_of
 from asyncloader.datapipes.watch.frames import (
     OUTSIDE,
     CodeOwners,

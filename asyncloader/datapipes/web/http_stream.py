@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.calls.attempts import Attempts
+from asyncloader.datapipes.async_calls import Attempts
+from asyncloader.datapipes.bridge import call_on
 from asyncloader.datapipes.files.streams import BUFFER_BYTES
-from asyncloader.datapipes.running.crossing import call_on
-from asyncloader.datapipes.running.home import present_waiter
+from asyncloader.datapipes.run_place import present_waiter
 from asyncloader.datapipes.web.http_client import (
     AsItIs,
     Client,

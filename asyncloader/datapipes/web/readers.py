@@ -17,11 +17,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Literal, SupportsInt
 
-from asyncloader.datapipes.calls.async_mapping import AsyncMapper
-from asyncloader.datapipes.calls.attempts import Attempts
-from asyncloader.datapipes.pipe.arguments import checked_count
-from asyncloader.datapipes.pipe.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.pipe.tolerance import OnError
+from asyncloader.datapipes.arguments import checked_count
+from asyncloader.datapipes.async_calls import AsyncMapper, Attempts
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import HttpUnavailable, ResourceExhausted
 from asyncloader.runtime import in_thread
 

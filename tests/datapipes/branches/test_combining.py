@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncloader.datapipes.iter import IterableWrapper, Multiplexer, Zipper, ZipperLongest
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.map import Zipper as MapZipper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Failing, Watched
 

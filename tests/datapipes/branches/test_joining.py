@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import (
     assert_goes_on,

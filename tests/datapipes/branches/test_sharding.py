@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES as TORCH_PRIORITIES
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.groups.shuffling import MapShuffler
-from asyncloader.datapipes.items.converting import MapToIterConverter
+from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
+from asyncloader.datapipes.shuffling import MapShuffler
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.resuming import assert_goes_on
 

@@ -11,11 +11,11 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader import DataLoader2
-from asyncloader.datapipes.branches.split_pass import SplitStart
-from asyncloader.datapipes.going_on.marks import Pace
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.running.home import Home, run_at
+from asyncloader.datapipes.marks import Pace
+from asyncloader.datapipes.run_place import Home, run_at
+from asyncloader.datapipes.split_pass import SplitStart
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import IteratorInvalidated
 from tests.datapipes.resuming import (

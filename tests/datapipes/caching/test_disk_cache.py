@@ -17,8 +17,8 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.caching.cache_files import FileLock
-from asyncloader.datapipes.going_on import marks
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import new_event_loop

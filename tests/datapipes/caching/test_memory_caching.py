@@ -9,7 +9,7 @@ import torch
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
-from asyncloader.datapipes.pipe.weighing import weight_of
+from asyncloader.datapipes.prefetching import weight_of
 from tests.datapipes.resuming import assert_goes_on, cursors_along, rest_of
 from tests.datapipes.watched import Watched
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from asyncloader.datapipes.calls.full_sync import MOST_ROOM, AgreedAhead
-from asyncloader.datapipes.calls.meeting import Meeting
+from asyncloader.datapipes.full_sync import MOST_ROOM, AgreedAhead, Meeting
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.pipe.run import Run, RunTree
+from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.errors import RankError
 from tests.table import Table
 

@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict, UserDict, defaultdict
 
 import pytest
 
-from asyncloader.datapipes.calls.prefetching import pinned
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.prefetching import pinned
 
 
 class Counting(IterDataPipe[int]):

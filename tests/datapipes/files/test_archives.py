@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import (
     FileOpener,
     IterableWrapper,
     TarArchiveLoader,
     ZipArchiveLoader,
 )
-from asyncloader.datapipes.pipe.base import IterDataPipe
 from tests.leaks import leaves_nothing
 
 CONTENTS = {"a.txt": b"aaaa", "folder/b.bin": b"b" * 3000, "empty": b"", "c": b"c" * 512}

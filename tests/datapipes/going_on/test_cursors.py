@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import Any
 
-from asyncloader.datapipes.going_on.marks import Marks
+from asyncloader.datapipes.marks import Marks
 
 
 def test_marks_cost_a_fiftieth_of_the_time_however_dear_they_are() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.groups.bucketing import MaxTokenBucketizer
+from asyncloader.datapipes.grouping import MaxTokenBucketizer
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.datapipes.resuming import assert_goes_on, cursors_along, rest_of
 from tests.datapipes.watched import Watched

@@ -7,7 +7,7 @@ import pytest
 import torch.utils.data.datapipes.iter as torch_iter
 
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Watched
 

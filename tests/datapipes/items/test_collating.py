@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from asyncloader.datapipes.items.collating import own_memory
 from asyncloader.datapipes.iter import Collator, IterableWrapper
+from asyncloader.datapipes.mapping import own_memory
 
 BATCHES: dict[str, list[Any]] = {
     "tensors": [torch.arange(6.0).view(2, 3) + n for n in range(4)],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from tests.datapipes.watched import Watched
 

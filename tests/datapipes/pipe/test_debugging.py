@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2, LoaderClosed, MultiProcessingReadingService, set_debug
+from asyncloader.datapipes.call import VARIABLE, Pulse, is_debug
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.debugging import VARIABLE, is_debug
-from asyncloader.datapipes.pipe.pulse import Pulse
 
 
 @pytest.fixture(autouse=True)

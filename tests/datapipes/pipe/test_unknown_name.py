@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.base import expect_methods
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import MapDataPipe, SequenceWrapper, functional_datapipe
-from asyncloader.datapipes.pipe.registering import expect_methods
 
 
 @functional_datapipe("looked_up_backwards")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncloader.datapipes.edges import pipes_from
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
-from asyncloader.datapipes.pipe.upstream import pipes_from
 from asyncloader.graph import breadth_first
 
 

@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper as TorchWrapper
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch import frames, watching
 from asyncloader.datapipes.watch.frames import (
     HANDING,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from asyncloader import DataLoader2
+from asyncloader.datapipes import run_place as home
+from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.base import IterDataPipe
-from asyncloader.datapipes.running import home
 from asyncloader.datapipes.watch import watching
 from asyncloader.datapipes.watch.frames import OUTSIDE, CodeOwners
 from asyncloader.datapipes.watch.watching import Sampler, Watched, Watching

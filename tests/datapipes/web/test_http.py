@@ -20,7 +20,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.datapipes.web import http_client
 from asyncloader.datapipes.web.http_client import seconds_of, with_headers

@@ -10,7 +10,7 @@ import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.errors import ResourceExhausted
 from tests.http_server import body, http_server

@@ -16,9 +16,9 @@ import time
 import pytest
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.calls.attempts import Attempts
+from asyncloader.datapipes.async_calls import Attempts
 from asyncloader.datapipes.iter import HttpReader, IterableWrapper
-from asyncloader.datapipes.pipe.run import RunTree
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
 from asyncloader.datapipes.web.http_client import opened_client
 from asyncloader.datapipes.web.http_stream import wired

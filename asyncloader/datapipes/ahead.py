@@ -1,0 +1,329 @@
+"""Work that runs ahead of its consumer.
+
+This file is about ``RunningAhead``, a task that reads a source as far as there is room, and about
+``AheadPass``, a pass that begins calls ahead of its reader: which items were read, what was
+yielded for them, and how a later pass resumes. Of many results the oldest comes first
+(``OldestFirst``), or whichever is ready (``ReadyFirst``).
+
+    source ──read (a task)──▶ hold ──▶ what is held ──has_next──▶ consumer
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sized
+from typing import Any, Generic, Protocol, TypeVar
+
+from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.run_place import GRACE_SECONDS
+from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
+from asyncloader.datapipes.unordered import positions_for
+from asyncloader.deadline import time_left
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.waiting import LoopWaiter, Stopped
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+class RunningAhead(ABC):
+    """What was read of a source and was not yet taken."""
+
+    def __init__(self, reads: Run[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        self.reads = reads
+        self.has_ended = False
+        self.error: BaseException | None = None
+        self._reader = LoopWaiter(loop)
+        self._consumer = LoopWaiter(loop)
+        self._may_cancel = True
+        self._is_paused = False
+        self._is_wanted = False
+        self._loop = loop
+        self._task: asyncio.Task[None]
+
+    def start(self, name: str) -> None:
+        """Begin to read."""
+        self._task = begin_task(self._loop, self._run(), f"asyncloader {name}")
+
+    @abstractmethod
+    def hold(self, item: Any) -> None:
+        """Keep an item of the source, or what is made of it."""
+
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether one more item may be read."""
+
+    @abstractmethod
+    def has_something(self) -> bool:
+        """Whether there is something to take."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing is there, or will be unless more is read."""
+        return not self.has_something()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Read nothing ahead of what is waited for, or do so again; from any thread."""
+        self._is_paused = is_paused
+        self.wake_reader()
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Let go of what is held, which nobody will take."""
+
+    async def has_next(self) -> bool:
+        """Wait for something to take; False at the end, and an error in its place."""
+        self._is_wanted = True
+        if self._is_paused:
+            self.wake_reader()
+        await self._consumer.until(self._is_ready)
+        self._is_wanted = False
+        if self.has_something():
+            return True
+        if self.error is not None:
+            raise self.error
+        return False
+
+    def wake_consumer(self) -> None:
+        """Make the consumer look again: there may be something to take."""
+        self._consumer.wake()
+
+    def wake_reader(self) -> None:
+        """Make the reader look again: there may be room."""
+        self._reader.wake()
+
+    async def aclose(self) -> None:
+        """End the reading and whatever belongs to it, in a bounded time."""
+        if self._may_cancel:
+            self._task.cancel()
+        await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
+        self._task.cancel()
+        # The errors that ended it keep this alive for a while.
+        self.drop()
+
+    async def work(self) -> None:
+        """Do what the task is for."""
+        await self.read()
+
+    async def read(self) -> None:
+        """Read the source to its end, as room allows; keep its error for its place."""
+        items = aiter(self.reads.abegin())
+        try:
+            async for item in items:
+                self.hold(item)
+                del item
+                if not self._may_read():
+                    await self._reader.until(self._may_read)
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self.error = not_cancelled(error)
+        except Stopped:
+            # The source was closed elsewhere: the consumer must not take that for its end.
+            self.error = Stopped()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = error
+        except KeyboardInterrupt as error:
+            # It is the user who interrupts whatever runs on this loop.
+            self.error = error
+            raise
+        finally:
+            await aclose_items(items)
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Let the reader wait until it is woken and something is so."""
+        await self._reader.until(ready)
+
+    def _may_read(self) -> bool:
+        if self._is_paused and not (self._is_wanted and self.is_empty()):
+            return False
+        return self.has_room()
+
+    def _is_ready(self) -> bool:
+        return self.has_something() or self.has_ended
+
+    async def _run(self) -> None:
+        try:
+            await self.work()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            # What failed first is what is heard of.
+            self.error = self.error or error
+        finally:
+            self.has_ended = True
+            self._consumer.wake()
+
+
+class Ahead(Protocol):
+    """What reads a source ahead of its consumer."""
+
+    def set_paused(self, is_paused: bool) -> None: ...
+
+
+class NothingAhead:
+    """Stands for it where nothing does."""
+
+    def set_paused(self, is_paused: bool) -> None:
+        """There is nothing to pause."""
+
+
+NOTHING_AHEAD = NothingAhead()
+
+
+class AheadPass(Pass[T]):
+    """One pass over a pipe that makes one result of each item, many at a time."""
+
+    marks = ()
+    holds_calls = True
+
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        pipe = run.pipe
+        self.yielded = 0
+        self.errors = 0
+        #: The calls that were begun, as long as there are any.
+        self.calls: Sized = ()
+        #: How many there may be.
+        self.room = 0
+        #: What begins them, while something does.
+        self.ahead: Ahead = NOTHING_AHEAD
+        self.positions = positions_for(pipe, run.tree.course_of(pipe))
+        # The position alone says where such a pass stands.
+        self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
+        source = self.source
+        self.above = Marks(source.put_cursors, self.positions.oldest, source.first_cursors())
+
+    def begin(self) -> int:
+        """Note that an item was read; return its position, or BEFORE if it is done already."""
+        position = self.positions.begin()
+        self.above.passed(self.positions.read)
+        return position
+
+    def finish(self, position: int, result: Any) -> Any:
+        """Return what is handed out for a result, or SKIPPED; raise if it is an error."""
+        if result.__class__ is Failure:
+            result = answered(result, self)
+        if result is not SKIPPED:
+            self.yielded += 1
+        self.positions.finish(position, self.yielded, self.errors)
+        return result
+
+    def fullness(self) -> tuple[int, int]:
+        return len(self.calls), self.room
+
+    def set_paused(self, is_paused: bool) -> None:
+        self.ahead.set_paused(is_paused)
+
+    def cursor(self) -> Cursor:
+        if self.is_one_to_one:
+            return {}
+        counts = {"yielded": self.yielded, "errors": self.errors}
+        return counts | self.positions.cursor()
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self.positions.oldest()))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if self.is_one_to_one:
+            cursor = {"taken": position, "yielded": position, "errors": 0}
+        if cursor is None:
+            return position
+        self.yielded, self.errors = self.positions.go_on(cursor, position)
+        oldest = self.positions.oldest()
+        # Whoever holds the own cursor keeps all that is handed out from now on.
+        above = {place: each for place, each in cursors.items() if each is not cursor}
+        self.above.restart(oldest, above)
+        self.source.resume(oldest, above)
+        return position - self.yielded
+
+
+class OldestFirst(Generic[C]):
+    """Calls in the order in which they were begun."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[int, C]] = deque()
+        #: The positions of those that are done.
+        self._done: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def begun(self, position: int, call: C) -> None:
+        """Note that the item at a position has its call."""
+        self._calls.append((position, call))
+
+    def finished(self, position: int, call: C) -> None:
+        """Note that a call is done."""
+        self._done.add(position)
+
+    def is_ready(self) -> bool:
+        """Whether there is one to take."""
+        return bool(self._calls) and self._calls[0][0] in self._done
+
+    def take(self) -> tuple[int, C]:
+        """Return the next, with the position of its item."""
+        position, call = self._calls.popleft()
+        self._done.remove(position)
+        return position, call
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._calls.clear()
+        self._done.clear()
+
+    def wants(self, position: int) -> bool:
+        """Whether none can be taken before the item at a position, or a later one, is begun."""
+        return False
+
+
+class ReadyFirst(Generic[C]):
+    """Calls in the order in which they are done, after those whose ``turns`` are known."""
+
+    def __init__(self, turns: deque[int]) -> None:
+        self._turns = turns
+        self._ready: deque[tuple[int, C]] = deque()
+        self._early: dict[int, C] = {}
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._early)
+
+    def begun(self, position: int, call: C) -> None:
+        """Note that the item at a position has its call."""
+
+    def finished(self, position: int, call: C) -> None:
+        """Note that a call is done."""
+        if not self._turns:
+            self._ready.append((position, call))
+            return
+        self._early[position] = call
+        while self._turns and self._turns[0] in self._early:
+            turn = self._turns.popleft()
+            self._ready.append((turn, self._early.pop(turn)))
+        if not self._turns:
+            self._ready.extend(self._early.items())
+            self._early.clear()
+
+    def is_ready(self) -> bool:
+        """Whether there is one to take."""
+        return bool(self._ready)
+
+    def take(self) -> tuple[int, C]:
+        """Return the next, with the position of its item."""
+        return self._ready.popleft()
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._ready.clear()
+        self._early.clear()
+
+    def wants(self, position: int) -> bool:
+        """Whether none can be taken before the item at a position, or a later one, is begun."""
+        return bool(self._turns) and not self._ready and self._turns[0] >= position
+
+
+def calls_in_order(ordered: bool, turns: deque[int]) -> OldestFirst[Any] | ReadyFirst[Any]:
+    """Return what keeps the calls of one pass."""
+    return OldestFirst() if ordered else ReadyFirst(turns)

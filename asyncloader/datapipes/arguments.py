@@ -1,0 +1,245 @@
+"""How often something is drawn.
+
+This file is about the weights that a user gives to sources and to shares.
+"""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import math
+import operator
+import sys
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+from asyncloader.datapipes.naming import function_name, kind_name
+
+
+def checked_count(name: str, value: Any, *, at_least: int) -> int:
+    """Return an integer that is large enough; raise TypeError or ValueError otherwise."""
+    count = checked_integer(name, value)
+    if count < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {count}")
+    # Nobody counts any further, and much of Python cannot.
+    return min(count, sys.maxsize)
+
+
+def checked_integer(name: str, value: Any) -> int:
+    """Return an integer; raise TypeError otherwise."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}") from None
+
+
+def checked_seconds(name: str, value: Any) -> float:
+    """Return a number of seconds above 0; raise TypeError or ValueError otherwise."""
+    seconds = _number_of_seconds(name, value)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
+    return seconds
+
+
+def checked_wait(name: str, value: Any) -> float:
+    """Return how long to wait, which may be 0 or for ever; raise an error otherwise."""
+    seconds = _number_of_seconds(name, value)
+    if not seconds >= 0:
+        raise ValueError(f"{name} must be at least 0 seconds, got {value}")
+    return seconds
+
+
+def checked_limit(name: str, value: Any) -> float | None:
+    """Return how long something may take: no time, where it is below 0, or for ever as well."""
+    if value is None:
+        return None
+    seconds = _number_of_seconds(name, value)
+    if math.isnan(seconds):
+        raise ValueError(f"{name} must be a number of seconds, got {value}")
+    return seconds
+
+
+def _number_of_seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
+    # Those of NumPy become Python's own.
+    return value if isinstance(value, int | float) else float(value)
+
+
+def checked_function(name: str, value: Any, *, takes: int | None = None) -> Any:
+    """Return something that can be called; raise TypeError otherwise.
+
+    ValueError where it can be seen that it does not take so many arguments.
+    """
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+    if takes is not None:
+        check_takes(name, value, takes)
+    return value
+
+
+def check_takes(name: str, function: Callable[..., Any], count: int) -> None:
+    """Raise ValueError for a function that cannot be called with so many arguments."""
+    if refusal := _refusal(function, count):
+        raise ValueError(
+            f"{name} must take what it is given: {function_name(function)} cannot be called with"
+            f" {count} positional argument(s) ({refusal})"
+        )
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments, as far as can be seen."""
+    return not _refusal(function, count)
+
+
+def _refusal(function: Callable[..., Any], count: int) -> str:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""  # functions written in C often cannot tell
+    try:
+        signature.bind(*[None] * count)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def checked_mapping(name: str, value: Any) -> Any:
+    """Return a mapping; raise TypeError otherwise."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict, got {type(value).__name__}")
+    return value
+
+
+def checked_names(name: str, value: Any) -> list[Any]:
+    """Return names as a list; raise TypeError for a single one, and for what holds none."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a list of names, got the text {value!r}")
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of names, got {type(value).__name__}")
+    return list(value)
+
+
+def checked_key(name: str, value: Any) -> Any:
+    """Return what can be a key of a dict; raise TypeError otherwise."""
+    if not isinstance(value, Hashable):
+        raise TypeError(f"{name} must be a key, got {type(value).__name__}, which cannot be one")
+    return value
+
+
+def checked_encoding(encoding: Any) -> str:
+    """Return the name of an encoding that Python knows; raise an error otherwise."""
+    return _looked_up("encoding", encoding, codecs.lookup)
+
+
+def checked_errors(errors: Any) -> str:
+    """Return the name of a way to treat undecodable bytes; raise an error otherwise."""
+    return _looked_up("errors", errors, codecs.lookup_error)
+
+
+def _looked_up(name: str, value: Any, look_up: Callable[[str], object]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, got {type(value).__name__}")
+    try:
+        look_up(value)
+    except LookupError as error:
+        raise LookupError(f"{name} must be one that Python knows: {error}") from None
+    return value
+
+
+def iterable_source(value: Any) -> Any:
+    """Return the pipe that reads ``value``, or ``value`` where it is one; TypeError otherwise."""
+    from asyncloader.datapipes.base import is_pipe
+    from asyncloader.datapipes.sources import IterableWrapper
+
+    if is_pipe(value):
+        return value
+    _check_is_one_source(value)
+    if isinstance(value, Iterable):
+        return IterableWrapper(value, deepcopy=False)
+    if hasattr(type(value), "__getitem__"):
+        return value
+    if isinstance(value, AsyncIterable):
+        raise TypeError(
+            f"an async iterable ({type(value).__name__}) is read through IterableWrapper(...)"
+        )
+    raise TypeError(f"a pipe reads from pipes and iterables, got {kind_name(value)}")
+
+
+def _check_is_one_source(value: Any) -> None:
+    from asyncloader.datapipes.base import is_pipe
+
+    # As of fork, or where the sources of zip are put together by hand.
+    if isinstance(value, list | tuple) and value and is_pipe(value[0]):
+        raise TypeError(
+            f"a pipe reads from pipes and iterables, got a {type(value).__name__} of pipes; pass"
+            " each of them by itself, as *pipes does"
+        )
+
+
+def checked_graph(name: str, function: object, value: Any) -> Any:
+    """Return what a function was to return: what is iterated from now on; TypeError otherwise."""
+    if isinstance(value, Iterable | AsyncIterable) or hasattr(type(value), "__getitem__"):
+        return value
+    raise TypeError(
+        f"{name} must return the pipe to use, but {function_name(function)} returned"
+        f" {type(value).__name__}"
+    )
+
+
+def checked_length(value: Any) -> int:
+    """Return the number of items that a pipe is said to have, -1 for one that nobody knows."""
+    return checked_count("length", value, at_least=-1)
+
+
+def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return one or more things a pipe can read from; raise an error otherwise."""
+    if not values:
+        raise ValueError("at least one source is needed, got none")
+    return tuple(iterable_source(value) for value in values)
+
+
+def keyed_source(value: Any) -> Any:
+    """Return something that items can be looked up in; raise TypeError otherwise."""
+    _check_is_one_source(value)
+    if not hasattr(type(value), "__getitem__"):
+        raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
+    return value
+
+
+def keyed_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return one or more things that items can be looked up in; raise an error otherwise."""
+    if not values:
+        raise ValueError("at least one source is needed, got none")
+    return tuple(keyed_source(value) for value in values)
+
+
+def checked_indices(value: Any) -> Any:
+    """Return a sequence of keys, or None for all; raise TypeError otherwise."""
+    if value is None or (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        return value
+    raise TypeError(f"indices must be a sequence, got {type(value).__name__}; make it a list")
+
+
+def checked_weight(of: object, weight: Any, *, may_be_0: bool) -> float:
+    """Return a finite weight that is large enough; raise TypeError or ValueError otherwise."""
+    number = _number(of, weight)
+    if not 0 <= number < math.inf or (number == 0 and not may_be_0):
+        least = "at least 0" if may_be_0 else "above 0"
+        raise ValueError(f"the weight of {of!r} must be finite and {least}, got {weight}")
+    return number
+
+
+def _number(of: object, weight: Any) -> float:
+    # Text can be made a number as well, but is none.
+    if not isinstance(weight, str | bytes | bytearray | bool):
+        try:
+            return float(weight)
+        except OverflowError:
+            raise ValueError(f"the weight of {of!r} is too large; it must fit a float") from None
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"the weight of {of!r} must be a number, got {type(weight).__name__}")

@@ -1,0 +1,647 @@
+"""Async functions, called for many items at once.
+
+This file is about async_map, for functions that wait, and async_map_batches, as torchdata called
+it. They keep a continuous window of calls under way: whenever one call ends the next begins, with
+no barrier between. ``Attempts`` says how long one call may take and when it is made again, a
+``SharedResource`` is what all calls of a pass use, and a ``Keeper`` keeps it open over many
+short passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, RunningAhead, calls_in_order
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    checked_seconds,
+    iterable_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.bridge import taken_at
+from asyncloader.datapipes.call import blame, is_async, itself, watched_async
+from asyncloader.datapipes.columns import AsyncColumnFunction, checked_columns
+from asyncloader.datapipes.cursor_forms import Form
+from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
+from asyncloader.datapipes.exchange import GROUP_ITEMS
+from asyncloader.datapipes.naming import function_name
+from asyncloader.datapipes.run import Pass, Run, RunTree
+from asyncloader.datapipes.run_place import Home, cancelled
+from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance, failure_of
+from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
+from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
+from asyncloader.safe_error_text import note
+
+T = TypeVar("T")
+
+
+#: No wait before another call is longer.
+MOST_SECONDS = 30.0
+
+#: A source of its own: waiting must not change what the user's generators draw.
+_jitter = random.SystemRandom()
+
+ErrorTypes = type[Exception] | tuple[type[Exception], ...]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """At most ``1 + retries`` calls of ``timeout`` seconds each.
+
+    The wait before another call is ``backoff`` seconds, twice as long each time up to
+    30 s, shortened at random by up to a half, so that many do not come back at once.
+    An error may ask for a longer one by its attribute ``retry_after``.
+    """
+
+    timeout: float | None = None
+    retries: int = 0
+    retry_on: ErrorTypes = OSError
+    backoff: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            checked_seconds("timeout", self.timeout)
+        checked_count("retries", self.retries, at_least=0)
+        checked_seconds("backoff", self.backoff)
+        _check_error_types(self.retry_on)
+
+    def of(self, function: Callable[[Any], Awaitable[T]]) -> Callable[[Any], Awaitable[T]]:
+        """Return ``function`` with limits and retries; itself where there are none."""
+        once = function if self.timeout is None else functools.partial(self._called, function)
+        return functools.partial(self._called_again, once) if self.retries else once
+
+    async def _called_again(self, once: Callable[[Any], Awaitable[T]], item: Any) -> T:
+        for number in range(self.retries):
+            try:
+                return await once(item)
+            except self.retry_on as error:
+                seconds = self._seconds_before_next(number, error)
+            await asyncio.sleep(seconds)
+        try:
+            return await once(item)
+        except self.retry_on as error:
+            note(error, f"it was tried {self.retries + 1} times")
+            raise
+
+    async def _called(self, function: Callable[[Any], Awaitable[T]], item: Any) -> T:
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await function(item)
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(
+                    f"the call took longer than timeout={self.timeout:g} s"
+                ) from None
+            raise
+
+    def _seconds_before_next(self, number: int, error: Exception) -> float:
+        asked_for = getattr(error, "retry_after", None) or 0.0
+        doubled = self.backoff * 2.0 ** min(number, 64)
+        return min(max(asked_for, doubled * _jitter.uniform(0.5, 1.0)), MOST_SECONDS)
+
+
+def _check_error_types(value: Any) -> None:
+    kinds = value if isinstance(value, tuple) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(
+                f"retry_on must be an exception class or a tuple of them, got {value!r}"
+            )
+
+
+#: Makes what the calls of one pass share, as an async context manager.
+Resource = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class SharedResource:
+    """An async context manager of the user's, made when it is entered."""
+
+    def __init__(self, make: Resource, pipe: object) -> None:
+        self._make = make
+        self._pipe = pipe
+        self._manager: AbstractAsyncContextManager[Any]
+
+    async def __aenter__(self) -> Any:
+        try:
+            self._manager = self._made()
+            return await self._manager.__aenter__()
+        except BaseException as error:
+            self._blame(error)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A coroutine may be collected after its loop was closed: then nothing can be awaited.
+        if running_loop() is None:
+            return
+        try:
+            await self._manager.__aexit__(kind, error, traceback)
+        except BaseException as failure:
+            if failure is not error:
+                self._blame(failure)
+            raise
+
+    def _made(self) -> AbstractAsyncContextManager[Any]:
+        manager = self._make()
+        if not (hasattr(type(manager), "__aenter__") and hasattr(type(manager), "__aexit__")):
+            raise TypeError(
+                f"resource must return an async context manager, got {type(manager).__name__}"
+                f" from {function_name(self._make)}; decorate an async generator function with"
+                " contextlib.asynccontextmanager, or give a class with __aenter__ and __aexit__"
+            )
+        return manager
+
+    def _blame(self, error: BaseException) -> None:
+        if running_loop() is not None:
+            blame(error, self._pipe)
+
+
+_KEEPER: ContextVar[Keeper | None] = ContextVar("asyncloader_keeper", default=None)
+
+
+class Keeper:
+    """Opens and closes things in a task of its own, on the loop of a home.
+
+    To be iterated there. It yields itself when it has begun, and ends when it is told to, or
+    where its task is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop
+        self._is_open = False
+        self._opened: dict[object, asyncio.Future[Any]] = {}
+        self._wanted: asyncio.Queue[tuple[object, AbstractAsyncContextManager[Any]] | None]
+
+    async def __aiter__(self) -> AsyncIterator[Keeper]:
+        self.loop = asyncio.get_running_loop()
+        self._wanted = asyncio.Queue()
+        self._is_open = True
+        yield self
+        try:
+            async with AsyncExitStack() as stack:
+                await self._open_what_is_wanted(stack)
+        finally:
+            for opened in self._opened.values():
+                if not opened.done():
+                    _fail(opened, _closed())
+
+    async def _open_what_is_wanted(self, stack: AsyncExitStack) -> None:
+        try:
+            while (wanted := await self._wanted.get()) is not None:
+                key, manager = wanted
+                try:
+                    self._opened[key].set_result(await stack.enter_async_context(manager))
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; those who wait raise it
+                    # Who comes next tries again.
+                    _fail(self._opened.pop(key), error)
+        finally:
+            self._is_open = False
+
+    @contextlib.asynccontextmanager
+    async def kept(
+        self, key: object, manager: AbstractAsyncContextManager[Any]
+    ) -> AsyncIterator[Any]:
+        """Give what the manager of a key gave when it was first asked for; on the keeper's loop."""
+        if not self._is_open:
+            raise _closed()
+        if key not in self._opened:
+            self._opened[key] = self.loop.create_future()
+            self._wanted.put_nowait((key, manager))
+        # It is there for the others too, whoever stops waiting for it.
+        yield await asyncio.shield(self._opened[key])
+
+    def end(self) -> None:
+        """Close everything; from any thread."""
+        self.loop.call_soon_threadsafe(self._wanted.put_nowait, None)
+
+
+@contextlib.contextmanager
+def keeper_at(home: Home) -> Iterator[Keeper]:
+    """Give a keeper for one pass."""
+    keeper = Keeper()
+    run: Run[Keeper] = Run(keeper, RunTree())
+    begun = taken_at(home, run)
+    with contextlib.closing(begun):
+        yield next(begun)
+        keeper.end()
+        # What fails to close is an error of this pass.
+        for _ in begun:
+            pass
+
+
+@contextlib.contextmanager
+def keeping(keeper: Keeper) -> Iterator[None]:
+    """Let all that is opened in here be kept."""
+    token = _KEEPER.set(keeper)
+    try:
+        yield
+    finally:
+        _KEEPER.reset(token)
+
+
+def kept(
+    key: object, manager: AbstractAsyncContextManager[Any]
+) -> AbstractAsyncContextManager[Any]:
+    """Return what gives a manager's thing: the manager, or a keeper that has it open."""
+    keeper = _KEEPER.get()
+    if keeper is None or keeper.loop is not running_loop():
+        return manager
+    return keeper.kept(key, manager)
+
+
+def _fail(opened: asyncio.Future[Any], error: BaseException) -> None:
+    opened.set_exception(error)
+    # All who wanted it may have stopped waiting, and asyncio would report it as forgotten.
+    opened.exception()
+
+
+def _closed() -> RuntimeError:
+    # Those who still ask are being stopped. They must not take it for the end of the data.
+    return RuntimeError("the pass over the cache is being closed")
+
+
+#: Makes a coroutine of an item.
+Call = Callable[[Any], Coroutine[Any, Any, T]]
+
+#: Results that wait for an earlier one may be as many again as the calls under way.
+HELD_PER_CALL = 2
+
+
+class Window(RunningAhead, Generic[T]):
+    """The calls under way, and the results that wait to be taken.
+
+    ``resource`` gives what the calls share, and is left when the last call is over;
+    ``call_with`` makes of it what is called for each item.
+    """
+
+    def __init__(
+        self,
+        running: AheadPass[T],
+        resource: AbstractAsyncContextManager[Any],
+        call_with: Callable[[Any], Call[T]],
+        *,
+        concurrency: int,
+        ordered: bool,
+    ) -> None:
+        super().__init__(running.source)
+        self.concurrency = concurrency
+        #: The calls that are not done, and the positions of their items.
+        self.under_way: dict[asyncio.Task[T | Exit], int] = {}
+        self.results = calls_in_order(ordered, running.positions.turns())
+        #: Those of the results that may raise when they are taken.
+        self._failed: set[asyncio.Task[T | Exit]] = set()
+        running.calls, running.room = self.under_way, concurrency
+        running.ahead = self
+        self._running = running
+        self._resource = resource
+        self._call_with = call_with
+        self._call: Call[T]
+
+    async def work(self) -> None:
+        async with self._resource as shared:
+            self._call = self._call_with(shared)
+            try:
+                await self.read()
+                await self.until(self._is_idle)
+            finally:
+                # What is shared may take its time to close, whoever stops waiting.
+                self._may_cancel = False
+                if running_loop() is not None:
+                    await cancelled(self.under_way)
+
+    def hold(self, item: Any) -> None:
+        position = self._running.begin()
+        if position == BEFORE:
+            return
+        task = begin_task(self._loop, contained(self._call, item), "asyncloader async_map")
+        self.under_way[task] = position
+        self.results.begun(position, task)
+        task.add_done_callback(self._finish)
+
+    def has_room(self) -> bool:
+        count, held = self.concurrency, len(self.results)
+        if len(self.under_way) < count and held < HELD_PER_CALL * count:
+            return True
+        return self.results.wants(self._running.positions.read)
+
+    def has_something(self) -> bool:
+        return self.results.is_ready()
+
+    def is_empty(self) -> bool:
+        return not self.under_way and not self.results.is_ready()
+
+    def group(self, most: int) -> list[T]:
+        """Take what is ready, which may all be left out; raise the error that is first."""
+        # An error would take with it what was taken before.
+        most = 1 if self._failed else most
+        group: list[T] = []
+        while len(group) < most and self.has_something():
+            position, task = self.results.take()
+            if self._failed:
+                self._failed.discard(task)
+            result = self._running.finish(position, released(task.result()))
+            if result is not SKIPPED:
+                group.append(result)
+        self._reader.wake()
+        return group
+
+    def drop(self) -> None:
+        self.results.clear()
+        self._failed.clear()
+        # The pass is remembered, and what the calls shared is not to be kept alive by it.
+        self._running.ahead = NOTHING_AHEAD
+
+    def _finish(self, task: asyncio.Task[T | Exit]) -> None:
+        position = self.under_way.pop(task)
+        # One error ends the iteration. Nobody asks for those of later items, and asyncio
+        # would report them as forgotten, had nobody looked.
+        if task.cancelled() or task.exception() or may_raise(task.result()):
+            self._failed.add(task)
+        self.results.finished(position, task)
+        self._reader.wake()
+        self._consumer.wake()
+
+    def _is_idle(self) -> bool:
+        return not self.under_way
+
+
+def may_raise(result: Any) -> bool:
+    """Whether taking a result may raise."""
+    return result.__class__ is Failure or result.__class__ is Exit
+
+
+@functional_datapipe("async_map")
+class AsyncMapper(IterDataPipe[T]):
+    """Yield ``await fn(item)`` for each item, with up to ``concurrency`` calls under way.
+
+    Results come in the source's order, or with ``ordered=False`` as they are
+    ready. The calls run on the consumer's own loop; they are cancelled when the
+    iteration ends early. An error comes in the place of its item.
+
+    A call may take ``timeout`` seconds. One that raises an error of ``retry_on``, or
+    takes too long, is made again up to ``retries`` times, ``backoff`` seconds later
+    and then twice as much each time (at random up to a half less, 30 s at most).
+
+    ``resource`` opens what the calls share, such as a client with its connections: a
+    function or class that gives an async context manager. It is entered once for each
+    pass, on the loop that runs the calls and, in workers, once in each. What it gives
+    is handed to ``fn`` as its last argument, and it is left when the pass ends,
+    whatever ends it. In a cache on disk that pass is the one over all of its entries.
+
+    ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
+    ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
+    one pass (and one worker) raise ``TooManyErrors``.
+
+    >>> import contextlib
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> async def double(number):
+    ...     return 2 * number
+    >>> list(IterableWrapper(range(3)).async_map(double))
+    [0, 2, 4]
+    >>> @contextlib.asynccontextmanager
+    ... async def open_client():
+    ...     yield {0: "zero", 1: "one"}
+    >>> async def look_up(number, client):
+    ...     return client[number]
+    >>> numbers = IterableWrapper(range(3))
+    >>> list(numbers.async_map(look_up, resource=open_client, on_error="skip"))
+    ['zero', 'one']
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[..., Awaitable[Any]],
+        input_col: Any = None,
+        output_col: Any = None,
+        *,
+        concurrency: int = 64,
+        ordered: bool = True,
+        timeout: float | None = None,
+        retries: int = 0,
+        retry_on: ErrorTypes = OSError,
+        backoff: float = 0.1,
+        resource: Resource | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        if not is_async(checked_function("fn", fn)):
+            raise TypeError(
+                "async_map needs a function written with `async def`, or a partial of one, got"
+                f" {function_name(fn)}; use map for a plain function, or thread_map for many"
+                " calls at once"
+            )
+        self.source = iterable_source(datapipe)
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = output_col
+        self.concurrency = checked_count("concurrency", concurrency, at_least=1)
+        self.ordered = ordered
+        self.timeout = timeout
+        self.retries = retries
+        self.retry_on = retry_on
+        self.backoff = backoff
+        self.resource = None if resource is None else checked_function("resource", resource)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        more = 0 if resource is None else 1
+        self._columns = checked_columns(fn, input_col, output_col, more=more)
+        self._wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = itself
+        self._attempts = Attempts(timeout, retries, retry_on, backoff)
+        self.tolerance = Tolerance(on_error, max_errors)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        self._wrap = wrap
+        return self.tolerance.is_strict
+
+    def __len__(self) -> int:
+        return self.tolerance.length(self, self.source)
+
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return AsyncMapPass(run)
+
+    def first_cursor(self, tree: RunTree) -> Cursor:
+        return first_cursor(tree.course_of(self))
+
+    def cursor_form(self) -> Form:
+        return form_ahead(self)
+
+    def has_no_order(self) -> bool:
+        return not self.ordered
+
+    def window(self, running: AheadPass[T]) -> Window[T]:
+        """Return the calls of one pass, which are not begun yet."""
+        shared = nullcontext() if self.resource is None else SharedResource(self.resource, self)
+        return Window(
+            running,
+            kept(id(self), shared),
+            self.call_with,
+            concurrency=self.concurrency,
+            ordered=self.ordered,
+        )
+
+    def call_with(self, shared: Any) -> Call[Any]:
+        """Return what is called for each item, given what the calls share."""
+        fn = watched_async(self.fn, self)
+        if self.resource is not None:
+            fn = functools.partial(_with_last, fn, shared)
+        if self.input_col is not None:
+            fn = AsyncColumnFunction(fn, self._columns)
+        apply = self._attempts.of(fn)
+        if self._wrap is not itself:
+            return self._wrap(apply)
+        return functools.partial(self._tried if self.tolerance.is_strict else self._let_fail, apply)
+
+    async def _tried(self, apply: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
+        try:
+            return await apply(item)
+        except BaseException as error:
+            # Without a loop it is no error: the coroutine is collected after its loop's end.
+            if running_loop() is not None:
+                blame(error, self)
+            raise
+
+    async def _let_fail(self, apply: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
+        try:
+            return await apply(item)
+        except BaseException as error:
+            if running_loop() is None:
+                raise
+            return failure_of(error, item, self)
+
+
+class AsyncMapPass(AheadPass[T]):
+    """One pass over an AsyncMapper, to be read one by one or in lists of what is ready."""
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async with aclosing(self._groups(most=1)) as groups:
+            async for group in groups:
+                # What was just handed out is not kept alive here while the next is awaited.
+                yield group.pop()
+
+    def groups(self) -> AsyncGenerator[list[T], None]:
+        """Yield the items in lists; where the pass stands is known after each of them."""
+        return self._groups(most=GROUP_ITEMS)
+
+    async def _groups(self, most: int) -> AsyncGenerator[list[T], None]:
+        window: Window[T] = self.pipe.window(self)
+        window.start(repr(self.pipe))
+        try:
+            while window.has_something() or await window.has_next():
+                group = window.group(most)
+                if group:
+                    yield group
+                del group
+        finally:
+            await window.aclose()
+
+
+def _with_last(function: Callable[..., Awaitable[T]], shared: Any, *args: Any) -> Awaitable[T]:
+    return function(*args, shared)
+
+
+@functional_datapipe("async_map_batches")
+class BatchAsyncMapper(AsyncMapper[T]):
+    """Yield ``await async_fn(item)`` for each item: torchdata's name for ``async_map``.
+
+    Up to ``batch_size`` calls are under way at a time, and no more than
+    ``max_concurrency``; none waits for the rest of a batch. ``flatten=False`` yields
+    the results in lists of ``batch_size``. ``on_error`` and ``max_errors`` are those of
+    ``async_map``, for single items: what is left out is made up for in its list.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> async def double(number):
+    ...     return 2 * number
+    >>> list(IterableWrapper(range(3)).async_map_batches(double, 2))
+    [0, 2, 4]
+    >>> list(IterableWrapper(range(3)).async_map_batches(double, 2, flatten=False))
+    [[0, 2], [4]]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        async_fn: Callable[..., Awaitable[Any]],
+        batch_size: int,
+        input_col: Any = None,
+        output_col: Any = None,
+        max_concurrency: int = 32,
+        flatten: bool = True,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        self.async_fn = async_fn
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        self.max_concurrency = checked_count("max_concurrency", max_concurrency, at_least=1)
+        self.flattens = flatten
+        super().__init__(
+            source_datapipe,
+            async_fn,
+            input_col,
+            output_col,
+            concurrency=min(batch_size, max_concurrency),
+            on_error=on_error,
+            max_errors=max_errors,
+        )
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        return super().carry(wrap) and self.flattens
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        return count if self.flattens else -(-count // self.batch_size)
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return AsyncMapPass(run) if self.flattens else ListPass(run)
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        yielded = super().yielded_at(cursor)
+        return yielded if self.flattens else yielded // self.batch_size
+
+
+class ListPass(AsyncMapPass[Any]):
+    """One pass over a BatchAsyncMapper that yields results in lists, of which one may be short."""
+
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        #: How many results are left out, which were yielded in lists before.
+        self._unwanted = 0
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._unwanted = super().go_on(position * self.pipe.batch_size, cursor, cursors)
+        return 0
+
+    def groups(self) -> AsyncGenerator[list[Any], None]:
+        return groups_of(aiter(self))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        batch: list[Any] = []
+        results = adropped(super().__aiter__(), self._unwanted)
+        try:
+            async for result in results:
+                batch.append(result)
+                if len(batch) == self.pipe.batch_size:
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
+        finally:
+            await aclose_items(results)

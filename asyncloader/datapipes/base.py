@@ -1,0 +1,443 @@
+"""What every datapipe is.
+
+This file is about ``IterDataPipe`` and ``MapDataPipe``, the bases of all pipes:
+how a pipe is iterated in either colour, copied, named, and given its fluent
+methods.
+
+A pipe that computes implements ``__iter__`` as a generator, and one that waits ``__aiter__``;
+the other form comes from here. Built-in pipes whose place is worth knowing between two items
+implement ``new_pass`` instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from asyncloader.datapipes.bridge import from_loop
+from asyncloader.datapipes.cursor_forms import Form, no_cursor, of_a_pass
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.run import Pass, Run, RunTree, Share, has_passes, tree_of
+from asyncloader.main_script import MAIN, home_of
+
+T_co = TypeVar("T_co", covariant=True)
+P = TypeVar("P", bound=type[Any])
+
+
+def check_colours(cls: type) -> None:
+    """Raise TypeError for a class whose ``__iter__`` is async, or whose ``__aiter__`` is not."""
+    iterate, aiterate = vars(cls).get("__iter__"), vars(cls).get("__aiter__")
+    if inspect.isasyncgenfunction(iterate) or inspect.iscoroutinefunction(iterate):
+        raise TypeError(
+            f"{cls.__qualname__}.__iter__ is async; call it __aiter__, and __iter__ comes with it"
+        )
+    if inspect.isgeneratorfunction(aiterate) or inspect.iscoroutinefunction(aiterate):
+        raise TypeError(
+            f"{cls.__qualname__}.__aiter__ is no async generator: write `async def` and yield the"
+            " items, or, where nothing is awaited, __iter__"
+        )
+
+
+#: The modules that define what the methods of a name build: of those here, and of those that
+#: only another process has so far.
+_homes: dict[str, set[str]] = {}
+_elsewhere: dict[str, set[str]] = {}
+
+
+def register(base: type, name: str, pipe_class: type) -> None:
+    """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)`` for the pipes of class ``base``."""
+    taken = getattr(base, name, None)
+    builds = getattr(taken, "builds", None)
+    # Running a notebook cell again replaces what it registered before.
+    if taken is not None and _identity(builds) != _identity(pipe_class):
+        by = taken if builds is None else f"{builds.__module__}.{builds.__qualname__}"
+        raise ValueError(f"the functional name {name!r} is already taken by {by}; choose another")
+
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return pipe_class(self, *args, **kwargs)
+
+    build.__name__ = name
+    build.__qualname__ = f"{base.__name__}.{name}"
+    build.__doc__ = pipe_class.__doc__
+    # The names in its signature are those of the pipe's own file.
+    build.__module__ = pipe_class.__module__
+    build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
+    build.builds = pipe_class  # type: ignore[attr-defined]
+    setattr(base, name, build)
+    _homes.setdefault(name, set()).add(home_of(pipe_class) or MAIN)
+
+
+def homes_of_methods() -> dict[str, set[str]]:
+    """Return the modules that define what fluent methods build, by the methods' names."""
+    names = _homes.keys() | _elsewhere.keys()
+    return {name: _homes.get(name, set()) | _elsewhere.get(name, set()) for name in names}
+
+
+def expect_methods(homes: Mapping[str, set[str]]) -> None:
+    """Have pipes bring these methods, which were not registered here, when they are called."""
+    _elsewhere.update({name: set(modules) for name, modules in homes.items()})
+
+
+def bring(name: str) -> bool:
+    """Import what registers a method that another process has; whether there was anything."""
+    modules = _elsewhere.get(name, set())
+    missing = modules - {MAIN}
+    modules -= missing
+    for module in missing:
+        importlib.import_module(module)
+    return bool(missing)
+
+
+def is_of_script(name: str) -> bool:
+    """Whether another process has the method from its main script, which is not imported here."""
+    return MAIN in _elsewhere.get(name, ())
+
+
+def _method_signature(pipe_class: type) -> inspect.Signature:
+    signature = inspect.signature(pipe_class)
+    others = list(signature.parameters.values())
+    # `self` is the first source. A pipe of several takes the others under its own name.
+    if others and others[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del others[0]
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[itself, *others])
+
+
+def _identity(pipe_class: type | None) -> tuple[str, str] | None:
+    return None if pipe_class is None else (pipe_class.__module__, pipe_class.__qualname__)
+
+
+#: How pipes of one kind become those of the other, by the name of the kind that is wanted.
+_WAYS = {
+    "IterDataPipe": "pipes that are iterated have it: call .to_iter_datapipe() first",
+    "MapDataPipe": "pipes that are looked up by key have it: call .to_map_datapipe() first",
+}
+
+_OF_SCRIPT = (
+    "the main script registers it, which a worker does not import: call the class itself, or"
+    " define it in a module"
+)
+
+
+class UnknownName(AttributeError):
+    """A pipe has no attribute of a name; the message says what may have been meant."""
+
+    def __str__(self) -> str:
+        # Most are never shown: whether a pipe has some method is asked all the time.
+        return str(self.args[0])
+
+    def __reduce__(self) -> Any:
+        return UnknownName, (str(self),)
+
+
+@dataclass(frozen=True)
+class MissingName:
+    """What is said of a name that a class of pipes does not have."""
+
+    cls: type
+    name: str
+    #: The base of the pipes of the other kind.
+    others: type
+
+    def __str__(self) -> str:
+        return f"{self.cls.__qualname__} has no attribute {self.name!r}{self._hint()}"
+
+    def _hint(self) -> str:
+        if is_of_script(self.name):
+            return f"; {_OF_SCRIPT}"
+        if hasattr(self.others, self.name):
+            return f"; {_WAYS[self.others.__name__]}"
+        names = [name for name in dir(self.cls) if not name.startswith("_")]
+        near = difflib.get_close_matches(self.name, names, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+
+if TYPE_CHECKING:
+    from asyncloader.datapipes.fluent import IterFluent, MapFluent
+    from asyncloader.datapipes.mapping import Allocate
+else:
+    # At run time pipes have the methods that ``functional_datapipe`` registers.
+    IterFluent = MapFluent = Generic
+
+
+class DataPipe:
+    """What iter pipes and map pipes share."""
+
+    functional_name: ClassVar[str | None] = None
+
+    #: Whether going on may make items once more that were made before: those that a pass
+    #: holds, has run ahead for, or has to replay.
+    makes_again: ClassVar[bool] = True
+
+    #: The tree that runs this pipe, if it is a built-in one; see ``RunTree``.
+    _tree: RunTree | None = None
+
+    #: What it is called in messages, where that is the name of a pipe whose place it took.
+    known_as: str = ""
+
+    #: Whether this pipe stands where others were that run elsewhere.
+    is_stand_in: ClassVar[bool] = False
+
+    #: Whether the sources are read one after the other, so that one pipe may be several of them.
+    reads_in_turn: ClassVar[bool] = False
+
+    #: The pipes this one reads from, where it wants to say so itself. Otherwise
+    #: they are found among its attributes.
+    edges: Iterable[Any] | None = None
+
+    #: Whether each worker gets items of its own from this pipe as it is, because the pipe asks
+    #: ``get_worker_info`` which are whose. Then no sharding pipe is to follow.
+    shards_itself: bool = False
+
+    def is_replicable(self) -> bool:
+        """Whether each worker may run a copy; otherwise the pipe stays with the loader."""
+        return True
+
+    def lives_with_loader(self) -> bool:
+        """Whether the pipe stays with the loader while its readers may run in workers."""
+        return False
+
+    def rewired(self, graph: Any) -> Any:
+        """Return the graph as it is to be run; asked of a pipe that lives with the loader."""
+        return graph
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        """Let envelopes pass, by calling ``wrap(function)`` where ``function`` was called.
+
+        False for a pipe that has no such function, or makes other than one item of one.
+        """
+        return False
+
+    def goes_by_clock(self) -> bool:
+        """Whether what the pipe yields depends on the time, so that no snapshot can go back."""
+        return False
+
+    def refusal(self) -> str:
+        """Say why the pipe would lose items where it stands in its graph; nothing if it does not.
+
+        A loader raises it before the first item.
+        """
+        return ""
+
+    def is_splitter(self) -> bool:
+        """Whether the pipe is read through branches that share what it holds."""
+        return False
+
+    def waits(self) -> bool:
+        """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        return False
+
+    def make_in(self, allocate: Allocate) -> None:
+        """Make what is yielded in memory of ``allocate``, where that saves a copy.
+
+        To be asked of the last pipe only, since what it yields is sent from there: nothing
+        may change it, or keep it, on its way.
+        """
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what the pipe yields next is made, by processes, whoever waits for it."""
+        return False
+
+    def has_no_order(self) -> bool:
+        """Whether the pipe hands its items out as they come, another time in another order."""
+        return False
+
+    def cursor_form(self) -> Form:
+        """Return what a cursor of this pipe looks like; a state is held to it when it is loaded.
+
+        A pipe whose passes have ``marks``, or a ``cursor`` of their own, says so itself.
+        """
+        return no_cursor
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        """Return how many items were yielded where a cursor was taken, or fewer."""
+        return int(cursor.get("yielded", 0))
+
+    def first_cursor(self, tree: RunTree) -> Cursor:
+        """Return the cursor of a pass to come, to which all that is handed out in it belongs.
+
+        To be asked of a pipe that has no order.
+        """
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return stage_name(self)
+
+    if not TYPE_CHECKING:  # or every name would be one that a pipe has
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property of the pipe's own failed: let its own error come out.
+                return object.__getattribute__(self, name)
+            if bring(name):
+                return getattr(self, name)
+            others = MapDataPipe if isinstance(self, IterDataPipe) else IterDataPipe
+            raise UnknownName(MissingName(type(self), name, others))
+
+
+class IterDataPipe(DataPipe, IterFluent[T_co]):
+    """A stream of items: ``for`` and ``async for`` both work on it, each time afresh.
+
+    >>> class Countdown(IterDataPipe):
+    ...     def __init__(self, start):
+    ...         self.start = start
+    ...     def __iter__(self):
+    ...         yield from range(self.start, 0, -1)
+    >>> list(Countdown(3).map(str))
+    ['3', '2', '1']
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_colours(cls)
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        """Return a pass that begins at the first item; built-in pipes with a place do this."""
+        raise NotImplementedError
+
+    def has_passes(self) -> bool:
+        """Whether the pipe is run by ``new_pass``, and not by a class that iterates otherwise."""
+        cls = type(self)
+        iterates = cls.__iter__ is not IterDataPipe.__iter__
+        aiterates = cls.__aiter__ is not IterDataPipe.__aiter__
+        return self._makes_passes() and not iterates and not aiterates
+
+    def _makes_passes(self) -> bool:
+        return type(self).new_pass is not IterDataPipe.new_pass
+
+    def cursor_form(self) -> Form:
+        return of_a_pass if has_passes(self) else no_cursor
+
+    def __iter__(self) -> Iterator[T_co]:
+        run: Run[T_co] = Run(self, tree_of(self))
+        if self._makes_passes() and not (self.is_async() and self.waits()):
+            return iter(run.new_pass())
+        if self.is_async():
+            return from_loop(run)
+        raise NotImplementedError(
+            f"{type(self).__qualname__} must define __iter__ or __aiter__ to be iterated"
+        )
+
+    def __aiter__(self) -> AsyncIterator[T_co]:
+        run: Run[T_co] = Run(self, tree_of(self))
+        if self._makes_passes() and self.is_async():
+            return aiter(run.new_pass())
+        return aiter(run.abegin())
+
+    def picks(self) -> bool:
+        """Whether single items can be had, by position, for much less than all before them."""
+        return False
+
+    def iter_at(self, positions: list[int]) -> Iterator[T_co]:
+        """Iterate the items at these ascending positions, of a pipe without passes."""
+        raise NotImplementedError
+
+    def can_share(self) -> bool:
+        """Whether ``iter_share`` makes the items of one share, and none of the others."""
+        return False
+
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T_co]:
+        """Iterate one share of the items, given cursors from before it; begins at once."""
+        raise NotImplementedError
+
+    def is_async(self) -> bool:
+        """Whether a loop iterates this pipe by itself, without a thread."""
+        return type(self).__aiter__ is not IterDataPipe.__aiter__
+
+    def waits(self) -> bool:
+        """Whether this pipe, used in a ``for``, needs an event loop to run on."""
+        return self.is_async() and type(self).__iter__ is IterDataPipe.__iter__
+
+    @classmethod
+    def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
+        """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
+        register(IterDataPipe, name, pipe_class)
+
+
+class MapDataPipe(DataPipe, MapFluent[T_co]):
+    """Items that are looked up by key: ``pipe[key]`` and, for keys ``0 … n-1``, ``len(pipe)``.
+
+    >>> class Squares(MapDataPipe):
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, key):
+    ...         return key * key
+    >>> Squares().map(str)[3], list(Squares())
+    ('9', [0, 1, 4, 9])
+    """
+
+    makes_again = False
+
+    def __getitem__(self, key: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__qualname__} must define __getitem__")
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__qualname__} has no length")
+
+    def __iter__(self) -> Iterator[T_co]:
+        for index in range(len(self)):
+            yield self[index]
+
+    @classmethod
+    def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
+        """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
+        register(MapDataPipe, name, pipe_class)
+
+
+def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Callable[[P], P]:
+    """Register a pipe class under a fluent name: ``pipe.name(...)`` builds it over ``pipe``.
+
+    The name is given to pipes of the class's own kind, or to those of kind ``on``.
+
+    >>> @functional_datapipe("every_other")
+    ... class EveryOther(IterDataPipe):
+    ...     def __init__(self, source):
+    ...         self.source = source
+    ...     def __iter__(self):
+    ...         for number, item in enumerate(self.source):
+    ...             if number % 2 == 0:
+    ...                 yield item
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper("abcde").every_other())
+    ['a', 'c', 'e']
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a functional name must be an identifier, got {name!r}")
+
+    def registered(pipe_class: P) -> P:
+        if not issubclass(pipe_class, DataPipe):
+            raise TypeError(f"{pipe_class.__qualname__} is no IterDataPipe and no MapDataPipe")
+        kind = MapDataPipe if issubclass(pipe_class, MapDataPipe) else IterDataPipe
+        register(on or kind, name, pipe_class)
+        pipe_class.functional_name = name
+        return pipe_class
+
+    return registered
+
+
+def is_iter_pipe(value: object) -> bool:
+    """Whether ``value`` is a stream of items: one of our pipes, or of torch's."""
+    return isinstance(value, (IterDataPipe, *_torch_pipes("IterDataPipe")))
+
+
+def is_map_pipe(value: object) -> bool:
+    """Whether ``value`` is looked up by key: one of our pipes, or of torch's."""
+    return isinstance(value, (MapDataPipe, *_torch_pipes("MapDataPipe")))
+
+
+def is_pipe(value: object) -> bool:
+    """Whether ``value`` is a datapipe, ours or torch's."""
+    return is_iter_pipe(value) or is_map_pipe(value)
+
+
+def _torch_pipes(name: str) -> tuple[type, ...]:
+    # Nobody can hold one of torch's pipes before torch's module of pipes was imported.
+    module = sys.modules.get("torch.utils.data.datapipes.datapipe")
+    found = getattr(module, name, None)
+    return () if found is None else (found,)

@@ -1,0 +1,337 @@
+"""Items put together in batches.
+
+This file is about batch, in its iter and map forms, closed by count or by the clock: when a batch
+is full, or when its oldest item has waited long enough for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import operator
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+)
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_wait,
+    iterable_source,
+    keyed_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.call import answer_of, plain_function
+from asyncloader.datapipes.converting import MapToIterConverter
+from asyncloader.datapipes.cursor_forms import MOST
+from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_items
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.run import Pass, Run, Share, can_share, is_ours, picks
+from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.sources import IterableWrapper, SequenceWrapper
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.waiting import LoopWaiter, Stopped
+
+T = TypeVar("T")
+
+
+async def timed_batches(
+    source: AsyncIterable[T], size: int, max_wait: float
+) -> AsyncGenerator[list[T], None]:
+    """Yield the source's items in lists of ``size``, or of fewer after ``max_wait`` seconds.
+
+    The seconds count from the arrival of a list's first item. Whoever is slow to take
+    a list gets a longer one: it is closed when it is taken. At most ``size`` items are held.
+    """
+    waiting: Waiting[T] = Waiting(size, max_wait)
+    loop = asyncio.get_running_loop()
+    reader = begin_task(loop, waiting.read(source), "asyncloader batch")
+    try:
+        while batch := await waiting.batch():
+            yield batch
+            # The batch just yielded is not kept alive here while the next is made.
+            del batch
+    finally:
+        await cancelled([reader])
+
+
+class Waiting(Generic[T]):
+    """The items that wait for company, with the moments at which their waiting ends."""
+
+    def __init__(self, size: int, max_wait: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._size = size
+        self._max_wait = max_wait
+        self._items: deque[tuple[T, float]] = deque()
+        self._is_due = False
+        self._ended = False
+        self._error: BaseException | None = None
+        self._reader = LoopWaiter(self._loop)
+        self._consumer = LoopWaiter(self._loop)
+
+    async def read(self, source: AsyncIterable[T]) -> None:
+        """Hold what comes from the source, as long as there is room."""
+        try:
+            await self._read(aiter(source))
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self._error = not_cancelled(error)
+        except Stopped:
+            # The source was closed elsewhere: the consumer must not take that for its end.
+            self._error = Stopped()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self._error = error
+        except KeyboardInterrupt as error:
+            # It is the user who interrupts whatever runs on this loop.
+            self._error = error
+            raise
+        finally:
+            self._ended = True
+            self._consumer.wake()
+
+    async def _read(self, items: AsyncIterator[T]) -> None:
+        try:
+            async for item in items:
+                self._items.append((item, self._loop.time() + self._max_wait))
+                del item
+                self._consumer.wake()
+                await self._reader.until(self._has_room)
+        finally:
+            await aclose_items(items)
+
+    async def batch(self) -> list[T]:
+        """Wait for the next batch; [] at the end, and the source's error in its place."""
+        await self._consumer.until(lambda: bool(self._items) or self._ended)
+        if not self._items and self._error is not None:
+            raise self._error
+        await self._until_closed()
+        self._reader.wake()
+        return [self._items.popleft()[0] for _ in range(min(self._size, len(self._items)))]
+
+    async def _until_closed(self) -> None:
+        if self._is_closed():
+            return
+        _, due = self._items[0]
+        # A timer's call comes up to a tick of the clock early; what counts is that it came.
+        timer = self._loop.call_at(due, self._fall_due)
+        try:
+            await self._consumer.until(self._is_closed)
+        finally:
+            timer.cancel()
+            self._is_due = False
+
+    def _fall_due(self) -> None:
+        self._is_due = True
+        self._consumer.wake()
+
+    def _is_closed(self) -> bool:
+        return len(self._items) >= self._size or self._ended or self._is_due
+
+    def _has_room(self) -> bool:
+        return len(self._items) < self._size
+
+
+@functional_datapipe("batch")
+class Batcher(IterDataPipe[list[T]]):
+    """Yield the source's items in lists of ``batch_size``.
+
+    The last may be shorter, unless ``drop_last`` says to leave it out. A
+    ``wrapper_class`` other than list is called with each list, and what it
+    returns is yielded.
+
+    A batch in a worker is made of that worker's items. With ``across_workers`` batches
+    are made in the loader's process, of the items of all workers, and are the same for
+    any number of them.
+
+    With ``max_wait`` a batch is closed by the clock as well, when its first item has
+    waited so many seconds for company. Such batches differ from run to run: there is
+    no length, and no snapshot.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(5)).batch(2))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    makes_again = False
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: Callable[[list[T]], Any] = list,
+        *,
+        across_workers: bool = False,
+        max_wait: float | None = None,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        self.drop_last = drop_last
+        self.wrapper_class = plain_function("wrapper_class", wrapper_class, takes=1)
+        self.across_workers = across_workers
+        self.max_wait = None if max_wait is None else checked_wait("max_wait", max_wait)
+
+    def goes_by_clock(self) -> bool:
+        return self.max_wait is not None
+
+    def is_async(self) -> bool:
+        return self.goes_by_clock()
+
+    def waits(self) -> bool:
+        return self.goes_by_clock()
+
+    def is_replicable(self) -> bool:
+        return not self.across_workers
+
+    def __len__(self) -> int:
+        if self.goes_by_clock():
+            raise TypeError(f"{self!r} closes batches by the clock and has no length")
+        return batch_count(len(self.source), self.batch_size, self.drop_last)
+
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return TimedBatchPass(run) if self.goes_by_clock() else BatchPass(run)
+
+    def picks(self) -> bool:
+        return picks(self.source)
+
+    def can_share(self) -> bool:
+        return can_share(self.source) and not self.goes_by_clock()
+
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[Any]:
+        begun = BatchPass(run)
+        run.note(begun)
+        return begun.batches(begun.source.begin_share(share.of_batches(self.batch_size), cursors))
+
+    def batched(self, items: list[T]) -> Any:
+        """Return what is yielded for the items of one batch."""
+        return items if self.wrapper_class is list else wrapped(items, self.wrapper_class, self)
+
+
+@dataclass
+class BatchPass(Pass[Any]):
+    """One pass over a Batcher, whose place is that of its source."""
+
+    marks = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.batches(self.source.begin())
+
+    def batches(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches of these items, and close them."""
+        pipe, size = self.pipe, self.pipe.batch_size
+        try:
+            while batch := list(islice(items, size)):
+                if len(batch) < size and pipe.drop_last:
+                    return
+                yield pipe.batched(batch)
+                # The batch just yielded is not kept alive here while the next is made.
+                del batch
+        finally:
+            close_items(items)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position * self.pipe.batch_size, cursors)
+        return 0
+
+    def iter_at(self, positions: list[int]) -> Iterator[Any]:
+        size = self.pipe.batch_size
+        self.source.pick([size * batch + item for batch in positions for item in range(size)])
+        return iter(self)
+
+
+@dataclass
+class TimedBatchPass(Pass[Any]):
+    """One pass over a Batcher that closes batches by the clock."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        pipe = self.pipe
+        batches = timed_batches(self.source.abegin(), pipe.batch_size, pipe.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                if len(batch) == pipe.batch_size or not pipe.drop_last:
+                    yield pipe.batched(batch)
+                del batch
+
+
+def most_items(source: Any) -> int:
+    """Return how many items a source has at most, where they are plain data; otherwise MOST."""
+    data: Any = None
+    if not is_ours(source):
+        return MOST
+    if isinstance(source, Batcher):
+        return -(-most_items(source.source) // source.batch_size)
+    if isinstance(source, OneToOne):
+        return most_items(source.source)
+    # A list that is read as it is may grow.
+    if isinstance(source, IterableWrapper) and source.deepcopy:
+        data = source.iterable
+    elif isinstance(source, MapToIterConverter) and isinstance(source.source, SequenceWrapper):
+        data = source.source.sequence if source.indices is None else source.indices
+    return len(data) if isinstance(data, list | tuple | range | dict | set | str | bytes) else MOST
+
+
+def largest_batch(source: Any) -> int:
+    """Return how many items a source's batches have at most, as far as that is known."""
+    if not is_ours(source):
+        return MOST
+    if isinstance(source, Batcher) and source.wrapper_class is list:
+        return source.batch_size
+    return MOST
+
+
+@functional_datapipe("batch")
+class MapBatcher(MapDataPipe[list[T]]):
+    """Look up batches: batch ``i`` holds items ``i * batch_size`` and those that follow.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper(range(5)).batch(2)[1]
+    [2, 3]
+    """
+
+    def __init__(
+        self,
+        datapipe: MapDataPipe[T],
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: Callable[[list[T]], Any] = list,
+    ) -> None:
+        self.source = keyed_source(datapipe)
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        self.drop_last = drop_last
+        self.wrapper_class = plain_function("wrapper_class", wrapper_class, takes=1)
+
+    def __len__(self) -> int:
+        return batch_count(len(self.source), self.batch_size, self.drop_last)
+
+    def __getitem__(self, key: Any) -> Any:
+        first = index_within(key, len(self)) * self.batch_size
+        end = min(first + self.batch_size, len(self.source))
+        batch = [self.source[index] for index in range(first, end)]
+        return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
+
+
+def batch_count(items: int, batch_size: int, drop_last: bool) -> int:
+    """Return how many batches so many items make."""
+    return items // batch_size if drop_last else -(-items // batch_size)
+
+
+def index_within(key: Any, length: int) -> int:
+    """Return ``key`` as an index from 0; one from the end may be negative, as in a list."""
+    index = operator.index(key)
+    if not -length <= index < length:
+        raise IndexError(f"index {index} is out of range for {length} items")
+    return index % length
+
+
+def wrapped(batch: list[T], wrapper_class: Callable[[list[T]], Any], pipe: object) -> Any:
+    """Return what a user's class makes of a batch."""
+    return answer_of(pipe, wrapper_class, batch)

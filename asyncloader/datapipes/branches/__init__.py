@@ -1,1 +1,0 @@
-"""Pipes with several sources or several readers, and those that divide a stream."""

@@ -1,1 +1,0 @@
-"""Pipes that do many things at once, or ahead of their consumer."""

@@ -1,0 +1,489 @@
+"""Several sources side by side, or mixed.
+
+This file is about pipes that take an item from each of their sources in turn: zip, zip_longest,
+mux and mux_longest, and the map form of zip; and about SampleMultiplexer, which draws by the
+sources' weights where each item comes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from random import Random
+from typing import Any, TypeVar, overload
+
+from asyncloader.datapipes.arguments import (
+    checked_mapping,
+    checked_weight,
+    iterable_source,
+    iterable_sources,
+    keyed_sources,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, is_pipe
+from asyncloader.datapipes.batching import index_within, most_items
+from asyncloader.datapipes.cursor_forms import (
+    SEED,
+    Form,
+    Rule,
+    ascending,
+    counts,
+    fields,
+    list_of,
+    row,
+    whole,
+)
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.edges import beginning, resume_one
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.naming import kind_name
+from asyncloader.datapipes.randomness import Seeded
+from asyncloader.datapipes.replaying import put_to_come
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.splitting import OutlastingPass
+from asyncloader.seeds import checked_seed
+
+T = TypeVar("T")
+
+
+@dataclass
+class UnevenPass(OutlastingPass[T]):
+    """A pass that counts what it has taken of each source."""
+
+    sources: list[Run[Any]] = field(init=False, repr=False)
+    taken: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sources = [self.run.of(source) for source in self.pipe.sources]
+        self.taken = [0] * len(self.sources)
+        # Where the sources stood when this pass began, or went on: those that were not read
+        # since say nothing that could be relied on.
+        self._began_at = [*self.taken]
+        self._began_with: list[Cursors] = [{} for _ in self.sources]
+
+    def note_begin(self) -> None:
+        """Note where the sources begin; before they do."""
+        self._began_with = [beginning(source) for source in self.sources]
+
+    def note_taken(self, turn: int) -> None:
+        """Count an item of a source."""
+        self.taken[turn] += 1
+        self._began_with[turn] = {}
+
+    def put_above(self, into: Cursors) -> None:
+        for turn, source in enumerate(self.sources):
+            if self.taken[turn] > self._began_at[turn]:
+                source.put_cursors(into)
+            else:
+                into.update(self._began_with[turn])
+                if not self.taken[turn]:
+                    put_to_come(source, into)
+        super().put_above(into)
+
+    def resume_each(self, taken: Iterable[int], cursors: Cursors) -> None:
+        """Let the sources go on after so many items of each."""
+        self.taken = [*taken]
+        self._began_at = [*self.taken]
+        for source, count in zip(self.sources, self.taken, strict=True):
+            resume_one(source, count, cursors)
+
+
+@contextlib.contextmanager
+def readers(sources: Iterable[Run[Any]]) -> Iterator[list[Iterator[Any]]]:
+    """Give an iterator for each source and close them all, also those not read to the end."""
+    with contextlib.ExitStack() as stack:
+        iterators = []
+        for source in sources:
+            iterators.append(source.begin())
+            stack.callback(close_items, iterators[-1])
+        yield iterators
+
+
+@functional_datapipe("zip")
+class Zipper(IterDataPipe[tuple[Any, ...]]):
+    """Yield tuples of one item from each source, until the shortest ends.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(9)).zip(IterableWrapper("ab")))
+    [(0, 'a'), (1, 'b')]
+    """
+
+    makes_again = False
+
+    def __init__(self, *datapipes: Iterable[Any]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return min(map(len, self.sources))
+
+    def new_pass(self, run: Run[Any]) -> ZipPass:
+        return ZipPass(run)
+
+
+@dataclass
+class SideBySide(Pass[T]):
+    """A pass that has taken as many items of every source."""
+
+    marks = ()
+
+    sources: list[Run[Any]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.sources = [self.run.of(source) for source in self.pipe.sources]
+
+    def put_above(self, into: Cursors) -> None:
+        for source in self.sources:
+            source.put_cursors(into)
+
+    def resume_all(self, position: int, cursors: Cursors) -> None:
+        """Let every source go on after its first ``position`` items."""
+        for source in self.sources:
+            resume_one(source, position, cursors)
+
+
+@dataclass
+class InStep(SideBySide[tuple[Any, ...]]):
+    """A pass that has taken as many items of every source as it has yielded itself."""
+
+    yielded: int = 0
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        self.resume_all(position, cursors)
+        return 0
+
+
+@dataclass
+class ZipPass(InStep):
+    """One pass over a Zipper, which knows how many tuples it has yielded."""
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        with readers(self.sources) as iterators:
+            for items in zip(*iterators, strict=False):
+                self.yielded += 1
+                yield items
+
+
+@functional_datapipe("zip_longest")
+class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
+    """Yield tuples of one item from each source, until the longest ends.
+
+    A source that ended before is represented by ``fill_value``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(2)).zip_longest(IterableWrapper("a"), fill_value="-"))
+    [(0, 'a'), (1, '-')]
+    """
+
+    makes_again = False
+
+    def __init__(self, *datapipes: Iterable[Any], fill_value: Any = None) -> None:
+        for pipe in datapipes:
+            # A fill_value by mistake would be one more source.
+            if not is_pipe(pipe):
+                raise TypeError(
+                    f"zip_longest reads datapipes, got {kind_name(pipe)}; wrap a list by"
+                    " IterableWrapper(...), and name a fill value: fill_value=..."
+                )
+        self.sources = iterable_sources(datapipes)
+        self.fill_value = fill_value
+
+    def __len__(self) -> int:
+        return max(map(len, self.sources))
+
+    def new_pass(self, run: Run[Any]) -> ZipLongestPass:
+        return ZipLongestPass(run)
+
+
+@dataclass
+class ZipLongestPass(InStep):
+    """One pass over a ZipperLongest, which knows how many tuples it has yielded."""
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        with readers(self.sources) as iterators:
+            for items in zip_longest(*iterators, fillvalue=self.pipe.fill_value):
+                self.yielded += 1
+                yield items
+
+
+@functional_datapipe("mux")
+class Multiplexer(IterDataPipe[T]):
+    """Yield one item from each source in turn, in whole rounds, until the shortest ends.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([0, 1, 2]).mux(IterableWrapper([10, 11])))
+    [0, 10, 1, 11]
+    """
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return min(map(len, self.sources)) * len(self.sources)
+
+    def new_pass(self, run: Run[Any]) -> MuxPass[T]:
+        return MuxPass(run)
+
+
+@dataclass
+class MuxPass(SideBySide[T]):
+    """One pass over a Multiplexer: the rounds taken, and the turns had in the last of them."""
+
+    rounds: int = 0
+    turn: int = 0
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first: Cursors = {}
+        for source in self.sources:
+            first |= source.first_cursors()
+        self.above = Marks(super().put_above, lambda: self.rounds - 1, first)
+
+    def put_above(self, into: Cursors) -> None:
+        # The items of a round under way were all taken already.
+        is_whole = self.turn == len(self.sources)
+        into.update(self.above.at(self.rounds if is_whole else self.rounds - 1))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.rounds, behind = divmod(position, len(self.sources))
+        self.turn = len(self.sources)
+        self.above.restart(self.rounds, cursors)
+        self.resume_all(self.rounds, cursors)
+        return behind
+
+    def __iter__(self) -> Iterator[T]:
+        with readers(self.sources) as iterators:
+            # A round is yielded only when every source has given its item.
+            for items in zip(*iterators, strict=False):
+                self.rounds += 1
+                for self.turn, item in enumerate(items, 1):
+                    yield item
+                self.above.passed(self.rounds)
+
+
+@functional_datapipe("mux_longest")
+class MultiplexerLongest(IterDataPipe[T]):
+    """Yield one item from each source in turn, without those that ended, until all have.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([0, 1, 2]).mux_longest(IterableWrapper([10])))
+    [0, 10, 1, 2]
+    """
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def new_pass(self, run: Run[Any]) -> MuxLongestPass[T]:
+        return MuxLongestPass(run)
+
+    def cursor_form(self) -> Form:
+        count = len(self.sources)
+        own = {"turn": whole(-1, count - 1), "ended": ascending(below=count)}
+        return fields({**own, **counts("yielded", "rounds")})
+
+
+@dataclass
+class MuxLongestPass(UnevenPass[T]):
+    """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
+
+    marks = ("yielded", "turn", "rounds")
+
+    yielded: int = 0
+    turn: int = -1
+    rounds: int = 0
+    ended: set[int] = field(default_factory=set)
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), "ended": sorted(self.ended)}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
+        self.ended = set(cursor["ended"])
+        # One that has ended had fewer items than this.
+        taken = (self.rounds + (place <= self.turn) for place in range(len(self.sources)))
+        self.resume_each(taken, cursors)
+        return position - self.yielded
+
+    def __iter__(self) -> Iterator[T]:
+        self.note_begin()
+        with readers(self.sources) as iterators:
+            first = self.turn + 1
+            while len(self.ended) < len(iterators):
+                for turn in range(first, len(iterators)):
+                    if turn in self.ended:
+                        continue
+                    item = next(iterators[turn], _END)
+                    if item is _END:
+                        self.ended.add(turn)
+                        self.note_end(self.sources[turn])
+                        continue
+                    self.turn = turn
+                    self.note_taken(turn)
+                    self.yielded += 1
+                    yield item
+                self.rounds += 1
+                self.turn, first = -1, 0
+
+
+_END: Any = object()
+
+
+@functional_datapipe("zip")
+class MapZipper(MapDataPipe[tuple[Any, ...]]):
+    """Look up tuples of one item from each source, under the same key.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper("ab").zip(SequenceWrapper(range(9)))[1]
+    ('b', 1)
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[Any]) -> None:
+        self.sources = keyed_sources(datapipes)
+
+    def __len__(self) -> int:
+        return min(map(len, self.sources))
+
+    def __getitem__(self, key: Any) -> tuple[Any, ...]:
+        if _is_from_end(key):
+            # Counted from the end, the same key would mean another item in each source.
+            key = index_within(key, len(self))
+        return tuple(source[key] for source in self.sources)
+
+
+def _is_from_end(key: Any) -> bool:
+    try:
+        return operator.index(key) < 0
+    except TypeError:
+        return False
+
+
+class SampleMultiplexer(Seeded, IterDataPipe[T]):
+    """Yield items of several sources, drawing each time which one gives its next.
+
+    ``pipes_to_weights_dict`` says how often a source is drawn relative to the others.
+    When one has ended, the rest are drawn by their weights; apply ``cycle`` to a source
+    that is to last. A pass draws from the seed that was set for it, as shufflers do;
+    with ``seed`` every pass draws from that and mixes alike.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> rare, common = IterableWrapper("ab"), IterableWrapper(range(6))
+    >>> list(SampleMultiplexer({rare: 1, common: 3}, seed=2))
+    [0, 1, 'a', 'b', 2, 3, 4, 5]
+    """
+
+    @overload
+    def __init__(
+        self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None
+    ) -> None: ...
+
+    # A dict made elsewhere is one of just the pipes that are in it.
+    @overload
+    def __init__(
+        self: SampleMultiplexer[Any],
+        pipes_to_weights_dict: Mapping[Any, float],
+        seed: int | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None
+    ) -> None:
+        if not checked_mapping("pipes_to_weights_dict", pipes_to_weights_dict):
+            raise ValueError("pipes_to_weights_dict must have at least one source, got none")
+        self.pipes_to_weights_dict = {
+            iterable_source(source): checked_weight(source, weight, may_be_0=False)
+            for source, weight in pipes_to_weights_dict.items()
+        }
+        self.seed = None if seed is None else checked_seed(seed)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pipes_to_weights_dict))
+
+    @property
+    def sources(self) -> tuple[Iterable[T], ...]:
+        """What is mixed, in the order in which it was given."""
+        return tuple(self.pipes_to_weights_dict)
+
+    def new_pass(self, run: Run[Any]) -> MixPass[T]:
+        return MixPass(run, self.next_seed() if self.seed is None else self.seed)
+
+    def cursor_form(self) -> Form:
+        count = len(self.pipes_to_weights_dict)
+        own = {"seed": SEED, **counts("drawn", "yielded")}
+        taken = row(*(whole(most=most_items(source)) for source in self.pipes_to_weights_dict))
+        own |= {"taken": taken, "ended": list_of(whole(most=count - 1), most=count)}
+        return fields(own, _WHAT_WAS_TAKEN_CAME, _EACH_DRAW_COUNTS)
+
+
+_WHAT_WAS_TAKEN_CAME: Rule = (
+    "as many items were yielded as were taken of all sources",
+    lambda cursor: cursor["yielded"] == sum(cursor["taken"]),
+)
+_EACH_DRAW_COUNTS: Rule = (
+    "each draw is for an item, or for a source that has ended",
+    lambda cursor: cursor["drawn"] == cursor["yielded"] + len(set(cursor["ended"])),
+)
+
+
+@dataclass
+class MixPass(UnevenPass[T]):
+    """One pass over a SampleMultiplexer: the draws made, and what each source has given."""
+
+    marks = ("seed", "drawn", "yielded")
+
+    seed: int
+    drawn: int = 0
+    yielded: int = 0
+    ended: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights = [*self.pipe.pipes_to_weights_dict.values()]
+
+    def __iter__(self) -> Iterator[T]:
+        draw = Random(self.seed).random
+        for _ in range(self.drawn):
+            draw()
+        self.note_begin()
+        with readers(self.sources) as iterators:
+            while (turn := self._draw_turn(draw())) is not None:
+                self.drawn += 1
+                item = next(iterators[turn], _END)
+                if item is _END:
+                    self.ended.append(turn)
+                    self.note_end(self.sources[turn])
+                    continue
+                self.note_taken(turn)
+                self.yielded += 1
+                yield item
+
+    def _draw_turn(self, fraction: float) -> int | None:
+        weights = self._weights
+        open_ones = [turn for turn in range(len(self.sources)) if turn not in self.ended]
+        rest = fraction * sum(weights[turn] for turn in open_ones)
+        for turn in open_ones:
+            rest -= weights[turn]
+            if rest < 0:
+                return turn
+        # Sums of fractions may fall short by a rounding.
+        return open_ones[-1] if open_ones else None
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), "taken": [*self.taken], "ended": [*self.ended]}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        for name in ("seed", "drawn", "yielded"):
+            setattr(self, name, cursor[name])
+        self.pipe.follow_seed(self.seed)
+        self.ended = [*cursor["ended"]]
+        self.resume_each(cursor["taken"], cursors)
+        return position - self.yielded

@@ -1,0 +1,277 @@
+"""What the cursors of a state have to look like.
+
+This file is about forms. A form is a function that raises a SnapshotError for what cannot be
+part of a truthful state: a value of another kind, a number out of its range, a list that is too
+long. Every pipe that makes cursors says their form, beside the pass that makes them, and
+``check_cursors`` holds a state to it when it is loaded, before anything is changed:
+
+    def cursor_form(self):
+        return fields({"taken": COUNT, "yielded": COUNT}, at_most("yielded", "taken"))
+
+Whatever makes somebody allocate, draw or repeat has a bound, which follows from the pipe's
+settings or from the other fields. A long replay is fine: a position in an endless source may be
+any up to ``MOST``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.errors import SnapshotError
+
+#: More items than any loader has counted: ten million a second for most of a year.
+MOST = 2**48
+
+#: How many numbers a cursor may stand for that it does not hold one by one.
+MOST_HELD = 10_000_000
+
+#: Returns the form of the cursors of the pipe with a number.
+FormOf = Callable[[int], "Form"]
+
+#: Raises SnapshotError, naming where it was, for a value that a truthful state cannot have.
+Form = Callable[[Any, str, FormOf], None]
+
+#: What must be true of the fields together, in words and as a function.
+Rule = tuple[str, Callable[[Cursor], bool]]
+
+
+def refuse(where: str, wanted: str, value: Any) -> NoReturn:
+    """Raise the SnapshotError of a value that is not what it has to be."""
+    shown = repr(value) if type(value) in (bool, float, type(None)) else _brief(value)
+    raise SnapshotError(f"{where} must be {wanted}, got {shown}")
+
+
+def _brief(value: Any) -> str:
+    if type(value) is int:
+        return str(value) if abs(value) < 2**70 else "a number of more than 70 bits"
+    return f"something of type {type(value).__qualname__}"
+
+
+def whole(least: int = 0, most: int = MOST) -> Form:
+    """A whole number within bounds."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is not int or not least <= value <= most:
+            refuse(where, f"a number from {least} to {most}", value)
+
+    return check
+
+
+COUNT = whole()
+
+#: The seed of a pass.
+SEED = whole(most=2**64 - 1)
+
+
+def integer(value: Any, where: str, form_of: FormOf) -> None:
+    """Any whole number."""
+    if type(value) is not int:
+        refuse(where, "a whole number", value)
+
+
+def truth(value: Any, where: str, form_of: FormOf) -> None:
+    """True or False."""
+    if type(value) is not bool:
+        refuse(where, "True or False", value)
+
+
+def anything(value: Any, where: str, form_of: FormOf) -> None:
+    """Plain data, which somebody else knows the meaning of."""
+
+
+def just(expected: Any) -> Form:
+    """One value."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is not type(expected) or value != expected:
+            refuse(where, repr(expected), value)
+
+    return check
+
+
+def just_bytes(count: int) -> Form:
+    """So many bytes."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is not bytes or len(value) != count:
+            refuse(where, f"{count} bytes", value)
+
+    return check
+
+
+def or_none(form: Form) -> Form:
+    """None, or what has the form."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if value is not None:
+            form(value, where, form_of)
+
+    return check
+
+
+def list_of(form: Form, *, most: int | None = None) -> Form:
+    """A list of any length, or of at most so many."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        for element in _list(value, where, most):
+            form(element, f"an element of {where}", form_of)
+
+    return check
+
+
+def row(*forms: Form) -> Form:
+    """A list of just these, in this order."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if len(_list(value, where)) != len(forms):
+            raise SnapshotError(f"{where} must have {len(forms)} elements, got {len(value)}")
+        for element, form in zip(value, forms, strict=True):
+            form(element, f"an element of {where}", form_of)
+
+    return check
+
+
+def each_of(count: int, form: Form) -> Form:
+    """A list of just so many."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if len(_list(value, where)) != count:
+            raise SnapshotError(f"{where} must have {count} elements, got {len(value)}")
+        list_of(form)(value, where, form_of)
+
+    return check
+
+
+def ascending(*, below: int = MOST, most: int | None = None) -> Form:
+    """A list of numbers, each greater than the one before it."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        last = -1
+        for number in _list(value, where, most):
+            if type(number) is not int or not last < number < below:
+                refuse(f"an element of {where}", f"a number from {last + 1} to {below - 1}", number)
+            last = number
+
+    return check
+
+
+def _list(value: Any, where: str, most: int | None = None) -> list[Any]:
+    if type(value) is not list:
+        refuse(where, "a list", value)
+    if most is not None and len(value) > most:
+        raise SnapshotError(f"{where} must have at most {most} elements, got {len(value)}")
+    return value
+
+
+def fields(forms: Mapping[str, Form], *rules: Rule, may_have: Mapping[str, Form] = {}) -> Form:
+    """A dict with these fields, of which the rules hold; it may have the others, but no more."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        if type(value) is not dict:
+            refuse(where, "a dict", value)
+        for name in forms:
+            if name not in value:
+                raise SnapshotError(f"{where} has no {name!r}")
+        for name, element in value.items():
+            form = forms.get(name) or may_have.get(name)
+            if form is None:
+                raise SnapshotError(f"{where} has a field {name!r}, which is none of its fields")
+            form(element, f"{where}[{name!r}]", form_of)
+        for words, holds in rules:
+            if not holds(value):
+                raise SnapshotError(f"{where} contradicts itself: {words}")
+
+    return check
+
+
+def counts(*names: str) -> dict[str, Form]:
+    """Fields that are all numbers of at least 0."""
+    return dict.fromkeys(names, COUNT)
+
+
+def at_most(less: str, more: str) -> Rule:
+    """The rule that one field is no more than another."""
+    return f"{less} must be at most {more}", lambda cursor: bool(cursor[less] <= cursor[more])
+
+
+def no_cursor(value: Any, where: str, form_of: FormOf) -> None:
+    """Nothing: of a pipe whose position alone says where it stands."""
+    raise SnapshotError(f"{where} is of a pipe that has no cursor")
+
+
+def of_a_pass(value: Any, where: str, form_of: FormOf) -> None:
+    """What a pass of somebody else's says, who did not say what form it has."""
+    if type(value) is not dict:
+        refuse(where, "a dict", value)
+    for name in ("splitter", "above"):
+        if name in value:
+            raise SnapshotError(f"{where} has a field {name!r}, which only branches have")
+    if "yielded" in value:
+        COUNT(value["yielded"], f"{where}['yielded']", form_of)
+
+
+#: Of a pass that lets some of its source's items pass, or makes one of each, and counts errors.
+SIEVE = fields(
+    counts("taken", "yielded", "errors"), at_most("yielded", "taken"), at_most("errors", "taken")
+)
+
+#: Of a source that has ``state_dict`` and ``load_state_dict``.
+OF_A_SOURCE = fields({"yielded": COUNT, "state": anything}, may_have={"ended": just(True)})
+
+
+def cursors(value: Any, where: str, form_of: FormOf) -> None:
+    """A list of pairs: the number of a pipe, and a cursor of it."""
+    seen = set()
+    for pair in _list(value, where):
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int:
+            refuse(f"an element of {where}", "a pipe's number and a cursor", pair)
+        number, cursor = pair
+        if number in seen:
+            raise SnapshotError(f"{where} has two cursors of pipe {number}")
+        seen.add(number)
+        check_cursor(number, cursor, where, form_of)
+
+
+def instead(form: Form, number: int, of_pipe: Form) -> Form:
+    """What has a form in which the cursors of one pipe have another."""
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        form(value, where, lambda other: of_pipe if other == number else form_of(other))
+
+    return check
+
+
+def check_cursors(found: Cursors, where: str, form_of: FormOf) -> None:
+    """Raise SnapshotError for the cursors of a graph if one is not of its pipe's form."""
+    for number, cursor in found.items():
+        check_cursor(number, cursor, where, form_of)
+
+
+def check_cursor(number: int, cursor: Any, where: str, form_of: FormOf) -> None:
+    """Raise SnapshotError if the cursor of a pipe is not of that pipe's form."""
+    form_of(number)(cursor, f"{where}[{number}]", form_of)
+
+
+def form_of_pipe(pipe: Any) -> Form:
+    """Return the form of a pipe's cursors; torch's pipes have none."""
+    if has_own_state(pipe):
+        return OF_A_SOURCE
+    form: Form = pipe.cursor_form() if hasattr(pipe, "cursor_form") else no_cursor
+    return form
+
+
+def has_own_state(pipe: Any) -> bool:
+    """Whether a pipe is a source that says itself where it stands."""
+    return hasattr(pipe, "load_state_dict")
+
+
+def is_ascending(numbers: Iterable[int]) -> bool:
+    """Whether each number is greater than the one before it."""
+    last = -1
+    for number in numbers:
+        if number <= last:
+            return False
+        last = number
+    return True

@@ -1,0 +1,175 @@
+"""Where pipes stand, as plain data, and what all do who drive an iterator.
+
+This file is about cursors. A cursor is a pipe's place in its stream, and ``Cursors`` holds those
+of a graph by the numbers of its pipes. They are read between two items, and a later pass resumes
+from them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+)
+from itertools import islice
+from typing import Any, TypeVar
+
+from asyncloader.errors import SnapshotError
+from asyncloader.runtime import running_loop
+
+T = TypeVar("T")
+
+
+class LastingError:
+    """An error that is raised again and again, each time as it was when it was caught."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._traceback = error.__traceback__
+
+    def again(self) -> BaseException:
+        """Return the error, to be raised."""
+        return self._error.with_traceback(self._traceback)
+
+
+def groups_of(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
+    """Yield an async iterable's items in lists: those it makes itself, or one by one."""
+    groups: Callable[[], AsyncGenerator[list[T], None]] | None = getattr(items, "groups", None)
+    return _one_by_one(items) if groups is None else groups()
+
+
+async def _one_by_one(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
+    iterator = aiter(items)
+    try:
+        async for item in iterator:
+            group = [item]
+            # Nothing handed out is kept alive here while the next is made.
+            del item
+            yield group
+            del group
+    finally:
+        await aclose_items(iterator)
+
+
+def close_items(iterator: Iterator[Any]) -> None:
+    """Close an iterator that can be closed, as generators can."""
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+async def aclose_items(iterator: AsyncIterator[Any]) -> None:
+    """Close an async iterator that can be closed, as async generators can."""
+    aclose = getattr(iterator, "aclose", None)
+    # A coroutine may be collected after its loop was closed: then nothing can be awaited.
+    if aclose is not None and running_loop() is not None:
+        await aclose()
+
+
+#: What a pass says of its place: whole numbers, truths, texts, and lists and dicts of those.
+Cursor = dict[str, Any]
+
+#: The cursors of a graph, by the numbers of its pipes.
+Cursors = dict[int, Cursor]
+
+# The number that a loader gives to each pipe of its copy of the graph: a name tag, which goes
+# with the pipe wherever it runs.
+_NUMBER = "_number_in_graph"
+
+
+def set_numbers(pipes: Iterable[Any]) -> None:
+    """Give the pipes of a graph their numbers, in this order."""
+    for number, pipe in enumerate(pipes):
+        object.__setattr__(pipe, _NUMBER, number)
+
+
+def number_of(pipe: Any) -> int | None:
+    """Return a pipe's number in its graph, or None where no loader gave it one."""
+    number: int | None = getattr(pipe, _NUMBER, None)
+    return number
+
+
+def take_number_of(pipe: Any, other: Any) -> None:
+    """Give a pipe the number of another, for which it stands."""
+    object.__setattr__(pipe, _NUMBER, number_of(other))
+
+
+def cursor_of(pipe: Any, cursors: Cursors) -> Cursor | None:
+    """Return a pipe's own cursor, or None where it has none."""
+    number = number_of(pipe)
+    return None if number is None else cursors.get(number)
+
+
+def put_cursor(pipe: Any, cursor: Cursor, into: Cursors) -> None:
+    """Add a pipe's own cursor; one that is in no loader's graph has nowhere to go on."""
+    number = number_of(pipe)
+    if number is not None and cursor:
+        into[number] = cursor
+
+
+def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+    """Return those of the cursors that are these pipes' own."""
+    own: Cursors = {}
+    for pipe in pipes:
+        put_cursor(pipe, cursor_of(pipe, cursors) or {}, own)
+    return own
+
+
+def dropped(items: Iterator[T], count: int) -> Iterator[T]:
+    """Return an iterator without its first ``count`` items, which are made when it is read."""
+    _check_behind(count)
+    return _dropped(items, count) if count > 0 else items
+
+
+def _dropped(items: Iterator[T], count: int) -> Iterator[T]:
+    try:
+        deque(islice(items, min(count, sys.maxsize)), maxlen=0)
+        yield from items
+    finally:
+        close_items(items)
+
+
+def _check_behind(count: int) -> None:
+    """Raise SnapshotError where a pipe was said to be further than its reader."""
+    if count < 0:
+        raise SnapshotError(
+            f"the state contradicts itself: a pipe had yielded {-count} items more than its reader"
+            " had taken"
+        )
+
+
+def picked(items: Iterator[T], positions: list[int]) -> Iterator[T]:
+    """Yield the items at these ascending positions; those between are made and dropped."""
+    at = 0
+    try:
+        for position in positions:
+            found = list(islice(items, position - at, position - at + 1))
+            if not found:
+                return
+            at = position + 1
+            yield found[0]
+    finally:
+        close_items(items)
+
+
+def adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    """Return an async iterator without its first ``count`` items, which are made and dropped."""
+    _check_behind(count)
+    return _adropped(items, count) if count > 0 else items
+
+
+async def _adropped(items: AsyncIterator[T], count: int) -> AsyncIterator[T]:
+    try:
+        async for item in items:
+            if count > 0:
+                count -= 1
+            else:
+                yield item
+    finally:
+        await aclose_items(items)

@@ -1,0 +1,330 @@
+"""What a pipe reads from, and what it can do.
+
+This file is about edges. A pipe that declares its ``edges`` is believed. Otherwise they are
+looked for in its attributes, and in small containers there; nothing is pickled, iterated or
+called. What a pipe can do is told by the methods it has, so that torch's pipes, torchdata's and
+a user's own are treated as ours are. Whoever has a whole graph walks it by
+``asyncloader.graph``; ``pipes_from`` is for pipes that have to know what is above them.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from asyncloader.datapipes.base import DataPipe, is_pipe
+from asyncloader.datapipes.cursors import Cursors, cursors_of
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.run import Run
+
+MAX_DEPTH = 3
+MAX_ELEMENTS = 1024
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_MUTABLE = (list, dict, set)
+
+
+def pipes_in(value: Any) -> Iterator[Any]:
+    """Yield ``value`` if it is a pipe, else the pipes in it if it is a container."""
+    if is_pipe(value):
+        yield value
+    elif isinstance(value, _CONTAINERS):
+        yield from _Search().pipes(value)
+
+
+def rewritten(value: Any, leaf: Callable[[Any], Any], fresh: bool = False) -> Any:
+    """Return ``value`` with ``leaf(element)`` for all that is looked at in it.
+
+    Containers in which something changes are made anew, of the same type; with
+    ``fresh`` so is every list, dict and set that is looked into.
+    """
+    return _Search().rewritten(value, leaf, fresh)
+
+
+class _Search:
+    """Looks into one attribute, no deeper and no longer than a search for pipes may."""
+
+    def __init__(self) -> None:
+        self.left = MAX_ELEMENTS
+
+    def pipes(self, container: Any, depth: int = 1) -> Iterator[Any]:
+        if not self.opens(container, depth):
+            return
+        elements = _elements(container)
+        kinds = {type(element): element for element in elements}
+        pipes = {kind for kind, element in kinds.items() if is_pipe(element)}
+        nested = {kind for kind in kinds if issubclass(kind, _CONTAINERS)} - pipes
+        if not pipes and not nested:
+            return
+        if isinstance(container, set | frozenset):
+            # A set has an order of its own in every process.
+            elements = sorted(elements, key=lambda e: stage_name(e) if type(e) in pipes else "")
+        for element in elements:
+            if type(element) in pipes:
+                yield element
+            elif type(element) in nested:
+                yield from self.pipes(element, depth + 1)
+
+    def rewritten(self, value: Any, leaf: Callable[[Any], Any], fresh: bool, depth: int = 1) -> Any:
+        if not isinstance(value, _CONTAINERS) or is_pipe(value):
+            return leaf(value)
+        if not self.opens(value, depth):
+            return value
+        old = _elements(value)
+        new = [self.rewritten(element, leaf, fresh, depth + 1) for element in old]
+        unchanged = all(before is after for before, after in zip(old, new, strict=True))
+        if unchanged and not (fresh and isinstance(value, _MUTABLE)):
+            return value
+        return _refilled(value, new)
+
+    def opens(self, container: Any, depth: int) -> bool:
+        if depth > MAX_DEPTH:
+            return False
+        if len(container) <= self.left:
+            self.left -= len(container)
+            return True
+        # Looking at the first of too many counts as well.
+        self.left -= 1
+        return self.left >= 0 and is_pipe(next(iter(container)))
+
+
+def _elements(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return list(container)
+
+
+def _refilled(container: Any, elements: Sequence[Any]) -> Any:
+    cls = type(container)
+    if isinstance(container, tuple):
+        return tuple.__new__(cls, elements)
+    if isinstance(container, frozenset):
+        return frozenset.__new__(cls, elements)
+    refilled = copy.copy(container)
+    if isinstance(container, list):
+        refilled[:] = elements
+        return refilled
+    refilled.clear()
+    half = len(elements) // 2
+    refilled.update(
+        zip(elements[:half], elements[half:], strict=True)
+        if isinstance(container, dict)
+        else elements
+    )
+    return refilled
+
+
+#: Attributes that are about an iteration that is going on, not about the graph.
+_PASSING = frozenset({"_tree", "_datapipe_iter", "_datapipe_iterator"})
+
+
+def edges_of(pipe: Any) -> list[Any]:
+    """Return the pipes that ``pipe`` itself reads from, each once, in its own order.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> edges_of(IterableWrapper(range(3)).map(str))
+    [IterableWrapper()]
+    """
+    return list({id(edge): edge for edge in every_edge_of(pipe)}.values())
+
+
+def every_edge_of(pipe: Any) -> list[Any]:
+    """Return the pipes that ``pipe`` itself reads from, each as often as it is a source of it."""
+    declared = declared_edges(pipe)
+    found = _found_edges(pipe) if declared is None else declared
+    return [edge for edge in found if edge is not pipe]
+
+
+def reads_twice(reader: Any, pipe: Any) -> bool:
+    """Whether a pipe is several of the sources of another, which makes a pass over each."""
+    return sum(edge is pipe for edge in every_edge_of(reader)) > 1
+
+
+def declared_edges(pipe: Any) -> list[Any] | None:
+    """Return the edges that a pipe declares, or None where they are to be found."""
+    # The name means something in our own pipes only.
+    declared = pipe.edges if isinstance(pipe, DataPipe) else None
+    if declared is None:
+        return None
+    edges = list(declared) if isinstance(declared, Iterable) else [declared]
+    for edge in edges:
+        if not is_pipe(edge):
+            raise TypeError(
+                f"edges of {type(pipe).__qualname__} must be the datapipes it reads from, got"
+                f" {type(edge).__name__}; give the attribute another name if it is data"
+            )
+    return edges
+
+
+def _found_edges(pipe: Any) -> Iterator[Any]:
+    for _, value in attributes(pipe):
+        yield from pipes_in(value)
+
+
+def attributes(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a pipe's own attributes, slots included."""
+    yield from (item for item in list(vars_of(pipe).items()) if item[0] not in _PASSING)
+    for name in slots_of(type(pipe)):
+        if hasattr(pipe, name):
+            yield name, getattr(pipe, name)
+
+
+def vars_of(pipe: Any) -> dict[str, Any]:
+    """Return the attributes that a pipe keeps in its ``__dict__``."""
+    fields: dict[str, Any] = getattr(pipe, "__dict__", {})
+    return fields
+
+
+def slots_of(cls: type) -> list[str]:
+    """Return the attribute names that a class and its bases keep in ``__slots__``."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            hides = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hides else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def can(pipe: Any, *methods: str) -> bool:
+    """Whether a pipe has all these methods."""
+    return all(callable(getattr(pipe, method, None)) for method in methods)
+
+
+def is_random(pipe: Any) -> bool:
+    """Whether a pipe takes a seed."""
+    return can(pipe, "set_seed")
+
+
+def is_shuffler(pipe: Any) -> bool:
+    """Whether a pipe shuffles, and can be told not to."""
+    return can(pipe, "set_shuffle", "set_seed")
+
+
+def is_filter_of_shards(pipe: Any) -> bool:
+    """Whether a pipe keeps one shard of its items, once it is told which."""
+    return can(pipe, "apply_sharding")
+
+
+def is_dispatch(pipe: Any) -> bool:
+    """Whether a pipe's items are dealt to the workers by a process of its own."""
+    return functional_name(pipe) == "sharding_round_robin_dispatch"
+
+
+def shards_itself(pipe: Any) -> bool:
+    """Whether a source gives each worker items of its own without being told which."""
+    return isinstance(pipe, DataPipe) and pipe.shards_itself
+
+
+def is_sharding(pipe: Any) -> bool:
+    """Whether a pipe makes the items of different workers differ."""
+    return is_filter_of_shards(pipe) or is_dispatch(pipe) or shards_itself(pipe)
+
+
+def is_replicable(pipe: Any) -> bool:
+    """Whether each worker may run a copy of a pipe; a pipe that does not say may be copied."""
+    return bool(pipe.is_replicable()) if can(pipe, "is_replicable") else True
+
+
+def lives_with_loader(pipe: Any) -> bool:
+    """Whether a pipe stays with the loader while its readers may run in workers."""
+    return bool(pipe.lives_with_loader()) if can(pipe, "lives_with_loader") else False
+
+
+def goes_by_clock(pipe: Any) -> bool:
+    """Whether what a pipe yields depends on the time."""
+    return bool(pipe.goes_by_clock()) if can(pipe, "goes_by_clock") else False
+
+
+def has_no_place(pipe: Any) -> bool:
+    """Whether what a pipe yields never comes again, so that no state says where it stands."""
+    return lives_with_loader(pipe) or goes_by_clock(pipe)
+
+
+def is_without_order(pipe: Any) -> bool:
+    """Whether a pipe hands its items out as they come, another time in another order."""
+    return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False
+
+
+def is_splitter(pipe: Any) -> bool:
+    """Whether a pipe is read through branches that share what it holds (fork, demux)."""
+    if can(pipe, "is_splitter"):
+        return bool(pipe.is_splitter())
+    # torch's splitters are told by the method that their branches call.
+    return can(pipe, "get_next_element_by_instance")
+
+
+def functional_name(pipe: Any) -> str | None:
+    """Return the name by which a pipe is made fluently, ours or torch's."""
+    name: str | None = getattr(type(pipe), "functional_name", None)
+    return name or _torch_names().get(type(pipe))
+
+
+def _torch_names() -> dict[type, str]:
+    module = sys.modules.get("torch.utils.data.datapipes.datapipe")
+    if module is None:
+        return {}
+    kinds = (module.IterDataPipe, module.MapDataPipe)
+    # torch keeps the methods as partial functions over the class they build.
+    return {
+        function.args[0]: name
+        for kind in kinds
+        for name, function in kind.functions.items()
+        if getattr(function, "args", ())
+    }
+
+
+def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
+    """Yield a pipe and all those above it, each once, from the last to the first.
+
+    With ``to_splitters`` that goes only as far as they are read by nobody else.
+    """
+    waiting, seen = [pipe], {id(pipe)}
+    while waiting:
+        current = waiting.pop(0)
+        if to_splitters and is_splitter(current):
+            continue
+        yield current
+        for source in edges_of(current):
+            if id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+
+
+def drawn_above(pipe: Any) -> Any | None:
+    """Return a pipe above this one that gives its items another order each time, if any does."""
+    above = (each for each in pipes_from(pipe) if each is not pipe)
+    return next((each for each in above if is_without_order(each) or _draws(each)), None)
+
+
+def _draws(pipe: Any) -> bool:
+    if is_shuffler(pipe):
+        return bool(getattr(pipe, "shuffles", getattr(pipe, "_enabled", True)))
+    return is_random(pipe)
+
+
+def part_of(source: Run[Any], cursors: Cursors) -> Cursors:
+    """Return those of a graph's cursors with which one of several sources is to go on.
+
+    They are those of what is above it. What it does not move on from it says again, and that
+    must not come upon what another source says of itself by then. Where the branches of a
+    splitter stand, however, each of them has to know of all.
+    """
+    branches = {place: each for place, each in cursors.items() if "splitter" in each}
+    return branches | cursors_of(pipes_from(source.pipe, to_splitters=True), cursors)
+
+
+def resume_one(source: Run[Any], position: int, cursors: Cursors) -> None:
+    """Let the next pass of one of several sources begin after its first ``position`` items."""
+    source.resume(position, part_of(source, cursors))
+
+
+def beginning(source: Run[Any]) -> Cursors:
+    """Return the cursors with which a source is to begin, as far as no others read the same.
+
+    A splitter, which others read too, knows itself where it is to begin.
+    """
+    first = source.first_cursors()
+    return cursors_of(pipes_from(source.pipe, to_splitters=True), first) if first else {}

@@ -1,0 +1,145 @@
+"""What crosses between a thread and a loop, in groups.
+
+This file is about ``Exchange``: crossing costs tens of microseconds, so items
+cross together, and an exchange holds the one group that is on its way.
+
+    giver (a thread or a task)  ──give──▶  Exchange  ──take──▶  taker (a task or a thread)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from asyncloader.datapipes.cursors import Cursors, LastingError
+from asyncloader.datapipes.marks import Marks
+from asyncloader.waiting import Stopped
+
+T = TypeVar("T")
+
+
+GROUP_ITEMS = 64
+GROUP_SECONDS = 0.001
+
+
+class Waiter(Protocol):
+    """Whoever waits on the other side of an exchange."""
+
+    def wake(self) -> None: ...
+
+
+class Nobody:
+    """The waiter of a side that has no one on it yet."""
+
+    def wake(self) -> None:
+        """There is no one to wake."""
+
+
+class Exchange(Generic[T]):
+    """At most one group of items, on its way from a giver to a taker.
+
+    A group is full at 64 items, or one millisecond after its first; what is
+    there may be taken at any moment. Every step is safe between threads because
+    it is a single operation on a list.
+
+    ``put`` adds the cursors of the giver's pipe, which began with ``first``.
+    """
+
+    def __init__(self, taker: Waiter, put: Callable[[Cursors], None], first: Cursors) -> None:
+        self.giver: Waiter = Nobody()
+        self.taker = taker
+        self._given = 0
+        self._taken = 0
+        # How many were taken before the latest group, of which all were handed on.
+        self._taken_before = 0
+        self._marks = Marks(put, lambda: self._taken_before, first)
+        self._items: list[T] = []
+        self._begun = 0.0
+        self._ended = False
+        self._is_dropped = False
+        self._error: LastingError | None = None
+
+    def begin(self, first: Cursors) -> None:
+        """Say with which cursors the giver's pipe begins in fact."""
+        self._marks.restart(0, first)
+
+    def give(self, item: T) -> None:
+        """Add an item and wake the taker."""
+        self._items.append(item)
+        if len(self._items) == 1:
+            self._begun = time.perf_counter()
+        self.taker.wake()
+        self._given += 1
+        self._marks.passed(self._given)
+
+    def give_group(self, items: list[T]) -> None:
+        """Add several items and wake the taker; to be followed by ``mark``."""
+        if not self._items:
+            self._begun = time.perf_counter()
+        self._items += items
+        self.taker.wake()
+        self._given += len(items)
+
+    def mark(self) -> None:
+        """Note where the giver's pipe stands behind what was given, if that is due."""
+        self._marks.passed(self._given)
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that no item follows, and why if it is not the natural end."""
+        if not self._ended:
+            self._error = None if error is None else LastingError(error)
+            self._ended = True
+        if self._is_dropped or isinstance(error, Stopped):
+            self._items.clear()
+        self.taker.wake()
+
+    def drop(self) -> None:
+        """Let go of the items, now and at the giver's end: nobody will take any.
+
+        The pipe may live on, and keep this.
+        """
+        self._is_dropped = True
+        self._items.clear()
+
+    def has_room(self) -> bool:
+        """Whether the giver may go on."""
+        count = len(self._items)
+        if count == 0:
+            return True
+        return count < GROUP_ITEMS and time.perf_counter() - self._begun < GROUP_SECONDS
+
+    def has_items(self) -> bool:
+        """Whether there are items to take."""
+        return bool(self._items)
+
+    def is_ready(self) -> bool:
+        """Whether there is something to take: items, the end, or an error."""
+        return bool(self._items) or self._ended
+
+    def ask(self) -> None:
+        """Wake the giver, should an interrupt have kept ``take`` from doing so."""
+        self.giver.wake()
+
+    def take(self, into: list[T] | None = None) -> list[T]:
+        """Return the items that are there; at the end [] or the error, each time.
+
+        They are added to ``into``, which whoever may be interrupted holds already.
+        """
+        group = [] if into is None else into
+        # The giver may append in between: what it appends stays for the next group.
+        count = len(self._items)
+        if count:
+            # Nothing is called here: an interrupt finds the items in one list or in the other.
+            group += self._items[:count]
+            del self._items[:count]
+            self._taken_before, self._taken = self._taken, self._taken + count
+            self.giver.wake()
+            return group
+        if self._error is not None:
+            raise self._error.again()
+        return []
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add where the giver's pipe stood, at the latest, when the last group was taken."""
+        into.update(self._marks.at(self._taken_before))

@@ -1,0 +1,460 @@
+"""More items out than in.
+
+This file is about pipes that take an item apart: unbatch, flatmap, map_batches, and
+shuffled_flatmap, which has several expansions open at a time and draws from which of them each
+item comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from random import Random
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import Batcher, most_items
+from asyncloader.datapipes.call import calling, is_async, is_async_generator, itself
+from asyncloader.datapipes.columns import reading
+from asyncloader.datapipes.cursor_forms import (
+    COUNT,
+    SEED,
+    Form,
+    Rule,
+    counts,
+    fields,
+    is_ascending,
+    list_of,
+    row,
+    whole,
+)
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.patterns import (
+    END,
+    EXPANSION,
+    TOLERANT_EXPANSION,
+    Expansion,
+    Held,
+    Rereader,
+    TolerantExpansion,
+    add_cursors,
+    closing_items,
+    next_part,
+    parts_of,
+    pass_over,
+    yielded_at,
+)
+from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.tolerance import OnError, Tolerance
+
+T = TypeVar("T")
+
+
+@functional_datapipe("unbatch")
+class UnBatcher(IterDataPipe[T]):
+    """Yield what is in the source's lists, ``unbatch_level`` levels deep.
+
+    0 yields the items as they are and -1 goes as deep as there are lists. A level
+    at which something is no list is an IndexError.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([[1, 2], [3]]).unbatch())
+    [1, 2, 3]
+    """
+
+    def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
+        self.source = iterable_source(datapipe)
+        self.unbatch_level = checked_count("unbatch_level", unbatch_level, at_least=-1)
+
+    def new_pass(self, run: Run[Any]) -> UnbatchPass[T]:
+        return UnbatchPass(run)
+
+    def cursor_form(self) -> Form:
+        return EXPANSION
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return yielded_at(cursor)
+
+    def leaves(self, item: Any) -> Iterator[T]:
+        """Yield what an item holds, in order."""
+        return self._leaves(item, self.unbatch_level)
+
+    def _leaves(self, item: Any, level: int) -> Iterator[T]:
+        if level == 0 or (level < 0 and not isinstance(item, list)):
+            yield item
+        elif level == 1 and isinstance(item, list):
+            yield from item
+        elif isinstance(item, list):
+            for part in item:
+                yield from self._leaves(part, level - 1 if level > 0 else level)
+        else:
+            raise IndexError(
+                f"unbatch_level={self.unbatch_level} goes deeper than the lists that"
+                f" {self!r} reads: there is a {type(item).__name__}"
+            )
+
+
+@dataclass
+class UnbatchPass(Expansion[T]):
+    """One pass over an UnBatcher, which knows how far it is inside the batch it took last."""
+
+    def __iter__(self) -> Iterator[T]:
+        for batch in self.begin():
+            for item in self.rest(self.pipe.leaves(batch)):
+                self.offset += 1
+                yield item
+            self.finish()
+
+
+@functional_datapipe("flatmap")
+class FlatMapper(IterDataPipe[T]):
+    """Yield each item of ``fn(item)``; without ``fn`` the items of each item.
+
+    ``fn`` may be a generator function, which is read as far as its items are
+    asked for, or an async generator function, whose items are collected for each
+    item first. ``input_col`` picks what is handed to it out of a tuple, list or dict; without
+    ``fn``, an item is taken apart into the columns that it names.
+
+    Where ``fn`` fails, maybe after some of its items, ``on_error="skip"`` leaves out the
+    rest, and a function ``on_error(error, item)`` returns the rest in its place. More than
+    ``max_errors`` of them in one pass (and one worker) raise ``TooManyErrors``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n] * n))
+    [1, 2, 2]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any] | None = None,
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.fn = itself if fn is None else checked_function("fn", fn)
+        self.input_col = input_col
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
+        self._expand = expanding(fn, input_col)
+
+    def waits(self) -> bool:
+        return is_async(self._expand)
+
+    def new_pass(self, run: Run[Any]) -> FlatMapPass[T]:
+        return FlatMapPass(run, self._expand)
+
+    def cursor_form(self) -> Form:
+        return TOLERANT_EXPANSION
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return yielded_at(cursor)
+
+
+def expanding(fn: Callable[..., Any] | None, input_col: Any) -> Callable[..., Any]:
+    """Return the function that says what is in an item; without ``fn``, what its columns hold."""
+    if fn is None:
+        function = _columns_of if isinstance(input_col, list | tuple) else itself
+    else:
+        function = collecting(fn)
+    return reading(function, input_col)
+
+
+def _columns_of(*columns: Any) -> Any:
+    return columns if len(columns) != 1 else columns[0]
+
+
+def collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results can be iterated: an async generator's as a list."""
+    if is_async_generator(function):
+        return functools.partial(_collected, function)
+    return function
+
+
+async def _collected(function: Callable[..., AsyncIterable[Any]], *args: Any) -> Iterable[Any]:
+    items: list[Any] = []
+    try:
+        async for item in function(*args):
+            items.append(item)  # noqa: PERF401 - what came before an error counts
+    except Exception as error:  # noqa: BLE001 - user code ran; it is raised in its place
+        return _followed_by(error, items)
+    return items
+
+
+def _followed_by(error: Exception, items: list[Any]) -> Iterator[Any]:
+    yield from items
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame.
+        del error
+
+
+@dataclass
+class FlatMapPass(TolerantExpansion[T]):
+    """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
+
+    expand: Callable[..., Any] = field(repr=False)
+
+    def __iter__(self) -> Iterator[T]:
+        pipe = self.pipe
+        with calling(self.expand, pipe) as expand:
+            for item in self.begin():
+                parts = parts_of(self, expand, item)
+                pass_over(parts, self.known(), pipe)
+                while (part := next_part(parts, pipe)) is not END:
+                    self.offset += 1
+                    yield part
+                self.finish()
+
+
+@functional_datapipe("map_batches")
+class BatchMapper(FlatMapper[T]):
+    """Yield each item of ``fn(items)``, which is given ``batch_size`` items at a time.
+
+    The last list may be shorter. With ``input_col``, ``fn`` is given that column of each
+    item, or a list of the columns where there are several. ``on_error`` and ``max_errors``
+    are those of ``flatmap``, for whole lists.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(5)).map_batches(lambda batch: [sum(batch)], 2))
+    [1, 5, 4]
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[[list[Any]], Iterable[T]],
+        batch_size: int,
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        checked_function("fn", fn, takes=1)
+        columns = fn if input_col is None else of_columns(collecting(fn), input_col)
+        batches = Batcher(datapipe, batch_size)
+        super().__init__(batches, columns, on_error=on_error, max_errors=max_errors)
+        self.fn = fn
+        self.input_col = input_col
+
+
+def of_columns(fn: Callable[[list[Any]], Any], input_col: Any) -> Callable[[list[Any]], Any]:
+    """Return a function of whole items that hands some of their columns to ``fn``."""
+    return functools.partial(_of_columns_async if is_async(fn) else _of_columns, fn, input_col)
+
+
+def _of_columns(fn: Callable[[list[Any]], Any], input_col: Any, items: list[Any]) -> Any:
+    return fn([_columns_in(item, input_col) for item in items])
+
+
+async def _of_columns_async(fn: Callable[[list[Any]], Any], input_col: Any, items: Any) -> Any:
+    return await fn([_columns_in(item, input_col) for item in items])
+
+
+def _columns_in(item: Any, input_col: Any) -> Any:
+    if isinstance(input_col, list | tuple):
+        return [item[column] for column in input_col]
+    return item[input_col]
+
+
+@functional_datapipe("shuffled_flatmap")
+class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
+    """Yield the items of ``fn(item)``, mixing those of up to ``buffer_size`` source items.
+
+    Without ``fn`` the source's items are taken apart themselves. Each item that is
+    yielded is the next of an expansion drawn from a seed; when one is exhausted, that of
+    the next source item takes its place. ``fn`` may be a generator function, or an async
+    generator function, as for flatmap, and ``input_col`` picks what is handed to it.
+    ``on_error`` and ``max_errors`` are those of ``flatmap`` too: what is made in place of
+    the rest of an expansion is mixed with the others.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> sorted(IterableWrapper([[3, 1], [2]]).shuffled_flatmap())
+    [1, 2, 3]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any] | None = None,
+        input_col: Any = None,
+        buffer_size: int = 100,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.fn = itself if fn is None else checked_function("fn", fn)
+        self.input_col = input_col
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
+        self.expand = expanding(fn, input_col)
+
+    def waits(self) -> bool:
+        return is_async(self.expand)
+
+    def __len__(self) -> int:
+        # Only what is in memory is looked at: another source would have to be read.
+        is_plain = self.fn is itself and self.input_col is None and not self.tolerance.leaves_out
+        wrapped = self.source.iterable if isinstance(self.source, IterableWrapper) else None
+        if is_plain and isinstance(wrapped, list | tuple | dict | set | frozenset):
+            return sum(map(len, wrapped))
+        raise TypeError(f"{self!r} cannot say how many items it has")
+
+    def new_pass(self, run: Run[Any]) -> ShuffledFlatMapPass[T]:
+        seed = self.next_seed() if self.shuffles else 0
+        return ShuffledFlatMapPass(run, self.buffer_size if self.shuffles else 1, seed)
+
+    def cursor_form(self) -> Form:
+        opened = list_of(row(COUNT, COUNT), most=self.buffer_size if self.shuffles else 1)
+        return fields(
+            {
+                "seed": SEED,
+                "open": opened,
+                "taken": whole(most=most_items(self.source)),
+                **counts("drawn", "yielded", "errors"),
+            },
+            _OPEN_WERE_TAKEN,
+            _EACH_DRAW_COUNTS,
+        )
+
+
+_OPEN_WERE_TAKEN: Rule = (
+    "the expansions that are open are of different items that were taken",
+    lambda cursor: (
+        is_ascending(sorted(number for number, _ in cursor["open"]))
+        and all(number < cursor["taken"] for number, _ in cursor["open"])
+    ),
+)
+_EACH_DRAW_COUNTS: Rule = (
+    "each draw is for an item, or for an expansion that has ended",
+    lambda cursor: (
+        cursor["drawn"] == cursor["yielded"] + cursor["taken"] - len(cursor["open"])
+        and sum(offset for _, offset in cursor["open"]) <= cursor["yielded"]
+    ),
+)
+
+
+@dataclass
+class OpenExpansion(Generic[T]):
+    """What a source item expands to, how much of it was taken, and whether that failed."""
+
+    held: Held[Any]
+    parts: Iterator[T]
+    offset: int = 0
+    errors: int = 0
+
+
+@dataclass
+class ShuffledFlatMapPass(Pass[T]):
+    """One pass over a ShuffledFlatMapper: the expansions it has open, and the draws made.
+
+    A pass that has one open at a time is a flatmap.
+    """
+
+    marks = ("seed", "drawn", "taken", "yielded", "errors")
+
+    width: int
+    seed: int
+    drawn: int = 0
+    taken: int = 0
+    yielded: int = 0
+    errors: int = 0
+    expansions: list[OpenExpansion[T]] = field(default_factory=list, repr=False)
+    #: The numbers of the source items that were open where this pass goes on from, and
+    #: how much of them was taken.
+    were_open: list[list[int]] = field(default_factory=list, repr=False)
+    cursors: Cursors = field(default_factory=dict, repr=False)
+
+    def __iter__(self) -> Iterator[T]:
+        draw = Random(self.seed).random
+        for _ in range(self.drawn):
+            draw()
+        numbers = sorted(number for number, _ in self.were_open)
+        items: Rereader[Any] = Rereader(self.source, numbers, self.taken, self.cursors)
+        with calling(self.pipe.expand, self.pipe) as expand, closing_items(items), self._closing():
+            self._open_again(items.again, expand)
+            self._fill(items, expand)
+            while self.expansions:
+                self.drawn += 1
+                place = int(draw() * len(self.expansions))
+                expansion = self.expansions[place]
+                part = self._next(expansion)
+                if part is END:
+                    del self.expansions[place]
+                    self._fill(items, expand)
+                    continue
+                expansion.offset += 1
+                self.yielded += 1
+                yield part
+
+    def _fill(self, items: Rereader[Any], expand: Callable[..., Any]) -> None:
+        for held in islice(items, self.width - len(self.expansions)):
+            self._open(held, expand)
+            self.taken = items.taken
+
+    def _open(self, held: Held[Any], expand: Callable[..., Any]) -> OpenExpansion[T]:
+        before = self.errors
+        expansion: OpenExpansion[T] = OpenExpansion(held, parts_of(self, expand, held.item))
+        expansion.errors = self.errors - before
+        self.expansions.append(expansion)
+        return expansion
+
+    def _next(self, expansion: OpenExpansion[T]) -> Any:
+        before = self.errors
+        part = next_part(expansion.parts, self.pipe)
+        expansion.errors += self.errors - before
+        return part
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for expansion in self.expansions:
+                close_items(expansion.parts)
+            self.expansions.clear()
+
+    # Going on -------------------------------------------------------------------------
+
+    def cursor(self) -> Cursor:
+        opened = [[each.held.number, each.offset] for each in self.expansions]
+        # What is open is opened once more, and fails once more where it failed.
+        again = sum(each.errors for each in self.expansions)
+        return {**super().cursor(), "errors": self.errors - again, "open": opened}
+
+    def put_above(self, into: Cursors) -> None:
+        oldest = min(self.expansions, key=lambda each: each.held.number, default=None)
+        if oldest is not None:
+            add_cursors(oldest.held.before, into)
+        else:
+            self.source.put_cursors(into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        for name in self.marks:
+            setattr(self, name, cursor[name])
+        self.pipe.follow_seed(self.seed)
+        self.were_open, self.cursors = cursor["open"], cursors
+        return position - self.yielded
+
+    def _open_again(self, held: list[Held[Any]], expand: Callable[..., Any]) -> None:
+        items = {each.number: each for each in held}
+        for number, offset in self.were_open:
+            expansion = self._open(items[number], expand)
+            while expansion.offset < offset and self._next(expansion) is not END:
+                expansion.offset += 1

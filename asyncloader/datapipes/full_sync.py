@@ -1,0 +1,338 @@
+"""As many items on every rank.
+
+This file is about fullsync, which reads ahead of its consumer and lets items pass once
+all ranks have as many. The ranks agree on windows of items, however many there are when
+it is time to agree, so that a collective is shared by all items of a window. A ``Meeting`` is
+how they agree: ranks may leave an epoch at different places.
+
+    source ─▶ held: [ agreed │ not yet ] ─▶ consumer
+                      ▲ the least that any rank has
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.arguments import checked_seconds, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, groups_of
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.run import Pass, Run, is_async_pipe
+from asyncloader.datapipes.run_place import cancelled
+from asyncloader.errors import RankError
+from asyncloader.ranks import (
+    Flags,
+    RankGroup,
+    Statement,
+    Topic,
+    open_group,
+    ranks_in_words,
+    world_size,
+)
+from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.waiting import LoopWaiter
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where the ranks of a group agree, moment after moment.
+
+    Ranks that leave an epoch early may do so at different moments, and a collective cannot
+    be called back. So a rank repeats what it says until all others are at its moment too.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self.group = group
+        self.epoch = 0
+
+    async def begin_epoch(self, seed: int, flags: Flags) -> list[Statement]:
+        """Begin an epoch with all ranks; return what each says of its seed."""
+        self.epoch += 1
+        while True:
+            said = await self._exchange(Topic.SEED, 0, seed, flags)
+            if len({each.moment for each in said}) == 1:
+                return said
+            # Who counted fewer epochs than the others, because of one it never read, catches up.
+            self.epoch = max(each.epoch for each in said)
+
+    async def agree(
+        self, kind: Topic, *, window: int = 0, count: int = 0, flags: Flags = Flags.NONE
+    ) -> list[Statement]:
+        """Return what each rank says at this moment; RankError if others have gone on."""
+        while True:
+            said = await self._exchange(kind, window, count, flags)
+            moment = (self.epoch, kind, window)
+            ahead = [rank for rank, each in enumerate(said) if each.moment > moment]
+            if ahead:
+                raise RankError(
+                    f"{ranks_in_words(ahead)} left the epoch that rank {self.group.rank} is still"
+                    " reading; leave an epoch after the same number of items on every rank",
+                    ranks=tuple(ahead),
+                )
+            if all(each.moment == moment for each in said):
+                return said
+
+    async def _exchange(
+        self, kind: Topic, window: int, count: int, flags: Flags
+    ) -> list[Statement]:
+        return await self.group.exchange(Statement(self.epoch, kind, window, count, flags))
+
+
+#: How many items are held at first, and at most.
+FIRST_ROOM = 2
+MOST_ROOM = 1024
+
+#: Items that come sooner after one another than this are agreed on together.
+WINDOW_SECONDS = 0.001
+
+
+@functional_datapipe("fullsync")
+class FullSync(OneToOne, IterDataPipe[T]):
+    """Yield the source's items, as many on every rank as on the rank that has the fewest.
+
+    A few items are held ready, more where they come quickly. An error of the source on
+    one rank is raised on all of them, after the items before it; a rank that is lost, or
+    not heard of for ``timeout`` seconds, is a RankError. Without a distributed run, or with
+    one rank, the items pass as they are. The pipe stays in the loader's process.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).fullsync(timeout=60))
+    [0, 1, 2]
+    """
+
+    #: Where the ranks of a loader agree; a pipe that is used alone opens a group for each pass.
+    meeting: Meeting | None = None
+
+    def __init__(self, datapipe: IterDataPipe[T], timeout: float = 1800) -> None:
+        self.source = iterable_source(datapipe)
+        self.timeout = checked_seconds("timeout", timeout)
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def is_async(self) -> bool:
+        return world_size() > 1 or is_async_pipe(self.source)
+
+    def waits(self) -> bool:
+        return world_size() > 1
+
+    def __len__(self) -> int:
+        """The number of this rank's own items, of which the last may have to go."""
+        return len(self.source)
+
+    def picks(self) -> bool:
+        return False
+
+    def new_pass(self, run: Run[Any]) -> FullSyncPass[T]:
+        return FullSyncPass(run)
+
+
+class FullSyncPass(Pass[T]):
+    """One pass over a FullSync: what was read ahead and agreed on, where there are ranks."""
+
+    marks = ()
+
+    _ahead: AgreedAhead[T] | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        return self.source.begin()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._agreed() if world_size() > 1 else aiter(self.source.abegin())
+
+    def groups(self) -> AsyncGenerator[list[T], None]:
+        """Yield the items in the lists in which the ranks agreed on them."""
+        return self._agreed_groups() if world_size() > 1 else groups_of(self.source.abegin())
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position, cursors)
+        return 0
+
+    def put_above(self, into: Cursors) -> None:
+        if self._ahead is None:
+            self.source.put_cursors(into)
+        else:
+            self._ahead.put_above(into)
+
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return -1 if self._ahead is None else self._ahead.yielded
+
+    async def _agreed(self) -> AsyncIterator[T]:
+        async with aclosing(self._windows()) as windows:
+            async for ahead in windows:
+                for item in ahead.take():
+                    ahead.yielded += 1
+                    yield item
+
+    async def _agreed_groups(self) -> AsyncGenerator[list[T], None]:
+        async with aclosing(self._windows()) as windows:
+            async for ahead in windows:
+                group = ahead.take()
+                ahead.yielded += len(group)
+                yield group
+                del group
+
+    async def _windows(self) -> AsyncGenerator[AgreedAhead[T], None]:
+        """Yield the pass whenever there are items in it that may be taken."""
+        pipe: FullSync[T] = self.pipe
+        meeting, is_given = pipe.meeting, pipe.meeting is not None
+        if meeting is None:
+            meeting = Meeting(await open_group(pipe.timeout))
+        self._ahead = ahead = AgreedAhead(self.source, meeting)
+        loop = asyncio.get_running_loop()
+        tasks = [
+            begin_task(loop, ahead.fill(), f"asyncloader {pipe!r}"),
+            begin_task(loop, ahead.agree(), f"asyncloader {pipe!r} agreeing"),
+        ]
+        try:
+            while await ahead.has_next():
+                yield ahead
+        finally:
+            await cancelled(tasks)
+            if not is_given:
+                await meeting.group.aclose()
+
+
+class AgreedAhead(Generic[T]):
+    """The items read ahead of a consumer on the same loop, as far as all ranks have them."""
+
+    def __init__(self, source: Run[T], meeting: Meeting) -> None:
+        loop = asyncio.get_running_loop()
+        self.source = source
+        self.meeting = meeting
+        self.held: deque[T] = deque()
+        self.taken = 0
+        self.yielded = 0
+        self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
+        #: How many of those held may pass, and how many agreements there were.
+        self.agreed = 0
+        self.window = 0
+        self.room = FIRST_ROOM
+        self.is_read = False
+        self.is_over = False
+        self.error: BaseException | None = None
+        self._is_wanted = False
+        self._last_window_at = loop.time()
+        self._loop = loop
+        self._reader = LoopWaiter(loop)
+        self._agreer = LoopWaiter(loop)
+        self._consumer = LoopWaiter(loop)
+
+    async def fill(self) -> None:
+        """Read the source to its end, never more ahead than there is room."""
+        try:
+            await self._read()
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self.error = not_cancelled(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = error
+        self.is_read = True
+        self._agreer.wake()
+
+    async def agree(self) -> None:
+        """Agree with the other ranks on what is held, window after window."""
+        try:
+            while not self.is_over:
+                await self._agreer.until(self._is_due)
+                await self._let_more_come()
+                counted = len(self.held) - self.agreed
+                said = await self.meeting.agree(
+                    Topic.WINDOW, window=self.window, count=counted, flags=self._flags()
+                )
+                self._last_window_at = self._loop.time()
+                self._conclude(counted, said)
+        except Exception as error:  # noqa: BLE001 - whatever happened to the group
+            self._end(error)
+
+    async def has_next(self) -> bool:
+        """Wait for items that all ranks have; False at the end, and the error in its place."""
+        self._is_wanted = not self.agreed
+        self._agreer.wake()
+        await self._consumer.until(lambda: self.agreed > 0 or self.is_over)
+        self._is_wanted = False
+        if not self.agreed and self.error is not None:
+            raise self.error
+        return self.agreed > 0
+
+    def take(self) -> list[T]:
+        """Return the items that may pass."""
+        group = [self.held.popleft() for _ in range(self.agreed)]
+        self.agreed = 0
+        self._reader.wake()
+        return group
+
+    def put_above(self, into: Cursors) -> None:
+        """Add where the source stood for what was yielded."""
+        into.update(self.above.at(self.yielded))
+
+    async def _read(self) -> None:
+        items = aiter(self.source.abegin())
+        try:
+            async for item in items:
+                self.held.append(item)
+                del item
+                self.taken += 1
+                self.above.passed(self.taken)
+                self._agreer.wake()
+                await self._reader.until(self._has_room)
+        finally:
+            await aclose_items(items)
+
+    def _has_room(self) -> bool:
+        return len(self.held) < self.room
+
+    def _is_due(self) -> bool:
+        return self.is_read or self._is_window() or (self._is_wanted and len(self.held) > 0)
+
+    def _is_window(self) -> bool:
+        return 2 * (len(self.held) - self.agreed) >= self.room
+
+    async def _let_more_come(self) -> None:
+        seconds = self._last_window_at + WINDOW_SECONDS - self._loop.time()
+        if seconds > 0 and not self.is_read and not self._is_window():
+            await asyncio.sleep(seconds)
+
+    def _flags(self) -> Flags:
+        # What is said is true of the items counted now: the source is at its end, or goes on.
+        if not self.is_read:
+            return Flags.NONE
+        return Flags.ENDED if self.error is None else Flags.FAILED
+
+    def _conclude(self, counted: int, said: list[Statement]) -> None:
+        count = min(each.count for each in said)
+        decided = [each.flags if each.count == count else Flags.NONE for each in said]
+        failed = [rank for rank, flags in enumerate(decided) if Flags.FAILED in flags]
+        if count == counted and self._is_wanted and not self._has_room():
+            # This rank could have had more to agree on.
+            self.room = min(2 * self.room, MOST_ROOM)
+            self._reader.wake()
+        self.agreed += count
+        self.window += 1
+        if failed:
+            self._end(self._failure(failed))
+        elif any(Flags.ENDED in flags for flags in decided):
+            self._end(None)
+        self._consumer.wake()
+
+    def _failure(self, failed: list[int]) -> BaseException | None:
+        if self.meeting.group.rank in failed:
+            return self.error
+        return RankError(
+            f"{ranks_in_words(failed)} failed at an item; see the error that was raised there",
+            ranks=tuple(failed),
+        )
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.is_over = True
+        self._consumer.wake()

@@ -1,0 +1,458 @@
+"""Items put together by what they have in common.
+
+This file is about groupby, about bucketbatch, which sorts buckets of items before it batches
+them, and about max_token_bucketize, whose batches have as many items as fit into a count of
+tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
+from asyncloader.datapipes.cursor_forms import Form, Rule, ascending, at_most, counts, fields
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.patterns import add_cursors, begin_with, closing_items
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
+
+T = TypeVar("T")
+
+
+@functional_datapipe("groupby")
+class Grouper(IterDataPipe[Any]):
+    """Yield lists of items for which ``group_key_fn(item)`` is the same.
+
+    A group is yielded once it has ``group_size`` items. When ``buffer_size`` items
+    are held, the largest group is yielded if it has ``guaranteed_group_size``
+    (default: ``group_size``); otherwise it is left out with ``drop_remaining``, and
+    a RuntimeError without. At the end of the source all that is held is yielded,
+    in the order the groups began. With ``keep_key`` each comes as ``(key, group)``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(["apple", "beet", "avocado"]).groupby(lambda name: name[0]))
+    [['apple', 'avocado'], ['beet']]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        group_key_fn: Callable[[T], Any],
+        *,
+        keep_key: bool = False,
+        buffer_size: int = 10000,
+        group_size: int | None = None,
+        guaranteed_group_size: int | None = None,
+        drop_remaining: bool = False,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.group_key_fn = checked_function("group_key_fn", group_key_fn, takes=1)
+        self.keep_key = keep_key
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.group_size = _checked_size("group_size", group_size, "buffer_size", buffer_size)
+        self.guaranteed_group_size = _checked_size(
+            "guaranteed_group_size", guaranteed_group_size, "group_size", group_size
+        )
+        self.drop_remaining = drop_remaining
+
+    def waits(self) -> bool:
+        return is_async(self.group_key_fn)
+
+    def new_pass(self, run: Run[Any]) -> GroupPass:
+        return GroupPass(run)
+
+    def cursor_form(self) -> Form:
+        held = ascending(most=self.buffer_size)
+        return fields({"held": held, **counts("taken", "yielded")}, _HELD_WERE_TAKEN)
+
+
+_HELD_WERE_TAKEN: Rule = (
+    "the items that are held were taken, and each was yielded or is held",
+    lambda cursor: (
+        (not cursor["held"] or cursor["held"][-1] < cursor["taken"])
+        and cursor["yielded"] + len(cursor["held"]) <= cursor["taken"]
+    ),
+)
+
+
+def _checked_size(name: str, size: int | None, limit_name: str, limit: int | None) -> int | None:
+    if size is None:
+        return None
+    checked_count(name, size, at_least=1)
+    if limit is None:
+        raise ValueError(f"{name}={size} needs a {limit_name} of at least {size}; give both")
+    if size > limit:
+        raise ValueError(f"{name} must be at most {limit_name} ({limit}), got {size}")
+    return size
+
+
+@dataclass
+class GroupPass(Pass[Any]):
+    """One pass over a Grouper, which holds the groups that are not yet full."""
+
+    marks = ("taken", "yielded")
+
+    taken: int = 0
+    yielded: int = 0
+    held: int = 0
+    groups: dict[Any, Group] = field(default_factory=dict, repr=False)
+    above: Marks = field(init=False, repr=False)
+    # Minus the size, the first position and the key of every group, as it is and as it was;
+    # nothing while nobody asks for the largest.
+    _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
+    _positions: list[int] = field(default_factory=list, init=False, repr=False)
+    _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        source = self.source
+        self.above = Marks(source.put_cursors, self._oldest_held, source.first_cursors())
+
+    def __iter__(self) -> Iterator[Any]:
+        pipe = self.pipe
+        with calling(pipe.group_key_fn, pipe) as function:
+            for item in self._refilled(function):
+                key = key_of(pipe, function, item)
+                self._hold(key, item, self.taken)
+                self.taken += 1
+                if self.groups[key].size == pipe.group_size:
+                    yield self._yielded(key)
+                if self.held == pipe.buffer_size:
+                    largest = self._largest()
+                    if self._may_leave(largest):
+                        yield self._yielded(largest)
+                self.above.passed(self.taken)
+        while self.groups:
+            yield self._yielded(next(iter(self.groups)))
+
+    def cursor(self) -> Cursor:
+        positions = [place for group in self.groups.values() for place in group.positions]
+        return {**super().cursor(), "held": sorted(positions)}
+
+    def put_above(self, into: Cursors) -> None:
+        into.update(self.above.at(self._oldest_held()))
+
+    def _oldest_held(self) -> int:
+        # The groups are in the order in which they began.
+        oldest = next(iter(self.groups.values()), None)
+        return self.taken if oldest is None else oldest.positions[0]
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.taken, self.yielded = cursor["taken"], cursor["yielded"]
+        self._positions, self._cursors = cursor["held"], cursors
+        self.above.restart(min(self._positions, default=self.taken), cursors)
+        return position - self.yielded
+
+    def _refilled(self, function: Callable[..., Any]) -> Iterator[Any]:
+        """Hold the items again that were held; return those that follow."""
+        # Whoever holds cursors may keep all that is handed out from then on.
+        cursors, self._cursors = self._cursors, {}
+        positions = self._positions
+        again, following = begin_with(self.source, positions, self.taken, cursors)
+        for position, item in zip(positions, again, strict=True):
+            self._hold(key_of(self.pipe, function, item), item, position)
+        return following
+
+    def _hold(self, key: Any, item: Any, position: int) -> None:
+        group = self.groups.get(key)
+        if group is None:
+            self.groups[key] = group = Group()
+        group.items.append(item)
+        group.positions.append(position)
+        self.held += 1
+        if self._by_size:
+            heapq.heappush(self._by_size, group.entry(key))
+            if len(self._by_size) > 4 * self.pipe.buffer_size:
+                # Most are as they were: it is made anew when the buffer is full again.
+                self._by_size.clear()
+
+    def _yielded(self, key: Any) -> Any:
+        items = self._released(key)
+        self.yielded += 1
+        return (key, items) if self.pipe.keep_key else items
+
+    def _released(self, key: Any) -> list[Any]:
+        items = self.groups.pop(key).items
+        self.held -= len(items)
+        return items
+
+    def _largest(self) -> Any:
+        """Return the key of the largest group, the oldest of several."""
+        if not self._by_size:
+            self._by_size = [group.entry(key) for key, group in self.groups.items()]
+            heapq.heapify(self._by_size)
+        while True:
+            entry = self._by_size[0]
+            group = self.groups.get(entry[2])
+            if group is not None and group.entry(entry[2])[:2] == entry[:2]:
+                return entry[2]
+            heapq.heappop(self._by_size)
+
+    def _may_leave(self, key: Any) -> bool:
+        # Whether the group may be yielded to make room. One that is too small is
+        # dropped here where that is allowed.
+        pipe, size = self.pipe, self.groups[key].size
+        least = pipe.guaranteed_group_size or pipe.group_size or 1
+        if size >= least:
+            return True
+        if not pipe.drop_remaining:
+            raise RuntimeError(
+                f"the buffer of {pipe!r} is full and its largest group has {size} items, fewer"
+                f" than the {least} guaranteed; make buffer_size larger, guaranteed_group_size"
+                " smaller, or set drop_remaining=True to leave such groups out"
+            )
+        self._released(key)
+        return False
+
+
+class Group:
+    """Items that belong together, and where in the source they were."""
+
+    __slots__ = ("items", "positions")
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.positions: list[int] = []
+
+    @property
+    def size(self) -> int:
+        """How many items there are."""
+        return len(self.items)
+
+    def entry(self, key: Any) -> tuple[int, int, Any]:
+        """Return what sorts groups by their sizes, and then by their ages."""
+        return -len(self.items), self.positions[0], key
+
+
+@functional_datapipe("bucketbatch")
+class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
+    """Yield batches of items from sorted buckets, in an order drawn from a seed.
+
+    Items are shuffled in pools of ``bucket_num`` buckets, if there are several. Each
+    bucket, of ``batch_num`` batches, is replaced by ``sort_key(bucket)``, a list, and cut
+    into batches, which are shuffled ``bucket_num`` at a time. Without ``sort_key`` the
+    items of each pool are shuffled, and that is all. With ``use_in_batch_shuffle=False``
+    they are shuffled through buffers instead: the items of a pool's size, the batches of
+    a bucket's. With ``drop_last`` a last batch that is not full is left out.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([5, 1, 4, 2, 3, 0]).bucketbatch(2, sort_key=sorted))
+    [[0, 1], [2, 3], [4, 5]]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+        batch_num: int = 100,
+        bucket_num: int = 1,
+        sort_key: Callable[[list[T]], Any] | None = None,
+        use_in_batch_shuffle: bool = True,
+    ) -> None:
+        self.batch_size = checked_count("batch_size", batch_size, at_least=1)
+        self.drop_last = drop_last
+        self.batch_num = checked_count("batch_num", batch_num, at_least=1)
+        self.bucket_num = checked_count("bucket_num", bucket_num, at_least=1)
+        self.sort_key = sort_key
+        if sort_key is not None:
+            checked_function("sort_key", sort_key, takes=1)
+        self.use_in_batch_shuffle = use_in_batch_shuffle
+        self.source = self._batches(iterable_source(datapipe))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def results(self, source: Run[Any]) -> Iterator[list[T]]:
+        return source.begin()
+
+    def _batches(self, items: Any) -> IterDataPipe[Any]:
+        bucket = self.batch_size * self.batch_num
+        if self.sort_key is None:
+            pools = self._shuffled(items, bucket * self.bucket_num)
+            return Batcher(pools, self.batch_size, self.drop_last)
+        if self.bucket_num > 1:
+            items = self._shuffled(items, bucket * self.bucket_num)
+        in_order: Any = BucketSorter(Batcher(items, bucket), self.sort_key)
+        batches: Any = Batcher(in_order, self.batch_size, self.drop_last)
+        return self._shuffled(batches, self.bucket_num if self.use_in_batch_shuffle else bucket)
+
+    def _shuffled(self, items: Any, pool: int) -> IterDataPipe[Any]:
+        if not self.use_in_batch_shuffle:
+            return Shuffler(items, buffer_size=pool)
+        return UnBatcher(InBatchShuffler(Batcher(items, pool)))
+
+
+class BucketSorter(FlatMapper[T]):
+    """Yields the items of buckets, as ``sort_key`` has them; errors are those of bucketbatch."""
+
+    functional_name = "bucketbatch"
+
+
+@functional_datapipe("max_token_bucketize")
+class MaxTokenBucketizer(IterDataPipe[list[T]]):
+    """Yield batches of items of like length, of at most ``max_token_count`` tokens each.
+
+    ``len_fn`` says how many tokens an item has. Items with fewer than ``min_len``, or
+    more than ``max_len`` (default: ``max_token_count``), are left out. ``buffer_size``
+    items are held, of which the shortest goes into the next batch. With
+    ``include_padding`` a batch counts as if its items were all as long as its longest.
+
+    Every ``2 * buffer_size`` items (or 1,000, if that is more) the buffer is emptied, so
+    that long items do not have to wait for the end of the source.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> words = IterableWrapper(["a", "an", "ant", "antler", "at", "b"])
+    >>> list(words.max_token_bucketize(5))
+    [['a', 'b', 'an'], ['at', 'ant']]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        max_token_count: int,
+        len_fn: Callable[[T], Any] = len,  # type: ignore[assignment]
+        min_len: int = 0,
+        max_len: int | None = None,
+        buffer_size: int = 1000,
+        include_padding: bool = False,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.max_token_count = checked_count("max_token_count", max_token_count, at_least=0)
+        self.len_fn = checked_function("len_fn", len_fn, takes=1)
+        self.min_len = checked_count("min_len", min_len, at_least=0)
+        name = "max_token_count" if max_len is None else "max_len"
+        longest = max_token_count if max_len is None else max_len
+        self.max_len = checked_count(name, longest, at_least=min_len)
+        if self.max_len > max_token_count:
+            raise ValueError(
+                f"max_len must be at most max_token_count ({max_token_count}), got {max_len}"
+            )
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.include_padding = include_padding
+
+    def waits(self) -> bool:
+        return is_async(self.len_fn)
+
+    def new_pass(self, run: Run[Any]) -> BucketizePass[T]:
+        return BucketizePass(run)
+
+    def cursor_form(self) -> Form:
+        whole_sections: Rule = (
+            f"what was taken are sections of {self.section} items each",
+            lambda cursor: cursor["taken"] % self.section == 0,
+        )
+        return fields(counts("taken", "yielded"), whole_sections, at_most("yielded", "taken"))
+
+    def lets_pass(self, length: Any) -> bool:
+        """Whether an item of some length is not left out; TypeError for what is no number."""
+        try:
+            return bool(self.min_len <= length <= self.max_len)
+        except TypeError:
+            raise TypeError(
+                f"len_fn of {self!r} must return a number, got {type(length).__name__}"
+            ) from None
+
+    @property
+    def section(self) -> int:
+        """How many items are taken before the buffer is emptied."""
+        return min(max(2 * self.buffer_size, 1000), sys.maxsize)
+
+
+@dataclass
+class BucketizePass(Pass[list[T]]):
+    """One pass over a MaxTokenBucketizer, which knows where its latest section began.
+
+    Sections have nothing to do with one another, so a pass can go on from the beginning
+    of any: ``taken`` and ``yielded`` count what came before it.
+    """
+
+    marks = ("taken", "yielded")
+
+    taken: int = 0
+    yielded: int = 0
+    taken_since: int = 0
+    yielded_since: int = 0
+    began_with: Cursors = field(default_factory=dict, repr=False)
+
+    def __iter__(self) -> Iterator[list[T]]:
+        self.began_with = self.source.first_cursors()
+        items = self.source.begin()
+        with calling(self.pipe.len_fn) as length_of, closing_items(items):
+            while True:
+                for batch in self._section(items, length_of):
+                    self.yielded_since += 1
+                    yield batch
+                if self.taken_since < self.pipe.section:
+                    return
+                self._begin_section()
+
+    def _section(self, items: Iterator[T], length_of: Callable[..., Any]) -> Iterator[list[T]]:
+        pipe, batch = self.pipe, _Batch(self.pipe)
+        heap: list[tuple[Any, int, T]] = []
+        for number, item in enumerate(islice(items, pipe.section)):
+            length = answer_of(pipe, length_of, item)
+            self.taken_since += 1
+            if not pipe.lets_pass(length):
+                continue
+            heapq.heappush(heap, (length, number, item))
+            if len(heap) == pipe.buffer_size:
+                yield from batch.add(heapq.heappop(heap))
+        while heap:
+            yield from batch.add(heapq.heappop(heap))
+        if batch.items:
+            yield batch.items
+
+    def _begin_section(self) -> None:
+        self.taken += self.taken_since
+        self.yielded += self.yielded_since
+        self.taken_since = self.yielded_since = 0
+        self.began_with = {}
+        self.source.put_cursors(self.began_with)
+
+    def put_above(self, into: Cursors) -> None:
+        add_cursors(self.began_with, into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.taken, self.yielded = cursor["taken"], cursor["yielded"]
+        self.source.resume(self.taken, cursors)
+        return position - self.yielded
+
+
+class _Batch(Generic[T]):
+    """The batch that is being filled, and what it counts for."""
+
+    def __init__(self, pipe: MaxTokenBucketizer[T]) -> None:
+        self.pipe = pipe
+        self.items: list[T] = []
+        self.tokens = 0
+        self.longest = 0
+
+    def add(self, entry: tuple[Any, int, T]) -> Iterator[list[T]]:
+        """Take an item; yield the batch so far, and begin another, if it does not fit."""
+        length, _, item = entry
+        if self._with(length) > self.pipe.max_token_count:
+            full, self.items, self.tokens, self.longest = self.items, [], 0, 0
+            yield full
+        self.tokens = self._with(length)
+        self.longest = max(self.longest, length)
+        self.items.append(item)
+
+    def _with(self, length: int) -> int:
+        if self.pipe.include_padding:
+            return (len(self.items) + 1) * max(self.longest, length)
+        return self.tokens + length

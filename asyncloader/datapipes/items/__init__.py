@@ -1,1 +1,0 @@
-"""Pipes that items come from, and pipes that change, choose or name single items."""

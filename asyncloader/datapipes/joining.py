@@ -1,0 +1,272 @@
+"""Two sources joined by keys.
+
+This file is about zip_with_iter and zip_with_map: for each item of one source, the
+item that has the same key in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_function,
+    iterable_source,
+    keyed_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.call import answer_of, blame, calling, is_async, key_of
+from asyncloader.datapipes.cursor_forms import MOST_HELD, Form, counts, fields
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.edges import part_of, resume_one
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.patterns import (
+    Held,
+    Rereader,
+    add_cursors,
+    numbers_in,
+    runs_form,
+    runs_of,
+)
+from asyncloader.datapipes.run import Pass, Run
+
+
+class Joiner(IterDataPipe[Any]):
+    """Yields one result for each item of ``source``."""
+
+    source: Any
+    key_fn: Callable[[Any], Any]
+    merge: Callable[[Any, Any], Any]
+    keep_key: bool
+
+    def waits(self) -> bool:
+        return is_async(self.key_fn) or is_async(self.merge)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def result(self, key: Any, merge: Callable[[Any, Any], Any], item: Any, other: Any) -> Any:
+        """Return what is yielded for two items of one key."""
+        result = answer_of(self, merge, item, other)
+        return (key, result) if self.keep_key else result
+
+
+def pair(item: Any, other: Any) -> tuple[Any, Any]:
+    """Return both: what joins two items unless a function was given."""
+    return item, other
+
+
+def checked_merge(merge_fn: Any) -> Callable[[Any, Any], Any]:
+    """Return what joins two items: the user's function, or ``pair`` without one."""
+    return pair if merge_fn is None else checked_function("merge_fn", merge_fn, takes=2)
+
+
+@functional_datapipe("zip_with_iter")
+class IterKeyZipper(Joiner):
+    """Yield each item together with the item of ``ref_datapipe`` that has the same key.
+
+    Keys are what ``key_fn`` and ``ref_key_fn`` (default: ``key_fn``) return. The result
+    is a tuple of the two, or what ``merge_fn`` makes of them; with ``keep_key`` it comes
+    as ``(key, result)``. At most ``buffer_size`` items of ``ref_datapipe`` (None: any
+    number) wait for their partner: then the oldest is dropped, with a warning. An item
+    that has no partner is a BufferError, and a key that two waiting items share is a
+    ValueError.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> images = IterableWrapper(["b.png", "a.png"])
+    >>> labels = IterableWrapper(["a.txt", "b.txt"])
+    >>> list(images.zip_with_iter(labels, key_fn=lambda name: name[0]))
+    [('b.png', 'b.txt'), ('a.png', 'a.txt')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        ref_datapipe: Iterable[Any],
+        key_fn: Callable[[Any], Any],
+        ref_key_fn: Callable[[Any], Any] | None = None,
+        keep_key: bool = False,
+        buffer_size: int | None = 10000,
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.ref_datapipe = iterable_source(ref_datapipe)
+        self.key_fn = checked_function("key_fn", key_fn, takes=1)
+        self.ref_key_fn = ref_key_fn
+        self.ref_key = key_fn
+        if ref_key_fn is not None:
+            self.ref_key = checked_function("ref_key_fn", ref_key_fn, takes=1)
+        self.keep_key = keep_key
+        self.buffer_size = buffer_size
+        if buffer_size is not None:
+            self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.merge_fn = merge_fn
+        self.merge = checked_merge(merge_fn)
+
+    def waits(self) -> bool:
+        return super().waits() or is_async(self.ref_key)
+
+    def new_pass(self, run: Run[Any]) -> IterJoinPass:
+        return IterJoinPass(run)
+
+    def cursor_form(self) -> Form:
+        most = MOST_HELD if self.buffer_size is None else self.buffer_size
+        return fields(
+            {"waiting": runs_form(most), **counts("yielded", "ref_taken")},
+            ("what waits was taken of ref_datapipe", _was_taken),
+            ("what was taken of ref_datapipe was yielded, was dropped, or waits", _is_somewhere),
+            may_have=counts("dropped"),
+        )
+
+
+def _was_taken(cursor: Cursor) -> bool:
+    return bool(sum(cursor["waiting"][-2:]) <= cursor["ref_taken"])
+
+
+def _is_somewhere(cursor: Cursor) -> bool:
+    waiting = sum(cursor["waiting"][1::2])
+    return bool(cursor["ref_taken"] == cursor["yielded"] + cursor.get("dropped", 0) + waiting)
+
+
+@dataclass
+class IterJoinPass(Pass[Any]):
+    """One pass over an IterKeyZipper: the items of the other source that wait, by their keys."""
+
+    marks = ("yielded", "ref_taken")
+
+    yielded: int = 0
+    ref_taken: int = 0
+    dropped: int = 0
+    waiting: dict[Any, Held[Any]] = field(default_factory=dict, repr=False)
+    #: How many of the other source were taken where this pass goes on from, the numbers of
+    #: those that waited, and the cursors there.
+    ref_began_at: int = 0
+    waited: list[int] = field(default_factory=list, repr=False)
+    cursors: Cursors = field(default_factory=dict, repr=False)
+    refs: Run[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.refs = self.run.of(self.pipe.ref_datapipe)
+
+    def __iter__(self) -> Iterator[Any]:
+        pipe = self.pipe
+        with contextlib.ExitStack() as stack:
+            key_fn, ref_key_fn, merge = (
+                stack.enter_context(calling(function))
+                for function in (pipe.key_fn, pipe.ref_key, pipe.merge)
+            )
+            refs: Rereader[Any] = Rereader(self.refs, self.waited, self.ref_taken, self.cursors)
+            stack.callback(refs.close)
+            for held in refs.again:
+                self.waiting[key_of(pipe, ref_key_fn, held.item)] = held
+            for item in self.source.begin():
+                key = key_of(pipe, key_fn, item)
+                while key not in self.waiting:
+                    self._take_for(key, refs, ref_key_fn)
+                result = pipe.result(key, merge, item, self.waiting[key].item)
+                del self.waiting[key]
+                self.yielded += 1
+                yield result
+
+    def _take_for(self, wanted: Any, refs: Rereader[Any], ref_key_fn: Callable[..., Any]) -> None:
+        held = next(refs, None)
+        if held is None:
+            raise BufferError(
+                f"{self.pipe!r} found no item with the key {wanted!r} in its ref_datapipe; if it"
+                " was dropped before its turn, make buffer_size larger"
+            )
+        key = key_of(self.pipe, ref_key_fn, held.item)
+        if key in self.waiting:
+            raise ValueError(
+                f"{self.pipe!r} got the key {key!r} from its ref_datapipe twice; keys must differ"
+            )
+        if key != wanted and len(self.waiting) == self.pipe.buffer_size:
+            self._drop_oldest()
+        self.waiting[key] = held
+        self.ref_taken = refs.taken
+
+    def _drop_oldest(self) -> None:
+        del self.waiting[next(iter(self.waiting))]
+        self.dropped += 1
+        if self.dropped == 1:
+            warnings.warn(
+                f"{self.pipe!r} drops items that wait for their partners, the oldest first; if"
+                " their partners are still to come, make buffer_size larger",
+                stacklevel=4,
+            )
+
+    def cursor(self) -> Cursor:
+        waiting = runs_of(held.number for held in self.waiting.values())
+        dropped = {"dropped": self.dropped} if self.dropped else {}
+        return {**super().cursor(), "waiting": waiting, **dropped}
+
+    def put_above(self, into: Cursors) -> None:
+        self.source.put_cursors(into)
+        oldest = next(iter(self.waiting.values()), None)
+        if oldest is not None:
+            add_cursors(oldest.before, into)
+        elif self.ref_taken == self.ref_began_at:
+            add_cursors(self.cursors, into)
+        else:
+            self.refs.put_cursors(into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.yielded, self.ref_taken = cursor["yielded"], cursor["ref_taken"]
+        self.dropped = cursor.get("dropped", 0)
+        self.ref_began_at = self.ref_taken
+        self.waited = numbers_in(cursor["waiting"])
+        self.cursors = part_of(self.refs, cursors)
+        resume_one(self.source, self.yielded, cursors)
+        return position - self.yielded
+
+
+@functional_datapipe("zip_with_map")
+class MapKeyZipper(OneToOne, Joiner):
+    """Yield each item together with what ``map_datapipe`` has under its key.
+
+    The key is what ``key_fn`` returns. The result is a tuple of the two, or what
+    ``merge_fn`` makes of them; with ``keep_key`` it comes as ``(key, result)``. A key
+    that ``map_datapipe`` does not have is a KeyError.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> prices = SequenceWrapper({"tea": 3, "bun": 2})
+    >>> list(IterableWrapper(["bun", "tea"]).zip_with_map(prices, str))
+    [('bun', 2), ('tea', 3)]
+    """
+
+    def __init__(
+        self,
+        source_iterdatapipe: Iterable[Any],
+        map_datapipe: MapDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+        keep_key: bool = False,
+    ) -> None:
+        self.source = iterable_source(source_iterdatapipe)
+        self.map_datapipe = keyed_source(map_datapipe)
+        self.key_fn = checked_function("key_fn", key_fn, takes=1)
+        self.merge_fn = merge_fn
+        self.merge = checked_merge(merge_fn)
+        self.keep_key = keep_key
+
+    def results(self, source: Run[Any]) -> Iterator[Any]:
+        with calling(self.key_fn) as key_fn, calling(self.merge) as merge:
+            for item in source.begin():
+                key = answer_of(self, key_fn, item)
+                yield self.result(key, merge, item, self._looked_up(key))
+
+    def _looked_up(self, key: Any) -> Any:
+        try:
+            return self.map_datapipe[key]
+        except LookupError as error:
+            raise KeyError(f"{self!r} finds nothing under the key {key!r}") from error
+        except TypeError as error:
+            blame(error, self)
+            raise

@@ -1,0 +1,302 @@
+"""Sequences put together up to a budget of tokens.
+
+This file is about pack_sequences: which pack each sequence goes to, and where one is cut.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.call import answer_of, calling, is_async
+from asyncloader.datapipes.cursor_forms import (
+    COUNT,
+    Form,
+    Rule,
+    counts,
+    fields,
+    is_ascending,
+    list_of,
+    row,
+)
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.patterns import Held, Rereader, add_cursors, closing_items
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.errors import SnapshotError
+
+T = TypeVar("T")
+
+
+@functional_datapipe("pack_sequences")
+class SequencePacker(IterDataPipe[list[T]]):
+    """Yield packs: lists of sequences that have at most ``budget`` tokens together.
+
+    ``len_fn`` says how many tokens a sequence has. ``split`` says what is cut:
+
+    - "never": nothing. A sequence longer than the budget is a ValueError.
+    - "long": a sequence longer than the budget. It fills packs of its own, and what is
+      left of it is packed like any other.
+    - "always": whatever reaches the end of a pack, so that all packs but the last are
+      full, and everything keeps its order.
+
+    ``cut_fn(sequence, start, stop)`` returns a piece (default: ``sequence[start:stop]``).
+    Unless everything is cut, a sequence goes where it leaves least room among
+    ``open_packs`` packs. A pack is yielded when it is full, or when another has to be
+    begun and it is the oldest. At the end of the source come the packs that are left,
+    unless ``drop_last`` says to leave them out.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> words = IterableWrapper(["five", "two", "a", "three", "no"])
+    >>> list(words.pack_sequences(6))
+    [['five', 'a'], ['two', 'no'], ['three']]
+    >>> list(words.pack_sequences(6, split="always"))
+    [['five', 'tw'], ['o', 'a', 'thre'], ['e', 'no']]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        budget: int,
+        *,
+        len_fn: Callable[[T], Any] = len,  # type: ignore[assignment]
+        split: Literal["never", "long", "always"] = "never",
+        cut_fn: Callable[[T, int, int], Any] | None = None,
+        open_packs: int = 16,
+        drop_last: bool = False,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.budget = checked_count("budget", budget, at_least=1)
+        self.len_fn = checked_function("len_fn", len_fn, takes=1)
+        if split not in ("never", "long", "always"):
+            raise ValueError(f'split must be "never", "long" or "always", got {split!r}')
+        self.split = split
+        self.cut_fn = cut_fn
+        self.cut = slice_of if cut_fn is None else checked_function("cut_fn", cut_fn, takes=3)
+        self.open_packs = checked_count("open_packs", open_packs, at_least=1)
+        self.drop_last = drop_last
+
+    def waits(self) -> bool:
+        return is_async(self.len_fn) or is_async(self.cut)
+
+    def new_pass(self, run: Run[Any]) -> PackPass[T]:
+        return PackPass(run)
+
+    def cursor_form(self) -> Form:
+        pack = list_of(row(COUNT, COUNT, COUNT, COUNT))
+        packs = list_of(pack, most=self.open_packs)
+        fits: Rule = (
+            f"the parts of an open pack have at most {self.budget} tokens, and were taken",
+            self._fits,
+        )
+        return fields({"packs": packs, **counts("taken", "offset", "yielded")}, fits)
+
+    def _fits(self, cursor: Cursor) -> bool:
+        packs = cursor["packs"]
+        parts = [part for pack in packs for part in pack]
+        return (
+            all(packs)
+            and all(_tokens_in(pack) <= self.budget for pack in packs)
+            and all(start <= stop == length for _, start, stop, length in parts)
+            and all(self._may_begin_at(start) for _, start, _, _ in parts)
+            and is_ascending(sorted(number for number, *_ in parts))
+            and all(number < cursor["taken"] for number, *_ in parts)
+        )
+
+    def _may_begin_at(self, start: int) -> bool:
+        """Whether the last piece of a sequence may begin there."""
+        match self.split:
+            case "never":
+                return start == 0
+            case "long":
+                return start % self.budget == 0
+        return True
+
+
+def _tokens_in(parts: list[list[int]]) -> int:
+    return sum(stop - start for _, start, stop, _ in parts)
+
+
+def slice_of(sequence: Any, start: int, stop: int) -> Any:
+    """Return a piece of a sequence, from one token up to another."""
+    return sequence[start:stop]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part(Generic[T]):
+    """A sequence, or a piece of one, in a pack."""
+
+    #: Of ``length`` tokens, which sequence of the source has, it holds those from ``start``
+    #: to ``stop``.
+    number: int
+    start: int
+    stop: int
+    length: int
+    piece: T
+    before: Cursors
+
+
+@dataclass(eq=False)
+class Pack(Generic[T]):
+    """Parts that will be yielded together, and how many tokens they leave room for."""
+
+    room: int
+    parts: list[Part[T]] = field(default_factory=list)
+
+    def add(self, part: Part[T]) -> None:
+        """Take a part for which there is room."""
+        self.parts.append(part)
+        self.room -= part.stop - part.start
+
+    def pieces(self) -> list[T]:
+        """Return what is yielded."""
+        return [part.piece for part in self.parts]
+
+
+@dataclass
+class PackPass(Pass[list[T]]):
+    """One pass over a SequencePacker, which holds the open packs, oldest first.
+
+    ``taken`` sequences were packed, and of the next one ``offset`` tokens.
+    """
+
+    marks = ("taken", "offset", "yielded")
+
+    taken: int = 0
+    offset: int = 0
+    yielded: int = 0
+    packs: list[Pack[T]] = field(default_factory=list, repr=False)
+    #: The sequence that was read last: of which ``offset`` tokens were packed, or all.
+    current: Held[T] | None = field(default=None, repr=False)
+    #: Number, start, stop and length of the parts of each pack that was open where this
+    #: pass goes on from.
+    were_open: list[list[list[int]]] = field(default_factory=list, repr=False)
+    cursors: Cursors = field(default_factory=dict, repr=False)
+
+    def __iter__(self) -> Iterator[list[T]]:
+        pipe = self.pipe
+        sequences: Rereader[T] = Rereader(self.source, self._were_held(), self.taken, self.cursors)
+        with (
+            calling(pipe.len_fn) as length_of,
+            calling(pipe.cut) as cut_of,
+            closing_items(sequences),
+        ):
+            self._open_again(sequences.again, length_of, cut_of)
+            for held in sequences:
+                length = self._checked_length(answer_of(pipe, length_of, held.item))
+                yield from self._pack(held, length, cut_of)
+            while self.packs and not pipe.drop_last:
+                yield self._yielded(self.packs[0])
+
+    def _pack(self, held: Held[T], length: int, cut_of: Callable[..., Any]) -> Iterator[list[T]]:
+        self.current = held
+        if self.offset > length:
+            raise SnapshotError(
+                f"the state does not fit the data: {self.pipe!r} had packed {self.offset} tokens of"
+                f" a sequence that has {length}"
+            )
+        while self.taken == held.number:
+            size = self._size_of_next(length - self.offset)
+            pack = self._pack_for(size)
+            # A piece that fills a pack takes nobody's place: it is yielded right away.
+            if pack is None and size < self.pipe.budget and self._has_no_place():
+                yield self._yielded(self.packs[0])
+            if pack is None:
+                pack = Pack(self.pipe.budget)
+                self.packs.append(pack)
+            stop = self.offset + size
+            pack.add(self._part(held, self.offset, stop, length, cut_of))
+            self.taken, self.offset = (held.number + 1, 0) if stop == length else (self.taken, stop)
+            if pack.room == 0:
+                yield self._yielded(pack)
+
+    def _has_no_place(self) -> bool:
+        return len(self.packs) == int(self.pipe.open_packs)
+
+    def _size_of_next(self, rest: int) -> int:
+        if self.pipe.split == "always" and self.packs:
+            return min(rest, self.packs[0].room)
+        return min(rest, int(self.pipe.budget))
+
+    def _pack_for(self, size: int) -> Pack[T] | None:
+        best = None
+        for pack in self.packs:
+            if pack.room >= size and (best is None or pack.room < best.room):
+                best = pack
+        return best
+
+    def _part(
+        self, held: Held[T], start: int, stop: int, length: int, cut_of: Callable[..., Any]
+    ) -> Part[T]:
+        is_whole = stop - start == length
+        piece = held.item if is_whole else answer_of(self.pipe, cut_of, held.item, start, stop)
+        return Part(held.number, start, stop, length, piece, held.before)
+
+    def _yielded(self, pack: Pack[T]) -> list[T]:
+        self.packs.remove(pack)
+        self.yielded += 1
+        return pack.pieces()
+
+    def _checked_length(self, length: Any) -> int:
+        try:
+            tokens = operator.index(length)
+        except TypeError:
+            raise TypeError(
+                f"len_fn of {self.pipe!r} must return an integer, got {type(length).__name__}"
+            ) from None
+        if tokens < 0:
+            raise ValueError(f"len_fn of {self.pipe!r} must return at least 0, got {tokens}")
+        if tokens > self.pipe.budget and self.pipe.split == "never":
+            raise ValueError(
+                f"{self.pipe!r} got a sequence of {tokens} tokens, more than its budget; leave it"
+                ' out with filter, or pass split="long" to have it cut'
+            )
+        return tokens
+
+    # Going on -------------------------------------------------------------------------
+
+    def cursor(self) -> Cursor:
+        packs = [
+            [[part.number, part.start, part.stop, part.length] for part in pack.parts]
+            for pack in self.packs
+        ]
+        return {**super().cursor(), "packs": packs}
+
+    def put_above(self, into: Cursors) -> None:
+        if self.packs:
+            # The oldest pack was begun with the oldest of the parts that are held.
+            add_cursors(self.packs[0].parts[0].before, into)
+        elif self.current is not None and self.current.number == self.taken:
+            add_cursors(self.current.before, into)
+        else:
+            self.source.put_cursors(into)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        for name in ("taken", "offset", "yielded"):
+            setattr(self, name, cursor[name])
+        self.were_open, self.cursors = cursor["packs"], cursors
+        return position - self.yielded
+
+    def _were_held(self) -> list[int]:
+        return sorted(part[0] for parts in self.were_open for part in parts)
+
+    def _open_again(
+        self, held: list[Held[T]], length_of: Callable[..., Any], cut_of: Callable[..., Any]
+    ) -> None:
+        sequences = {each.number: each for each in held}
+        self.packs = [Pack(self.pipe.budget) for _ in self.were_open]
+        for pack, parts in zip(self.packs, self.were_open, strict=True):
+            for number, start, stop, length in parts:
+                again = sequences[number]
+                tokens = self._checked_length(answer_of(self.pipe, length_of, again.item))
+                if tokens != length:
+                    raise SnapshotError(
+                        f"the state does not fit the data: sequence {number} of {self.pipe!r} had"
+                        f" {length} tokens, and has {tokens}"
+                    )
+                pack.add(self._part(again, start, stop, length, cut_of))

@@ -1,1 +1,0 @@
-"""What every pipe is, what it may be made of, and how a user's function is called in it."""

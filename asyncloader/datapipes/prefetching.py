@@ -1,0 +1,343 @@
+"""Running ahead of the consumer.
+
+This file is about pipes that work on what will be wanted next while the consumer is busy with
+what it has: prefetch and pin_memory; and about how many bytes an item takes.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from typing import Any, Generic, TypeVar
+
+from asyncloader.datapipes.ahead import RunningAhead
+from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.call import answer_of, plain_function
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.run import Pass, Run
+
+T = TypeVar("T")
+
+# As deep as items are looked into.
+_DEPTH = 4
+
+# What an item counts for that cannot tell.
+_UNKNOWN_BYTES = 64
+
+# What takes longer to pickle than to begin a thread for it.
+_HEAVY_BYTES = 1 << 20
+_HEAVY_PARTS = 1000
+
+
+def weight_of(item: Any) -> int:
+    """Return about how many bytes an item takes: itself, and what it holds four levels deep.
+
+    Arrays and tensors count with their elements, and what is held twice counts twice.
+    """
+    return _weight(item, _DEPTH)
+
+
+def is_heavy(item: Any) -> bool:
+    """Whether an item takes more than a MiB, or is made of more than a thousand parts.
+
+    It is looked into only as far as it takes to know.
+    """
+    room, parts = _HEAVY_BYTES, [item]
+    for _ in range(_HEAVY_PARTS):
+        if not parts:
+            return False
+        part = parts.pop()
+        room -= _own_weight(part)
+        if room < 0:
+            return True
+        parts += _parts(part)
+    return bool(parts)
+
+
+def _weight(item: Any, depth: int) -> int:
+    weight = _own_weight(item)
+    if depth == 0:
+        return weight
+    return weight + sum(_weight(part, depth - 1) for part in _parts(item))
+
+
+def _own_weight(item: Any) -> int:
+    try:
+        own = sys.getsizeof(item, _UNKNOWN_BYTES)
+    except Exception:  # noqa: BLE001 - the item's own __sizeof__ ran
+        own = _UNKNOWN_BYTES
+    return own + (_elements(item) or 0)
+
+
+def _elements(item: Any) -> int | None:
+    nbytes = _said(item, "nbytes")
+    return nbytes if isinstance(nbytes, int) else None
+
+
+def _parts(item: Any) -> list[Any]:
+    if isinstance(item, dict):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, list | tuple | set | frozenset):
+        return list(item)
+    if _said(item, "is_sparse") is True:  # one of torch's, which is made of two others
+        return [item._indices(), item._values()]
+    fields = _said(item, "__dict__")
+    if not isinstance(fields, dict) or _elements(item) is not None:
+        return []
+    return list(fields.values())
+
+
+def _said(item: Any, name: str) -> Any:
+    """Return what an item says of itself, or None: asking it may run code that fails."""
+    try:
+        return getattr(item, name, None)
+    except Exception:  # noqa: BLE001 - a property of the item's own ran
+        return None
+
+
+@functional_datapipe("prefetch")
+class Prefetcher(OneToOne, IterDataPipe[T]):
+    """Yield the source's items in order, holding up to ``buffer_size`` of them ready.
+
+    With ``buffer_bytes`` nothing more is read ahead once those that are held take so many.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).prefetch(2))
+    [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        buffer_size: int = 10,
+        *,
+        buffer_bytes: int | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.buffer_bytes = buffer_bytes
+        if buffer_bytes is not None:
+            checked_count("buffer_bytes", buffer_bytes, at_least=1)
+
+    def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def is_async(self) -> bool:
+        return True
+
+    def new_pass(self, run: Run[Any]) -> PrefetchPass[T]:
+        return PrefetchPass(run)
+
+    def picks(self) -> bool:
+        return False
+
+
+class PrefetchPass(Pass[T]):
+    """One pass over a Prefetcher: what was read ahead of the consumer, while it is iterated."""
+
+    marks = ()
+
+    _ahead: ReadAhead[T] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        pipe = self.pipe
+        self._ahead = ahead = ReadAhead(self.source, pipe.buffer_size, pipe.buffer_bytes)
+        ahead.start(repr(pipe))
+        try:
+            while await ahead.has_next():
+                yield ahead.next()
+        finally:
+            await ahead.aclose()
+
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded."""
+        return 0 if self._ahead is None else self._ahead.yielded
+
+    @property
+    def taken(self) -> int:
+        """How many items were read."""
+        return 0 if self._ahead is None else self._ahead.taken
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.source.resume(position, cursors)
+        return 0
+
+    def put_above(self, into: Cursors) -> None:
+        if self._ahead is not None:
+            into.update(self._ahead.above.at(self._ahead.yielded))
+
+    def fullness(self) -> tuple[int, int]:
+        return (0, 0) if self._ahead is None else self._ahead.fullness()
+
+    def set_paused(self, is_paused: bool) -> None:
+        if self._ahead is not None:
+            self._ahead.set_paused(is_paused)
+
+
+class ReadAhead(RunningAhead, Generic[T]):
+    """The items read ahead of a consumer on the same loop."""
+
+    def __init__(self, source: Run[T], buffer_size: int, buffer_bytes: int | None = None) -> None:
+        super().__init__(source)
+        self.buffer_size = buffer_size
+        self.weights = NoWeights() if buffer_bytes is None else Weights(buffer_bytes)
+        self.taken = 0
+        self.yielded = 0
+        self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
+        self.buffer: deque[T] = deque()
+
+    def hold(self, item: T) -> None:
+        self.weights.add(item)
+        self.buffer.append(item)
+        self.taken += 1
+        self.above.passed(self.taken)
+        self.wake_consumer()
+
+    def has_room(self) -> bool:
+        return len(self.buffer) < self.buffer_size and self.weights.have_room()
+
+    def has_something(self) -> bool:
+        return bool(self.buffer)
+
+    def next(self) -> T:
+        """Take the oldest; only after ``has_next`` said that there is one."""
+        item = self.buffer.popleft()
+        self.weights.remove()
+        self.yielded += 1
+        self.wake_reader()
+        return item
+
+    def drop(self) -> None:
+        self.buffer.clear()
+
+    def fullness(self) -> tuple[int, int]:
+        """Return how many items are held, and how many may be."""
+        return len(self.buffer), self.buffer_size
+
+
+class NoWeights:
+    """The weights of items that are not weighed."""
+
+    def add(self, item: Any) -> None:
+        """An item came last."""
+
+    def remove(self) -> None:
+        """The first went."""
+
+    def have_room(self) -> bool:
+        """Whether there may be more."""
+        return True
+
+
+class Weights(NoWeights):
+    """How many bytes the items in a buffer take."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._each: deque[int] = deque()
+        self._sum = 0
+
+    def add(self, item: Any) -> None:
+        weight = weight_of(item)
+        self._each.append(weight)
+        self._sum += weight
+
+    def remove(self) -> None:
+        self._sum -= self._each.popleft()
+
+    def have_room(self) -> bool:
+        return self._sum < self._most
+
+
+@functional_datapipe("pin_memory")
+class PinMemory(OneToOne, IterDataPipe[T]):
+    """Yield the items with their tensors in pinned memory, made ready in a thread.
+
+    Copies from pinned memory to a device run beside computation
+    (``tensor.to(device, non_blocking=True)``). Tuples, lists, dicts (and what
+    is used like one) and objects with a ``pin_memory`` method are pinned through.
+    Without an accelerator the items pass unchanged, with a warning. The pipe stays in the
+    loader's process.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1]).pin_memory(pin_memory_fn=lambda item, device: item))
+    [1]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[T],
+        device: Any = None,
+        pin_memory_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.device = device
+        self.pin_memory_fn = (
+            None
+            if pin_memory_fn is None
+            else plain_function("pin_memory_fn", pin_memory_fn, takes=2)
+        )
+
+    def is_replicable(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def waits(self) -> bool:
+        # A loader runs what waits in a thread beside its consumer.
+        return True
+
+    def results(self, source: Run[Any]) -> Iterator[T]:
+        pin = self.pin_memory_fn or pinned
+        if self.pin_memory_fn is None and not _has_accelerator():
+            warnings.warn(
+                "pin_memory: no accelerator is available, so items pass unpinned", stacklevel=2
+            )
+            pin = _as_it_is
+        iterator = source.begin()
+        try:
+            for item in iterator:
+                yield answer_of(self, pin, item, self.device)
+        finally:
+            close_items(iterator)
+
+
+def pinned(item: Any, device: Any = None) -> Any:
+    """Return ``item`` with every tensor in it in pinned memory."""
+    if isinstance(item, str | bytes):
+        return item
+    if hasattr(item, "pin_memory"):
+        return item.pin_memory() if device is None else item.pin_memory(device)
+    if isinstance(item, MutableMapping):
+        changed = copy.copy(item)
+        # Whatever an update means to it: one that counts would count.
+        for key, value in item.items():
+            changed[key] = pinned(value, device)
+        return changed
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*(pinned(value, device) for value in item))
+    if isinstance(item, list | tuple):
+        return type(item)(pinned(value, device) for value in item)
+    return item
+
+
+def _as_it_is(item: Any, device: Any) -> Any:
+    return item
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    # Older versions of torch know no accelerators but CUDA's.
+    return bool(getattr(torch, "accelerator", torch.cuda).is_available())

@@ -1,0 +1,287 @@
+"""One source split at random, for example into training and validation.
+
+This file is about random_split. Which share an item belongs to depends on the seed,
+the weights and the item's number alone, so every share draws for all items by itself
+and nothing is held:
+
+    source ──▶ split ──┬──▶ share "train"
+                       └──▶ share "valid"
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Self, TypeVar, overload
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_mapping,
+    checked_weight,
+    iterable_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.cursor_forms import COUNT, Form, at_most, fields, integer, whole
+from asyncloader.datapipes.edges import drawn_above
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.run import Pass, Run, own_tree_of
+from asyncloader.errors import IteratorInvalidated
+
+T = TypeVar("T")
+
+
+@functional_datapipe("random_split")
+class RandomSplitter(IterDataPipe[T]):
+    """Return a list of shares, one for each key of ``weights``, into which items are drawn.
+
+    Weights that are whole numbers with the sum ``total_length`` (default: the length of
+    the source) give shares of just these lengths. With ``target``, one of the keys, only
+    that share is returned. Equal seeds give equal splits, in every pass, until
+    ``share.override_seed(seed)`` says otherwise for the next ones. One share is read at
+    a time: a pass over one invalidates the iterators of the others. Each share reads the
+    source by itself, so shuffle the shares and not the source.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> numbers = IterableWrapper(range(10))
+    >>> train, valid = numbers.random_split({"train": 7, "valid": 3}, seed=0)
+    >>> list(valid), len(train)
+    ([0, 6, 9], 7)
+    """
+
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None = None,
+    ) -> list[Share[T]]: ...
+
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None = None,
+        *,
+        target: Hashable,
+    ) -> Share[T]: ...
+
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None,
+        target: Hashable,
+    ) -> Share[T]: ...
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None = None,
+        target: Hashable | None = None,
+    ) -> list[Share[T]] | Share[T]:
+        split: RandomSplit[T] = RandomSplit(source_datapipe, weights, seed, total_length)
+        if target is None:
+            return [Share(split, key) for key in split.weights]
+        if target not in split.weights:
+            raise KeyError(f"target must be a key of weights, got {target!r}")
+        return Share(split, target)
+
+
+class RandomSplit(IterDataPipe[T]):
+    """Says which share each item of the source belongs to."""
+
+    functional_name = "random_split"
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[T],
+        weights: Mapping[Any, float],
+        seed: int,
+        total_length: int | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.weights = _checked_weights(weights)
+        self.seed = _checked_seed(seed)
+        self.total_length = _length_of(source_datapipe) if total_length is None else total_length
+        checked_count("total_length", self.total_length, at_least=0)
+
+    def is_splitter(self) -> bool:
+        return True
+
+    def refusal(self) -> str:
+        drawn = drawn_above(self)
+        if drawn is None:
+            return ""
+        return (
+            f"{self!r} reads its source once for each share, and {drawn!r} before it gives another"
+            " order each time, so that an item may be in several shares, or in none. Split first,"
+            " and shuffle the shares"
+        )
+
+    def expected_lengths(self) -> list[float]:
+        """Return how many items each share has; fractions are not known before a pass."""
+        return _scaled(list(self.weights.values()), self.total_length)
+
+    def __iter__(self) -> Iterator[T]:
+        raise TypeError(f"{self!r} is read through its shares: iterate those")
+
+
+class Share(IterDataPipe[T]):
+    """The items of a source that belong to one share of a random split."""
+
+    def __init__(self, split: RandomSplit[T], key: Any) -> None:
+        self.source = split
+        self.key = key
+
+    def __len__(self) -> int:
+        expected = self.source.expected_lengths()
+        if not all(length.is_integer() for length in expected):
+            raise TypeError(
+                f"{self!r} has no length before it was read; use weights that are whole numbers"
+                " with the sum total_length, or set_length"
+            )
+        return int(expected[list(self.source.weights).index(self.key)])
+
+    def override_seed(self, seed: int) -> Self:
+        """Split by another seed from the next pass on, over all shares; return this one."""
+        self.source.seed = _checked_seed(seed)
+        return self
+
+    def new_pass(self, run: Run[Any]) -> SharePass[T]:
+        if refusal := self.source.refusal():
+            raise ValueError(refusal)
+        split = self.source
+        begun: SharePass[T] = SharePass(run, split.seed)
+        # The pass before, over whichever share, is over.
+        tree = run.tree if run.tree.has(split) else own_tree_of(split)
+        before: SharePass[T] | None = tree.latest_pass(split)
+        if before is not None:
+            before.is_invalid = True
+        tree.note_pass(split, begun)
+        return begun
+
+    def cursor_form(self) -> Form:
+        taken = whole(most=self.source.total_length)
+        return fields(
+            {"seed": integer, "taken": taken, "yielded": COUNT}, at_most("yielded", "taken")
+        )
+
+    def __repr__(self) -> str:
+        return f"{stage_name(self.source)}[{self.key!r}]"
+
+
+@dataclass
+class SharePass(Pass[T]):
+    """One pass over a share: the items of the source that were drawn for, and its own."""
+
+    marks = ("seed", "taken", "yielded")
+
+    seed: int
+    taken: int = 0
+    yielded: int = 0
+    is_invalid: bool = False
+
+    def reads(self) -> Any:
+        return self.split.source
+
+    @property
+    def split(self) -> RandomSplit[T]:
+        """What says which items are of which share."""
+        split: RandomSplit[T] = self.pipe.source
+        return split
+
+    def __iter__(self) -> Iterator[T]:
+        self._check_valid()
+        split = self.split
+        draws = Draws(split.expected_lengths(), split.total_length, self.seed)
+        own = list(split.weights).index(self.pipe.key)
+        for _ in range(self.taken):
+            draws.next()
+        for item in self.source.begin():
+            if self.taken == split.total_length:
+                raise ValueError(
+                    f"{split!r} has a source of more than {self.taken} items; give its"
+                    " length as total_length"
+                )
+            is_own = draws.next() == own
+            self.taken += 1
+            if is_own:
+                self.yielded += 1
+                yield item
+                self._check_valid()
+
+    def _check_valid(self) -> None:
+        if self.is_invalid:
+            raise IteratorInvalidated(
+                f"this iterator has been invalidated: a share of {self.split!r} is being"
+                " iterated anew"
+            )
+
+
+class Draws:
+    """Draws shares, each the likelier the more of its items are still to come.
+
+    >>> draws = Draws([1.0, 2.0], total=3, seed=3)
+    >>> [draws.next() for _ in range(3)]
+    [0, 1, 1]
+    """
+
+    def __init__(self, expected: list[float], total: int, seed: int) -> None:
+        self._choose = Random(seed).choices
+        self._shares = range(len(expected))
+        self._to_come = expected
+        self._count = total
+
+    def next(self) -> int:
+        """Return the share of the next item."""
+        (share,) = self._choose(self._shares, self._to_come)
+        self._to_come[share] -= 1
+        self._count -= 1
+        if self._to_come[share] < 0:
+            # It had a fraction of an item to come, and got a whole one.
+            self._to_come[share] = 0
+            self._to_come = _scaled(self._to_come, self._count)
+        return share
+
+
+def _scaled(weights: list[float], total: int) -> list[float]:
+    whole = sum(weights)
+    if whole == total:
+        # Multiplied and divided, large ones would not all be what they were.
+        return [*weights]
+    return [float(weight) * total / whole for weight in weights] if whole else weights
+
+
+def _checked_weights(weights: Mapping[Any, float]) -> dict[Any, float]:
+    if not checked_mapping("weights", weights):
+        raise ValueError("weights must have at least one key, got none")
+    checked = {key: checked_weight(key, each, may_be_0=True) for key, each in weights.items()}
+    if not any(checked.values()):
+        raise ValueError("weights must not all be 0")
+    return checked
+
+
+def _checked_seed(seed: Any) -> int:
+    # Without one, every share would be drawn in another way, and items lost.
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be an integer, got {type(seed).__name__}") from None
+
+
+def _length_of(source: Any) -> int:
+    try:
+        return len(source)
+    except TypeError as error:
+        raise TypeError(
+            f"the source of random_split cannot say its length ({error}); give total_length"
+        ) from None

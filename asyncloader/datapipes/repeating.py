@@ -1,0 +1,374 @@
+"""Sources one after the other.
+
+This file is about pipes that begin a source where another, or the same, has
+ended: concat (in its iter and map forms), cycle, and repeat.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    iterable_source,
+    iterable_sources,
+    keyed_sources,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import index_within
+from asyncloader.datapipes.cursor_forms import (
+    COUNT,
+    MOST,
+    SEED,
+    Form,
+    at_most,
+    counts,
+    fields,
+    list_of,
+    row,
+    whole,
+)
+from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
+from asyncloader.datapipes.edges import edges_of, pipes_from
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.randomness import Seeded
+from asyncloader.datapipes.replaying import put_to_come, with_orders
+from asyncloader.datapipes.run import Pass, Run, RunTree
+from asyncloader.datapipes.splitting import Branch, OutlastingPass
+
+T = TypeVar("T")
+
+
+#: The seeds of pipes, by their numbers.
+Seeds = dict[int | None, int]
+
+#: What a cursor says of them.
+ROUND_SEEDS: dict[str, Form] = dict.fromkeys(("seeds", "following"), list_of(row(COUNT, SEED)))
+
+# What was taken is of the present source, or of the present round.
+_TAKEN_AT_MOST = at_most("taken", "yielded")
+
+
+@functional_datapipe("concat")
+class Concater(IterDataPipe[T]):
+    """Yield all items of the first source, then all of the next, to the last.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).concat(IterableWrapper([3])))
+    [1, 2, 3]
+    """
+
+    makes_again = False
+    reads_in_turn = True
+
+    def __init__(self, *datapipes: Iterable[T]) -> None:
+        self.sources = iterable_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def new_pass(self, run: Run[Any]) -> ConcatPass[T]:
+        return ConcatPass(run)
+
+    def cursor_form(self) -> Form:
+        current = whole(most=len(self.sources) - 1)
+        return fields(
+            {"current": current, **ROUND_SEEDS, **counts("taken", "yielded")}, _TAKEN_AT_MOST
+        )
+
+
+@dataclass
+class ConcatPass(OutlastingPass[T]):
+    """One pass over a Concater: which source is being read, and how much of it was."""
+
+    marks = ("current", "taken", "yielded")
+
+    current: int = 0
+    taken: int = 0
+    yielded: int = 0
+
+    def __post_init__(self) -> None:
+        self.sources = [self.run.of(source) for source in self.pipe.sources]
+        # As the shares of one random_split are, all of which read its source.
+        self._seeds = RoundSeeds(self.run.tree, _read_again(self.pipe.sources))
+
+    @property
+    def source(self) -> Run[Any]:
+        return self.sources[self.current]
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), **self._seeds.cursor()}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self._seeds.go_on(cursor)
+        return super().go_on(position, cursor, cursors)
+
+    def put_above(self, into: Cursors) -> None:
+        self.source.put_cursors(into)
+        for turn, source in enumerate(self.sources):
+            if turn != self.current:
+                put_to_come(source, into)
+        super().put_above(into)
+
+    def __iter__(self) -> Iterator[T]:
+        self._seeds.begin()
+        while self.current < len(self.sources):
+            for item in self.source.begin():
+                self.taken += 1
+                self.yielded += 1
+                yield item
+            if self.current == len(self.sources) - 1:
+                return
+            self.note_end(self.source)
+            self.current, self.taken = self.current + 1, 0
+            self._seeds.begin_next()
+
+
+@functional_datapipe("concat")
+class MapConcater(MapDataPipe[T]):
+    """Look items up by the index they would have if the sources were one sequence.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> SequenceWrapper("ab").concat(SequenceWrapper("cd"))[2]
+    'c'
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[T]) -> None:
+        self.sources = keyed_sources(datapipes)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def __getitem__(self, key: Any) -> T:
+        index = index_within(key, len(self))
+        for source in self.sources:
+            if index < len(source):
+                break
+            index -= len(source)
+        item: T = source[index]
+        return item
+
+
+def told(pipe: object, count: int) -> int:
+    """Return a number of items as a length; TypeError where it is too large to be one."""
+    if count > sys.maxsize:
+        raise TypeError(f"{pipe!r} has {count} items, which is more than a length can tell")
+    return count
+
+
+@functional_datapipe("cycle")
+class Cycler(IterDataPipe[T]):
+    """Yield the source's items ``count`` times over; without a count, for ever.
+
+    Each round is a new pass over the source. A source that has no items ends a
+    cycle that would otherwise never yield and never end.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).cycle(2))
+    [1, 2, 1, 2]
+    """
+
+    makes_again = False
+
+    def __init__(self, source_datapipe: Iterable[T], count: int | None = None) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.count = None if count is None else checked_count("count", count, at_least=0)
+
+    def __len__(self) -> int:
+        if self.count is None:
+            raise TypeError(f"{self!r} goes on for ever and has no length")
+        return told(self, self.count * len(self.source))
+
+    def new_pass(self, run: Run[Any]) -> CyclePass[T]:
+        return CyclePass(run)
+
+    def cursor_form(self) -> Form:
+        rounds = whole(most=MOST if self.count is None else self.count)
+        return fields(
+            {"rounds": rounds, **ROUND_SEEDS, **counts("taken", "yielded")}, _TAKEN_AT_MOST
+        )
+
+
+@dataclass
+class CyclePass(Pass[T]):
+    """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
+
+    marks = ("rounds", "taken", "yielded")
+
+    rounds: int = 0
+    taken: int = 0
+    yielded: int = 0
+
+    def __post_init__(self) -> None:
+        self._seeds = RoundSeeds(self.run.tree, pipes_from(self.pipe.source))
+
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), **self._seeds.cursor()}
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self._seeds.go_on(cursor)
+        return super().go_on(position, cursor, cursors)
+
+    def __iter__(self) -> Iterator[T]:
+        self._seeds.begin()
+        while self.rounds != self.pipe.count:
+            for item in self.source.begin():
+                self.taken += 1
+                self.yielded += 1
+                yield item
+            if not self.taken:
+                return
+            self.rounds, self.taken = self.rounds + 1, 0
+            self._seeds.begin_next()
+
+
+class RoundSeeds:
+    """The seeds of pipes that are read several times in one pass.
+
+    They say where they stand only as far as they have come in a round, and every round has
+    other seeds, so that these are part of the cursor.
+    """
+
+    def __init__(self, tree: RunTree, pipes: Iterable[Any]) -> None:
+        self._tree = tree
+        self._pipes = list(pipes)
+        self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
+        # By number: the seeds of this round, and those that follow if nothing more is begun in it.
+        self._seeds: Seeds = {}
+        self._following: Seeds = {}
+
+    def cursor(self) -> Cursor:
+        """Return the seeds of this round and of the next, as plain data."""
+        return {
+            "seeds": [[number, seed] for number, seed in self._seeds.items()],
+            "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
+        }
+
+    def go_on(self, cursor: Cursor) -> None:
+        """Go on in the round that a cursor says."""
+        self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
+        self._set_seeds(self._seeds)
+
+    def begin(self) -> None:
+        """Begin the first round, or the one that is gone on with."""
+        if not self._seeds:
+            self._settle()
+
+    def begin_next(self) -> None:
+        """Begin the next round."""
+        # What had ended when this pass went on was not begun: it begins anew now.
+        self._tree.forget_starts(self._pipes)
+        with_orders(self._tree, self._pipes, {})
+        unused = self._seeds.items() & self._seeds_to_come().items()
+        following = self._following
+        self._set_seeds({number: following.get(number, seed) for number, seed in unused})
+        self._following = {}
+        self._settle()
+
+    def _settle(self) -> None:
+        # Also of what is begun late in the round, or not at all.
+        self._seeds = {**self._seeds_to_come(), **self._seeds_under_way()}
+
+    def _seeds_under_way(self) -> Seeds:
+        """Return the seeds of passes that the first round joins, as another branch began them."""
+        tree = self._tree
+        branches = [pipe for pipe in self._pipes if isinstance(pipe, Branch)]
+        joining = [branch for branch in branches if branch.joins_others(tree)]
+        above = {id(each) for pipe in joining for each in pipes_from(pipe)}
+        passes = [(pipe, tree.latest_pass(pipe)) for pipe in self._seeded if id(pipe) in above]
+        return {number_of(pipe): begun.seed for pipe, begun in passes if begun is not None}
+
+    def _seeds_to_come(self) -> Seeds:
+        seeds = [(number_of(pipe), pipe.seed_to_come()) for pipe in self._seeded]
+        return {number: seed for number, seed in seeds if number is not None and seed is not None}
+
+    def _set_seeds(self, seeds: Seeds) -> None:
+        for pipe in self._seeded:
+            seed = seeds.get(number_of(pipe))
+            if seed is not None:
+                pipe.set_seed(seed)
+
+
+def _read_again(sources: Sequence[Any]) -> list[Any]:
+    """Return the pipes that are read once more where one source follows another."""
+    found: dict[int, Any] = {}
+    read: set[int] = set()
+    for source in sources:
+        pipes = _up_to_branches(source)
+        for pipe in pipes.values():
+            if id(pipe) in read:
+                found.update((id(each), each) for each in pipes_from(pipe))
+        read |= pipes.keys()
+    return list(found.values())
+
+
+def _up_to_branches(pipe: Any) -> dict[int, Any]:
+    """Return what is above a pipe, as far as the branches of splitters, which share a pass."""
+    found, waiting = {id(pipe): pipe}, [pipe]
+    while waiting:
+        current = waiting.pop()
+        fresh = [] if isinstance(current, Branch) else edges_of(current)
+        waiting += [each for each in fresh if id(each) not in found]
+        found.update((id(each), each) for each in fresh)
+    return found
+
+
+@functional_datapipe("repeat")
+class Repeater(IterDataPipe[T]):
+    """Yield each item ``times`` times in a row; it is the same object each time.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper([1, 2]).repeat(2))
+    [1, 1, 2, 2]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T], times: int) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.times = checked_count("times", times, at_least=2)
+
+    def __len__(self) -> int:
+        return told(self, self.times * len(self.source))
+
+    def new_pass(self, run: Run[Any]) -> RepeatPass[T]:
+        return RepeatPass(run)
+
+
+@dataclass
+class RepeatPass(Pass[T]):
+    """One pass over a Repeater: the items taken, and how often the last was yielded."""
+
+    marks = ()
+
+    taken: int = 0
+    repeated: int = 0
+    above: Marks = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        source = self.source
+        self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
+
+    def put_above(self, into: Cursors) -> None:
+        # An item that is still to be repeated has to be taken again.
+        is_done = self.repeated == self.pipe.times
+        into.update(self.above.at(self.taken if is_done else self.taken - 1))
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.taken, behind = divmod(position, int(self.pipe.times))
+        self.repeated = self.pipe.times
+        self.above.restart(self.taken, cursors)
+        self.source.resume(self.taken, cursors)
+        return behind
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.source.begin():
+            self.taken += 1
+            self.repeated = 0
+            while self.repeated < self.pipe.times:
+                self.repeated += 1
+                yield item
+            self.above.passed(self.taken)

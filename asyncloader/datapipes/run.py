@@ -1,0 +1,522 @@
+"""What is known of a graph while it runs.
+
+A pipe describes what is to be done, and holds nothing of its iterations. This file is about
+the three things that do:
+
+    RunTree   one epoch of a graph in one process: the latest pass of each pipe, and what
+              outlasts a pass
+    Run       one reader's use of a pipe in an epoch: where the reader wants it to begin, and
+              where it stands, as the reader sees it
+    Pass      one iteration of a pipe from its first item to its last, or from where its run
+              was told to begin. It reads the pipe's sources by runs of its own, so that runs
+              and passes are a tree, parallel to the graph
+
+A pipe that is iterated by itself, as by ``list(pipe)``, has a tree of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from asyncloader.datapipes.bridge import from_loop, from_thread
+from asyncloader.datapipes.cursor_forms import has_own_state
+from asyncloader.datapipes.cursors import (
+    Cursor,
+    Cursors,
+    aclose_items,
+    adropped,
+    close_items,
+    cursor_of,
+    dropped,
+    picked,
+    put_cursor,
+)
+from asyncloader.datapipes.exchange import Exchange, Nobody
+from asyncloader.datapipes.unordered import Course
+from asyncloader.errors import SnapshotError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Share(NamedTuple):
+    """``width`` items from ``start`` on, and again so many after each ``step``.
+
+    >>> list(Share(start=1, step=3).positions(8))
+    [1, 4, 7]
+    >>> list(Share(start=1, step=3).of_batches(2).positions(10))
+    [2, 3, 8, 9]
+    """
+
+    start: int
+    step: int
+    width: int = 1
+
+    @property
+    def before(self) -> int:
+        """How many items of the share come before its start, where an earlier pass had them."""
+        return self.start // self.step * self.width
+
+    def of_batches(self, size: int) -> Share:
+        """Return where the items are of which the share's batches of ``size`` are made."""
+        return Share(self.start * size, self.step * size, self.width * size)
+
+    def positions(self, length: int) -> Iterable[int]:
+        """Return the positions in a stream of so many items."""
+        starts = range(self.start, length, self.step)
+        if self.width == 1:
+            return starts
+        return chain.from_iterable(range(at, min(at + self.width, length)) for at in starts)
+
+
+class RunTree:
+    """What is known in one epoch of a graph, in one process.
+
+    Built-in pipes know the tree they are run in, so that a user's pipe that iterates one takes
+    part in it. A copy of a pipe is in no tree.
+    """
+
+    def __init__(self, pipes: Iterable[Any] = ()) -> None:
+        self._ids: set[int] = set()
+        self._passes: dict[int, Pass[Any]] = {}
+        self._courses: dict[int, Course] = {}
+        self._starts: dict[int, Cursors] = {}
+        self._beginnings: dict[int, Cursors] = {}
+        self.add(pipes)
+
+    def add(self, pipes: Iterable[Any]) -> None:
+        """Run these pipes too."""
+        for pipe in pipes:
+            self._ids.add(id(pipe))
+            if has_passes(pipe) or (hasattr(type(pipe), "has_passes") and pipe.is_splitter()):
+                pipe._tree = self
+
+    def has(self, pipe: Any) -> bool:
+        """Whether the pipe is one of those that are run here."""
+        return id(pipe) in self._ids
+
+    def __reduce__(self) -> Any:
+        # A copy of a pipe is one that nobody has iterated yet.
+        return _nothing, ()
+
+    # Passes -----------------------------------------------------------------------------
+
+    def note_pass(self, pipe: Any, begun: Pass[Any]) -> None:
+        """Note the latest pass of a pipe."""
+        self._passes[id(pipe)] = begun
+
+    def latest_pass(self, pipe: Any) -> Any:
+        """Return the latest pass of a pipe, or None if there was none."""
+        return self._passes.get(id(pipe))
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Have all passes read nothing ahead of what is waited for, or do so again."""
+        for each in list(self._passes.values()):
+            each.set_paused(is_paused)
+
+    # What outlasts a pass -----------------------------------------------------------------
+
+    def course_of(self, pipe: Any) -> Course:
+        """Return the order in which a pipe without order yields, pass after pass."""
+        return self._courses.setdefault(id(pipe), Course())
+
+    def set_start(self, pipe: Any, cursors: Cursors) -> None:
+        """Have a pipe's next pass begin with these cursors, if its reader does not say how."""
+        self._starts[id(pipe)] = cursors
+
+    def take_start(self, pipe: Any) -> Cursors | None:
+        """Return the cursors that were set for a pipe's next pass; they are for that one alone."""
+        return self._starts.pop(id(pipe), None)
+
+    def start_of(self, pipe: Any) -> Cursors:
+        """Return the cursors that are set for a pipe's next pass."""
+        return self._starts.get(id(pipe), {})
+
+    def forget_starts(self, pipes: Iterable[Any]) -> None:
+        """Let the next passes of these pipes begin at their first items."""
+        for pipe in pipes:
+            self._starts.pop(id(pipe), None)
+
+    def set_beginnings(self, pipe: Any, cursors: Cursors) -> None:
+        """Note where some pipes above one stood when it began, as it will begin there again."""
+        self._beginnings[id(pipe)] = cursors
+
+    def beginnings_of(self, pipe: Any) -> Cursors | None:
+        """Return what was noted by ``set_beginnings``."""
+        return self._beginnings.get(id(pipe))
+
+
+def _nothing() -> None:
+    """What a copy has in place of the tree of its original."""
+
+
+def tree_of(pipe: Any) -> RunTree:
+    """Return the tree in which a pipe is run, or a new one for a pipe that is used by itself."""
+    tree: RunTree | None = getattr(pipe, "_epoch", None)
+    return tree if tree is not None and tree.has(pipe) else RunTree()
+
+
+def own_tree_of(pipe: Any) -> RunTree:
+    """Return the tree in which a pipe is run, or one that a pipe used by itself keeps."""
+    tree = tree_of(pipe)
+    if not tree.has(pipe):
+        tree.add([pipe])
+    return tree
+
+
+def has_passes(pipe: Any) -> bool:
+    """Whether a pipe is run by passes; others are iterated, as users' and torch's are."""
+    return hasattr(type(pipe), "has_passes") and bool(pipe.has_passes())
+
+
+def is_async_pipe(pipe: Any) -> bool:
+    """Whether a loop iterates a pipe by itself, without a thread; torch's pipes never."""
+    return hasattr(type(pipe), "has_passes") and bool(pipe.is_async())
+
+
+def waits(pipe: Any) -> bool:
+    """Whether a pipe, used in a ``for``, needs an event loop; torch's pipes never do."""
+    return hasattr(type(pipe), "has_passes") and bool(pipe.waits())
+
+
+def is_ours(pipe: Any) -> bool:
+    """Whether a pipe is of a class of this package, and so yields what that says."""
+    return type(pipe).__module__.startswith("asyncloader.")
+
+
+def picks(pipe: Any) -> bool:
+    """Whether single items of a pipe can be had without all before them."""
+    return is_ours(pipe) and hasattr(pipe, "picks") and bool(pipe.picks())
+
+
+def can_share(pipe: Any) -> bool:
+    """Whether a pipe can make the items of one share alone."""
+    return is_ours(pipe) and hasattr(pipe, "can_share") and bool(pipe.can_share())
+
+
+class Run(Generic[T]):
+    """One reader's use of a pipe in an epoch. Each ``begin`` is a pass over the pipe."""
+
+    def __init__(self, pipe: Any, tree: RunTree) -> None:
+        self.pipe = pipe
+        self.tree = tree
+        #: Where the next pass begins: a position and cursors from before it, or positions.
+        self._start: tuple[int, Cursors] | list[int] | None = None
+        self._crossing: Exchange[T] | None = None
+        self._pass: Pass[T] | None = None
+        self._own_state: OwnState | None = None
+
+    def of(self, source: Any) -> Run[Any]:
+        """Return a run of another pipe in the same tree."""
+        return Run(source, self.tree)
+
+    # Where it begins --------------------------------------------------------------------
+
+    def resume(self, position: int, cursors: Cursors) -> None:
+        """Let the next pass begin after its first ``position`` items.
+
+        The cursors may be from somewhat before: what lies between is skipped, or made and
+        dropped.
+        """
+        self.tree.take_start(self.pipe)
+        self._start = position, cursors
+
+    def pick(self, positions: list[int]) -> None:
+        """Let the next pass yield the items at these ascending positions only.
+
+        To be asked of the run of a pipe that ``picks``.
+        """
+        self.tree.take_start(self.pipe)
+        self._start = positions
+
+    def first_cursors(self) -> Cursors:
+        """Return the cursors with which the next pass begins."""
+        if isinstance(self._start, tuple):
+            return self._start[1]
+        return self.tree.start_of(self.pipe)
+
+    def _take_start(self) -> tuple[int, Cursors] | list[int] | None:
+        start, self._start = self._start, None
+        expected = self.tree.take_start(self.pipe)
+        if start is None and expected is not None:
+            return 0, expected
+        return start
+
+    # How it is read ---------------------------------------------------------------------
+
+    def begin(self) -> Iterator[T]:
+        """Iterate the pipe in this thread; one that waits crosses from a loop."""
+        if not (is_async_pipe(self.pipe) and waits(self.pipe)):
+            self._crossing = None
+            return self.started()
+        return from_loop(self, self._crossed())
+
+    def abegin(self) -> AsyncIterable[T]:
+        """Iterate the pipe on the running loop; one that computes crosses from a thread."""
+        if is_async_pipe(self.pipe):
+            self._crossing = None
+            return self.astarted()
+        return from_thread(self, self._crossed())
+
+    def _crossed(self) -> Exchange[T]:
+        self._crossing = Exchange(Nobody(), self.put_own_cursors, self.first_cursors())
+        return self._crossing
+
+    def begin_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
+        """Iterate one share of a pipe that ``can_share``, given cursors from before it."""
+        self._crossing = None
+        items: Iterator[T] = self.pipe.iter_share(self, share, cursors)
+        return items
+
+    def started(self) -> Iterator[T]:
+        """Begin a pass where ``resume`` said, in the thread and loop that iterate it."""
+        pipe = self.pipe
+        if has_passes(pipe) and is_async_pipe(pipe) and waits(pipe):
+            return from_loop(self, self._crossed())
+        start = self._take_start()
+        if has_own_state(pipe):
+            return OwnState.of(self, start).items()
+        if not has_passes(pipe):
+            if isinstance(start, list):
+                return pipe.iter_at(start)  # type: ignore[no-any-return]  # its own items
+            return dropped(iter(pipe), 0 if start is None else start[0])
+        begun = self.new_pass()
+        if isinstance(start, list):
+            return begun.iter_at(start)
+        behind = 0 if start is None else begun.go_on(start[0], self._cursor_in(start[1]), start[1])
+        return dropped(iter(begun), behind)
+
+    def astarted(self) -> AsyncIterable[T]:
+        """Begin an async pass where ``resume`` said, on the running loop."""
+        start, pipe = self._take_start(), self.pipe
+        position, cursors = start if isinstance(start, tuple) else (0, {})
+        if has_own_state(pipe):
+            return OwnState.of(self, start).aitems()
+        if not has_passes(pipe):
+            # One that yields groups is asked for those instead.
+            items = pipe if hasattr(pipe, "groups") else aiter(pipe)
+            return items if start is None else adropped(aiter(items), position)
+        begun: Any = self.new_pass()
+        behind = 0 if start is None else begun.go_on(position, self._cursor_in(cursors), cursors)
+        return begun if behind == 0 else adropped(aiter(begun), behind)
+
+    def new_pass(self) -> Pass[T]:
+        """Begin a pass at the first item, of a pipe that has passes."""
+        begun: Pass[T] = self.pipe.new_pass(self)
+        self.note(begun)
+        return begun
+
+    def note(self, begun: Pass[T]) -> None:
+        """Note the pass that is under way."""
+        self._pass = begun
+        self.tree.note_pass(self.pipe, begun)
+
+    def _cursor_in(self, cursors: Cursors) -> Cursor | None:
+        return cursor_of(self.pipe, cursors)
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what is yielded next is made, by processes, whoever waits for it."""
+        return hasattr(self.pipe, "is_made_elsewhere") and bool(self.pipe.is_made_elsewhere())
+
+    # Where it stands --------------------------------------------------------------------
+
+    def put_cursors(self, into: Cursors) -> None:
+        """Add where the pipe and all above it stand, as the reader sees it.
+
+        To be called between two items, after the first. Torch's pipes have no cursors.
+        """
+        if self._crossing is not None:
+            self._crossing.put_cursors(into)
+        else:
+            self.put_own_cursors(into)
+
+    def put_own_cursors(self, into: Cursors) -> None:
+        """Add where the pipe and all above it stand, where it is iterated."""
+        beginnings = self.tree.beginnings_of(self.pipe)
+        into.update(beginnings or {})
+        if self._own_state is not None:
+            put_cursor(self.pipe, self._own_state.cursor(), into)
+        elif beginnings is None and self._pass is not None and self._pass.marks is not None:
+            self._pass.put_above(into)
+            # What has not moved on since it began adds the whole graph's cursors of then.
+            put_cursor(self.pipe, self._pass.cursor(), into)
+
+    def keep_own_state(self, state: OwnState) -> None:
+        """Note the pass over a source that says itself where it stands."""
+        self._own_state = state
+
+
+@dataclass
+class Pass(Generic[T_co]):
+    """One pass over a pipe, from its first item to its last.
+
+    Where a pass stands is in its fields, never in the locals of a generator, so
+    that it can be read between any two items. ``marks`` names the fields that say it:
+    whole numbers, of which ``taken`` counts the source's items that the pass is done
+    with, and ``yielded`` its own. Without ``marks`` a pass can begin only at its first
+    item, and what comes before the item that is wanted is made and dropped.
+
+    A pass is iterated by ``for``, or by ``async for`` where its pipe is async.
+    """
+
+    marks: ClassVar[tuple[str, ...] | None] = None
+    #: Whether what a pass holds are calls under way, so that it is busy when it is full.
+    holds_calls: ClassVar[bool] = False
+
+    #: Whether it yields one item for each of its source's, which need not be counted.
+    follows_source: ClassVar[bool] = False
+
+    run: Run[Any] = field(repr=False)
+    # No cached_property: that would make all fields slower to read and write.
+    _source: Run[Any] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def pipe(self) -> Any:
+        """The pipe that is passed over."""
+        return self.run.pipe
+
+    @property
+    def source(self) -> Run[Any]:
+        """The run of what the pipe reads."""
+        if self._source is None:
+            self._source = self.run.of(self.reads())
+        return self._source
+
+    def reads(self) -> Any:
+        """Return what the pipe reads."""
+        return self.pipe.source
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError
+
+    def __aiter__(self) -> AsyncIterator[T_co]:
+        raise NotImplementedError
+
+    def iter_at(self, positions: list[int]) -> Iterator[T_co]:
+        """Iterate the items at these ascending positions, as far as there are any."""
+        return picked(iter(self), positions)
+
+    def cursor(self) -> Cursor:
+        """Return where the pass stands between two items, as plain data."""
+        return {name: getattr(self, name) for name in self.marks or ()}
+
+    def put_above(self, into: Cursors) -> None:
+        """Add the cursors of what the pass reads, as far as it has begun to."""
+        self.source.put_cursors(into)
+
+    def fullness(self) -> tuple[int, int]:
+        """Return how many items the pass holds or has under way, and how many it may.
+
+        To be called at any moment, in any thread; 0 and 0 where there is no such bound.
+        """
+        return 0, 0
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Read nothing ahead of what is waited for, or do so again; from any thread."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        """Be where ``cursor`` says; return how many items are to be dropped from there.
+
+        It was taken at item ``position`` or earlier; None is the beginning. ``cursors``
+        are for what the pass reads. To be called before the pass is iterated.
+        """
+        if cursor is None or self.marks is None:
+            return position
+        missing = {"taken", "yielded", *self.marks} - cursor.keys()
+        if missing:
+            # Of a pipe that does not say its cursor_form.
+            raise SnapshotError(f"the state of a {type(self).__qualname__} has no {min(missing)!r}")
+        for name in self.marks:
+            setattr(self, name, cursor[name])
+        self.source.resume(cursor["taken"], cursors)
+        return position - int(cursor["yielded"])
+
+
+class OwnState:
+    """One pass over a user's source that says itself where it stands, by its ``state_dict``."""
+
+    def __init__(self, pipe: Any, cursor: Cursor | None) -> None:
+        self._pipe = pipe
+        self._loaded = cursor
+        self._before: int = 0 if cursor is None else cursor["yielded"]
+        self._count: int | None = None
+        self._has_ended = False
+        self._position = 0
+
+    @classmethod
+    def of(cls, run: Run[Any], start: tuple[int, Cursors] | list[int] | None) -> OwnState:
+        """Return a new pass of a run, which begins where its reader says."""
+        position, cursors = start if isinstance(start, tuple) else (0, {})
+        state = cls(run.pipe, cursor_of(run.pipe, cursors))
+        state._position = position
+        run.keep_own_state(state)
+        return state
+
+    def items(self) -> Iterator[Any]:
+        """Iterate the source."""
+        return dropped(self._counted(), self._position - self._before)
+
+    def aitems(self) -> AsyncIterable[Any]:
+        """Iterate the source on the running loop."""
+        return adropped(self._acounted(), self._position - self._before)
+
+    def cursor(self) -> Cursor:
+        """Return where the source stands."""
+        if self._count is None:
+            # A pass that has yielded nothing yet stands where it began.
+            return self._loaded or {}
+        # It may be the very object that the pipe goes on changing.
+        cursor = {"yielded": self._count, "state": copy.deepcopy(self._pipe.state_dict())}
+        # Many are at their beginning again by then.
+        return {**cursor, "ended": True} if self._has_ended else cursor
+
+    def _counted(self) -> Iterator[Any]:
+        # A pass that ends without asking this source for an item leaves it as it is, so its own
+        # state is given back here, and not before.
+        self._give_back()
+        count, items = self._before, iter(self._pipe)
+        try:
+            if self._begins_at_end():
+                next(items, None)
+                return
+            for item in items:
+                count += 1
+                self._count = count
+                yield item
+            self._has_ended = True
+        finally:
+            close_items(items)
+
+    async def _acounted(self) -> AsyncIterator[Any]:
+        self._give_back()
+        count, items = self._before, aiter(self._pipe)
+        try:
+            if self._begins_at_end():
+                await anext(items, None)
+                return
+            async for item in items:
+                count += 1
+                self._count = count
+                yield item
+            self._has_ended = True
+        finally:
+            await aclose_items(items)
+
+    def _begins_at_end(self) -> bool:
+        # Its next pass must not begin there, and it may be at its beginning again.
+        return self._loaded is not None and "ended" in self._loaded
+
+    def _give_back(self) -> None:
+        """Give the source its own state back."""
+        if self._loaded is None:
+            return
+        try:
+            self._pipe.load_state_dict(self._loaded["state"])
+        except Exception as error:
+            raise SnapshotError(
+                f"{type(self._pipe).__qualname__}.load_state_dict refused its state: {error!r}"
+            ) from error

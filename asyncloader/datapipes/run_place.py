@@ -1,0 +1,471 @@
+"""Where an epoch runs.
+
+This file is about ``Home``: the loop of one epoch over a graph, and the threads and tasks that
+give its items; and about ``Makers``, threads that make one thing each. Closing a home ends them
+all, in a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from asyncloader.datapipes.cursors import close_items, groups_of
+from asyncloader.datapipes.exchange import Exchange
+from asyncloader.datapipes.naming import brief_name
+from asyncloader.datapipes.watch.frames import present_frames
+from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.deadline import ends_within, time_left
+from asyncloader.runtime import (
+    LoopThread,
+    begin_task,
+    is_being_cancelled,
+    not_cancelled,
+    running_loop,
+    start_thread,
+)
+from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter, call_soon, release
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+# The close of a whole loader leaves less where it has more to do.
+GRACE_SECONDS = 2.0
+
+
+class Startable(Protocol[T_co]):
+    """The run of a pipe, which is begun in the thread or on the loop that iterates it."""
+
+    pipe: Any
+
+    def started(self) -> Iterator[T_co]:
+        """Begin to iterate in this thread."""
+
+    def astarted(self) -> AsyncIterable[T_co]:
+        """Begin to iterate on the running loop."""
+
+    def is_made_elsewhere(self) -> bool:
+        """Whether what is yielded next is made, by processes, whoever waits for it."""
+
+
+class Home:
+    """Where one pass over a graph runs: a loop, and the threads and tasks it owns."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching | None = None) -> None:
+        self.loop = loop
+        #: Where the threads' time goes.
+        self.watching = watching or Watching()
+        self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
+
+    def start_thread(self, run: Startable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
+        """Give a sync pipe's items from a thread."""
+        giver = ThreadGiver(self, run, exchange)
+        self._givers.add(giver)
+        return giver
+
+    def prepare_task(self, run: Startable[T], exchange: Exchange[T]) -> TaskGiver[T]:
+        """Give an async pipe's items from a task, once it is started on the loop."""
+        giver = TaskGiver(self, run, exchange)
+        self._givers.add(giver)
+        return giver
+
+    def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
+        """Own a giver no longer: it is closed."""
+        self._givers.discard(giver)
+
+    def is_empty(self) -> bool:
+        """Whether there is no thread and no task to end."""
+        return not self._givers
+
+    def stop(self) -> None:
+        """Tell all to end, without waiting for them; on the loop, unless that is closed."""
+        for giver in list(self._givers):
+            giver.stop()
+
+    async def aclose(self) -> None:
+        """End all threads and tasks within a bounded time in total."""
+        self.stop()
+        # A thread that was about to begin a task of its own, when it was told, has begun it.
+        with ends_within(GRACE_SECONDS):
+            while self._givers:
+                await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
+
+
+class ThreadGiver(Generic[T]):
+    """Runs a sync pipe in a daemon thread of its own and gives its items."""
+
+    def __init__(self, home: Home, run: Startable[T], exchange: Exchange[T]) -> None:
+        self._home = home
+        self._reading = run
+        self._waiter = ThreadWaiter()
+        self._exchange = exchange
+        self._finished: asyncio.Future[None] = home.loop.create_future()
+        self._is_left_behind = False
+        #: The items' own iterator, once the thread has it.
+        self.iterator: Iterator[T] = iter(())
+        self.error: BaseException | None = None
+        exchange.giver = self._waiter
+        self._watched = home.watching.new(run.pipe, _GIVE_ALL, home.loop)
+        name = f"asyncloader {brief_name(run.pipe)}"
+        self._thread = thread_at(name, home, self._waiter, self._run)
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            home.watching.end(self._watched)
+            raise
+
+    async def finish(self) -> None:
+        """Wait until the thread is done with its items; raise the error it met."""
+        await asyncio.shield(self._finished)
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Let the thread end after the item in progress."""
+        self._waiter.stop()
+
+    async def aclose(self) -> None:
+        """End the thread; one that does not end in time is abandoned with a warning."""
+        self.stop()
+        seconds = time_left(GRACE_SECONDS)
+        await asyncio.wait([self._finished], timeout=seconds)
+        if not self._finished.done() and not self._is_left_behind:
+            self._is_left_behind = True
+            self._home.watching.end(self._watched)
+            warn_left_behind(self._thread, seconds)
+        self._home.forget(self)
+
+    def _run(self) -> None:
+        self._watched.thread = threading.get_ident()
+        try:
+            self._give_all()
+        except Stopped:
+            # One without a traceback, by which all that was under way would live on.
+            self.error = Stopped()
+        except asyncio.CancelledError as error:
+            self.error = not_cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self.error = error
+        self._home.watching.end(self._watched)
+        self._exchange.end(self.error)
+        call_soon(self._home.loop, self._finish)
+
+    def _finish(self) -> None:
+        self._home.forget(self)
+        release(self._finished)
+
+    def _give_all(self) -> None:
+        self.iterator = iterator = self._reading.started()
+        exchange, waiter = self._exchange, self._waiter
+        try:
+            for item in iterator:
+                exchange.give(item)
+                # The item just given is not kept alive here while the next is made.
+                del item
+                if not exchange.has_room():
+                    self._watched.rest()
+                    waiter.until(exchange.has_room)
+                    self._watched.go_on()
+                if waiter.stopped:
+                    raise Stopped
+        finally:
+            close_items(iterator)
+
+
+# Within this function a thread works for its pipes.
+_GIVE_ALL = ThreadGiver._give_all.__code__
+
+
+class TaskGiver(Generic[T]):
+    """Runs an async pipe in a task of its own and gives its items."""
+
+    def __init__(self, home: Home, run: Startable[T], exchange: Exchange[T]) -> None:
+        self._home = home
+        self._reading = run
+        self._exchange = exchange
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._context = run_at(home)
+        self.is_done = False
+
+    def start(self) -> None:
+        """Begin the task; to be called on the home's loop."""
+        if self._stopped:
+            self._finish(Stopped())
+            return
+        name = f"asyncloader {brief_name(self._reading.pipe)}"
+        self._task = begin_task(self._home.loop, self._run(), name, self._context)
+        self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """Cancel the task; to be called on the home's loop, unless that is closed."""
+        # Once is enough: a second cancel would disturb the cleaning up.
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._task is not None and not self._home.loop.is_closed():
+            self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the task and wait until it is done, for a bounded time."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
+        self._home.forget(self)
+
+    async def _run(self) -> None:
+        try:
+            run = self._reading
+            await give_groups(
+                run.astarted(),
+                self._exchange,
+                self._home.loop,
+                is_patient=run.is_made_elsewhere(),
+            )
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                self._finish(not_cancelled(error))
+                return
+            # Whoever takes must not mistake a closed pass for the end of the data.
+            self._finish(Stopped())
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # A task that is cancelled before its first step runs nothing of its own.
+        if not self.is_done:
+            self._finish(Stopped())
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.is_done = True
+        self._home.forget(self)
+        self._exchange.end(error)
+
+
+async def give_groups(
+    items: AsyncIterable[T],
+    exchange: Exchange[T],
+    loop: asyncio.AbstractEventLoop,
+    *,
+    is_patient: bool,
+) -> None:
+    """Give all of an async iterable's items from the present task.
+
+    ``is_patient`` says that it may be waited for later: what it yields next is made anyway.
+    """
+    waiter = LoopWaiter(loop)
+    exchange.giver = waiter
+    groups = groups_of(items)
+    try:
+        async for group in groups:
+            exchange.give_group(group)
+            del group
+            if is_patient:
+                # What comes next is under way already: whoever waits for this goes first.
+                await asyncio.sleep(0)
+            exchange.mark()
+            await waiter.until(exchange.has_room)
+    finally:
+        # A task that is collected after its loop was closed can await nothing.
+        if running_loop() is loop:
+            await groups.aclose()
+
+
+# What runs in this context: its home, and the waiter of the thread if it is a giver's.
+PLACE: ContextVar[tuple[Home, ThreadWaiter | None] | None] = ContextVar(
+    "asyncloader_place", default=None
+)
+
+
+def run_at(home: Home) -> contextvars.Context:
+    """Return a copy of this context in which pipes run at ``home``."""
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, None))
+    return context
+
+
+# The waiter of the present thread, if it was started at a home.
+_own = threading.local()
+
+
+def thread_at(
+    name: str, home: Home, waiter: ThreadWaiter, work: Callable[..., object], *args: Any
+) -> threading.Thread:
+    """Return a daemon thread to be started, whose waits end when its waiter is stopped."""
+
+    def run() -> None:
+        _own.waiter = waiter
+        work(*args)
+
+    context = contextvars.copy_context()
+    context.run(PLACE.set, (home, waiter))
+    return threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
+
+
+def present_waiter() -> ThreadWaiter:
+    """Return a waiter for this thread, which ends its waits when its pass is closed."""
+    place = PLACE.get()
+    own: ThreadWaiter | None = getattr(_own, "waiter", None)
+    # Threads that were begun here have the place too, but a waiter is for one thread.
+    if own is None or place is None or place[1] is not own:
+        return ThreadWaiter()
+    return own
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they are done, for a bounded time."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=time_left(GRACE_SECONDS))
+
+
+def ended_threads(threads: Iterable[threading.Thread]) -> None:
+    """Wait for threads that were told to end; warn of those that do not in time."""
+    end = time.monotonic() + GRACE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            warn_left_behind(thread, GRACE_SECONDS)
+
+
+def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
+    """Say which function kept a thread from ending."""
+    with present_frames() as frames:
+        frame = frames.get(thread.ident or 0)
+        where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
+    warnings.warn(
+        f"thread {thread.name!r} is still inside {where} {seconds:.1f} s after the loader was"
+        " closed and was left behind; give long calls a timeout of their own",
+        ResourceWarning,
+        stacklevel=3,
+    )
+
+
+class Making(Generic[T]):
+    """One thing that is being made, or was."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    @classmethod
+    def done(cls, result: T) -> Making[T]:
+        """Return what is there already."""
+        making = cls()
+        making.is_done, making._result = True, result
+        return making
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Making[T]:
+        """Return what cannot be made."""
+        making = cls()
+        making.is_done, making._error = True, error
+        return making
+
+    def run(self, function: Callable[..., T], *args: Any) -> None:
+        """Make it."""
+        try:
+            self._result = function(*args)
+        except BaseException as error:  # noqa: BLE001 - user code ran; whoever takes it raises it
+            self._error = error
+        self.is_done = True
+
+    def outcome(self) -> T:
+        """Return what was made, or raise what kept it from being made."""
+        if self._error is not None:
+            raise self._error
+        result: T = self._result
+        return result
+
+
+class Makers:
+    """Starts threads, and ends them when it is left."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._waiter = present_waiter()
+        self._threads: dict[threading.Thread, ThreadWaiter] = {}
+        # A thread may begin others while this is left.
+        self._lock = threading.Lock()
+        self._is_left = False
+
+    def __enter__(self) -> Makers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._is_left = True
+            threads = dict(self._threads)
+        for waiter in threads.values():
+            waiter.stop()
+        ended_threads(threads)
+
+    def start(self, function: Callable[..., T], *args: Any) -> Making[T]:
+        """Begin to make something; what waits in there is stopped when the makers are left."""
+        making: Making[T] = Making()
+        waiter = ThreadWaiter()
+        thread = thread_at(
+            "asyncloader maker", self._home, waiter, self._make, making, function, *args
+        )
+        with self._lock:
+            if self._is_left:
+                raise Stopped
+            self._threads[thread] = waiter
+            try:
+                start_thread(thread)
+            except BaseException:
+                del self._threads[thread]
+                raise
+        return making
+
+    def outcome(self, making: Making[T]) -> T:
+        """Wait until something is made, and return it or raise the error."""
+        self.until(lambda: making.is_done)
+        return making.outcome()
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Let the consumer wait until something is so; it looks whenever something was made."""
+        self._waiter.until(ready)
+
+    def wake(self) -> None:
+        """Make the consumer look again; from any thread."""
+        self._waiter.wake()
+
+    def _make(self, making: Making[T], function: Callable[..., T], *args: Any) -> None:
+        making.run(function, *args)
+        self._threads.pop(threading.current_thread(), None)
+        self._waiter.wake()
+
+
+@contextlib.contextmanager
+def some_home() -> Iterator[Home]:
+    """Give the home of the running pass, or one of its own."""
+    place = PLACE.get()
+    if place is not None and place[0].loop is not running_loop():
+        yield place[0]
+        return
+    thread = LoopThread()
+    try:
+        yield Home(thread.loop)
+    finally:
+        thread.close()

@@ -1,1 +1,0 @@
-"""Where a pass runs, and how items cross between its threads and loops."""

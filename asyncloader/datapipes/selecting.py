@@ -1,0 +1,172 @@
+"""Fewer items out than in.
+
+This file is about pipes that let some items pass, unchanged and in order:
+filter and header.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.call import blame, calling, is_async, unawaited
+from asyncloader.datapipes.columns import reading
+from asyncloader.datapipes.cursor_forms import SIEVE, Form
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
+
+T = TypeVar("T")
+
+
+@functional_datapipe("filter")
+class Filter(IterDataPipe[T]):
+    """Yield the items for which ``filter_fn(item)`` is true.
+
+    It must say True or False, so that a forgotten ``return`` drops nothing
+    unseen; numpy's and torch's scalars count as what they say. ``input_col``
+    picks what is handed to it out of a tuple, list or dict.
+
+    ``on_error="skip"`` leaves out the items that ``filter_fn`` fails on, and a function
+    ``on_error(error, item)`` says True or False in its place. More than ``max_errors`` of them in
+    one pass (and one worker) raise ``TooManyErrors``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(6)).filter(lambda n: n % 2 == 0))
+    [0, 2, 4]
+    """
+
+    makes_again = False
+
+    def __init__(
+        self,
+        datapipe: Iterable[T],
+        filter_fn: Callable[..., Any],
+        input_col: Any = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.filter_fn = checked_function("filter_fn", filter_fn)
+        self.input_col = input_col
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
+        self._keeps = reading(filter_fn, input_col)
+
+    def waits(self) -> bool:
+        return is_async(self.filter_fn)
+
+    def new_pass(self, run: Run[Any]) -> FilterPass[T]:
+        return FilterPass(run, self._keeps)
+
+    def cursor_form(self) -> Form:
+        return SIEVE
+
+    def verdict(self, answer: Any) -> bool:
+        """Return what an answer that is no plain bool says; raise where it says nothing."""
+        if answer.__class__ is CoroutineType:
+            raise unawaited(self, answer)
+        if not hasattr(answer, "dtype"):
+            raise ValueError(
+                f"filter_fn must return True or False, got {type(answer).__name__}"
+                f" from the function of {self!r}"
+            )
+        try:
+            return bool(answer)
+        except Exception as error:  # one of several elements, say
+            blame(error, self)
+            raise
+
+
+@dataclass
+class FilterPass(Pass[T]):
+    """One pass over a Filter, which knows what it has taken and what it let pass."""
+
+    marks = ("taken", "yielded", "errors")
+
+    keeps: Callable[..., Any] = field(repr=False)
+    taken: int = 0
+    yielded: int = 0
+    errors: int = 0
+
+    def __iter__(self) -> Iterator[T]:
+        verdict = self.pipe.verdict
+        with calling(self.keeps, self.pipe) as keeps:
+            for item in self.source.begin():
+                try:
+                    kept = keeps(item)
+                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                    answer = stand_in(error, item, self)
+                    kept = answer is not SKIPPED and answer
+                self.taken += 1
+                if kept is not False and (kept is True or verdict(kept)):
+                    self.yielded += 1
+                    yield item
+
+
+@functional_datapipe("header")
+class Header(IterDataPipe[T]):
+    """Yield the first ``limit`` items and read no further; all of them if it is None.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(100)).header(3))
+    [0, 1, 2]
+    """
+
+    makes_again = False
+
+    def __init__(self, source_datapipe: Iterable[T], limit: int | None = 10) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.limit = None if limit is None else checked_count("limit", limit, at_least=0)
+
+    def __len__(self) -> int:
+        try:
+            length = len(self.source)
+        except TypeError:
+            if self.limit is None:
+                raise
+            warnings.warn(
+                f"the length of {self!r} is taken to be its limit; its source cannot say whether"
+                " it has as many items. Use set_length to say what is so",
+                stacklevel=2,
+            )
+            return self.limit
+        return length if self.limit is None else min(length, self.limit)
+
+    def new_pass(self, run: Run[Any]) -> HeaderPass[T]:
+        return HeaderPass(run)
+
+
+@dataclass
+class HeaderPass(Pass[T]):
+    """One pass over a Header, which knows how many items it has let pass."""
+
+    marks = ()
+
+    yielded: int = 0
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.yielded = position
+        self.source.resume(position, cursors)
+        return 0
+
+    def __iter__(self) -> Iterator[T]:
+        limit = self.pipe.limit
+        left = None if limit is None else max(0, limit - self.yielded)
+        if left == 0:
+            return
+        items = self.source.begin()
+        try:
+            for item in islice(items, left):
+                self.yielded += 1
+                yield item
+        finally:
+            close_items(items)

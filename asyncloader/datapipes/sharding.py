@@ -1,0 +1,232 @@
+"""Each worker its share.
+
+This file is about pipes at which a graph is divided: sharding_filter, which lets
+each instance have every n-th item, and sharding_round_robin_dispatch, above which
+a graph runs only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from itertools import islice
+from operator import length_hint
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.run import Pass, Run, Share, can_share, picks
+
+T = TypeVar("T")
+
+
+class SHARDING_PRIORITIES(IntEnum):
+    """Among whom a stream is divided; the lower divides first.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(4)).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
+    >>> pipe.apply_sharding(2, 1, SHARDING_PRIORITIES.MULTIPROCESSING)  # for workers: not meant
+    >>> pipe.apply_sharding(2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+    >>> list(pipe)
+    [1, 3]
+    """
+
+    DEFAULT = 1
+    DISTRIBUTED = 2
+    MULTIPROCESSING = 3
+
+
+@functional_datapipe("sharding_filter")
+class ShardingFilter(IterDataPipe[T]):
+    """Yield this instance's share of the items: all of them, until sharding is applied.
+
+    Among n instances, instance k yields the items whose number leaves k when divided
+    by n. Where there are several ranks with several workers each, k is
+    ``rank * workers + worker``. With ``sharding_group_filter`` only that group's
+    sharding counts.
+
+    What is above makes the items of all instances, in each of them. Only a list, tuple or
+    range and the items of a map pipe, shuffled as such or not, in batches or not, are
+    looked up for the share alone, if nothing else stands in between.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(6)).sharding_filter()
+    >>> pipe.apply_sharding(2, 1)
+    >>> list(pipe)
+    [1, 3, 5]
+    """
+
+    makes_again = False
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[T],
+        sharding_group_filter: SHARDING_PRIORITIES | int | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.sharding_group_filter = _group_or_none(sharding_group_filter)
+        self.groups: dict[SHARDING_PRIORITIES, tuple[int, int]] = {}
+        self.num_of_instances = 1
+        self.instance_id = 0
+
+    def apply_sharding(
+        self,
+        num_of_instances: int,
+        instance_id: int,
+        sharding_group: SHARDING_PRIORITIES | int = SHARDING_PRIORITIES.DEFAULT,
+    ) -> None:
+        """Say which of how many instances of a group this one is.
+
+        The DEFAULT group does not go together with others: that is a RuntimeError.
+        """
+        checked_count("num_of_instances", num_of_instances, at_least=1)
+        checked_count("instance_id", instance_id, at_least=0)
+        if instance_id >= num_of_instances:
+            raise ValueError(
+                f"instance_id must be less than num_of_instances ({num_of_instances}),"
+                f" got {instance_id}"
+            )
+        group = SHARDING_PRIORITIES(sharding_group)
+        groups = {**self.groups, group: (num_of_instances, instance_id)}
+        if SHARDING_PRIORITIES.DEFAULT in groups and len(groups) > 1:
+            raise RuntimeError(
+                f"{self!r} cannot be sharded by DEFAULT and by another group as well, got"
+                f" {', '.join(group.name for group in sorted(groups))}"
+            )
+        self.groups = groups
+        self.num_of_instances, self.instance_id = self._share()
+
+    def picks(self) -> bool:
+        return picks(self.source)
+
+    def _share(self) -> tuple[int, int]:
+        count, instance = 1, 0
+        for group, (group_count, group_instance) in sorted(self.groups.items()):
+            if self.sharding_group_filter in (None, group):
+                count, instance = count * group_count, instance * group_count + group_instance
+        return count, instance
+
+    def __len__(self) -> int:
+        return len(range(self.instance_id, len(self.source), self.num_of_instances))
+
+    def new_pass(self, run: Run[Any]) -> ShardPass[T]:
+        return ShardPass(run, self.num_of_instances, self.instance_id)
+
+
+@dataclass
+class ShardPass(Pass[T]):
+    """One pass over a share, which knows how many items of it have been yielded."""
+
+    marks = ()
+
+    count: int
+    #: Where in the source the share begins.
+    start: int
+    _counted: int = 0
+    #: How many were yielded that were not counted: by what knows how many it has left.
+    _uncounted: Callable[[], int] = field(default=int, repr=False)
+    _cursors: Cursors = field(default_factory=dict, repr=False)
+    _has_gone_on: bool = False
+
+    @property
+    def yielded(self) -> int:
+        """How many items of the share were yielded."""
+        return self._counted + self._uncounted()
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self.start += position * self.count
+        self._counted = position
+        self._cursors = cursors
+        self._has_gone_on = True
+        return 0
+
+    def __iter__(self) -> Iterator[T]:
+        if self.count == 1 or not can_share(self.source.pipe):
+            return self._sifted()
+        items = self.source.begin_share(Share(self.start, self.count), self._cursors)
+        if type(items) not in _KNOWING:
+            return self._counting(items, items)
+        self._uncounted = partial(_taken_of, items, length_hint(items))
+        return items
+
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        self.source.pick([self.start + each * self.count for each in positions])
+        return self.source.begin()
+
+    def _sifted(self) -> Iterator[T]:
+        left_out = self.start
+        if self._has_gone_on:
+            self.source.resume(self.start, self._cursors)
+            # Whoever holds cursors may keep all that is handed out from then on.
+            self._cursors = {}
+            left_out = 0
+        items = self.source.begin()
+        yield from self._counting(items, islice(items, left_out, None, self.count))
+
+    def _counting(self, items: Iterator[T], share: Iterator[T]) -> Iterator[T]:
+        try:
+            for item in share:
+                self._counted += 1
+                yield item
+        finally:
+            close_items(items)
+
+
+#: Iterators that know how many items they have left.
+_KNOWING = frozenset[type]({type(iter([])), type(iter(())), type(iter(range(0)))})
+
+
+def _taken_of(items: Iterator[Any], count: int) -> int:
+    return count - length_hint(items)
+
+
+@functional_datapipe("sharding_round_robin_dispatch")
+class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
+    """Mark where the graph above runs in one process that deals its items to the workers.
+
+    Without worker processes the items pass as they are. The group must be
+    MULTIPROCESSING; ranks are divided by a ``sharding_filter`` above.
+
+    >>> from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+    >>> pipe = IterableWrapper(range(3))
+    >>> list(pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING))
+    [0, 1, 2]
+    """
+
+    makes_again = False
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[T],
+        sharding_group_filter: SHARDING_PRIORITIES | int | None = None,
+    ) -> None:
+        self.source = iterable_source(source_datapipe)
+        self.sharding_group_filter = _group_or_none(sharding_group_filter)
+        if self.sharding_group_filter is not SHARDING_PRIORITIES.MULTIPROCESSING:
+            raise NotImplementedError(
+                "items are dealt among worker processes only: pass"
+                f" SHARDING_PRIORITIES.MULTIPROCESSING, not {sharding_group_filter!r}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def results(self, source: Run[Any]) -> Iterator[T]:
+        return source.begin()
+
+
+def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITIES | None:
+    if group is None:
+        return None
+    try:
+        # True would pass for DEFAULT.
+        return SHARDING_PRIORITIES(-1 if isinstance(group, bool) else group)
+    except ValueError:
+        names = ", ".join(f"{each.name} ({each.value})" for each in SHARDING_PRIORITIES)
+        raise ValueError(
+            f"sharding_group_filter must be one of SHARDING_PRIORITIES: {names}; got {group!r}"
+        ) from None

@@ -1,0 +1,352 @@
+"""Items in another order.
+
+This file is about shuffle, in its iter and map forms, and in_batch_shuffle. Equal
+seeds give equal orders, and a pass knows its seed and how many draws it has made
+from it, so its place can be found again by drawing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.arguments import (
+    checked_count,
+    checked_indices,
+    iterable_source,
+    keyed_source,
+)
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.batching import largest_batch, most_items
+from asyncloader.datapipes.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_of
+from asyncloader.datapipes.flattening import UnBatcher
+from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.patterns import begin_with
+from asyncloader.datapipes.permutation import permutation
+from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.run import Pass, Run, Share, picks
+
+T = TypeVar("T")
+
+
+@functional_datapipe("shuffle")
+class Shuffler(Shuffling, IterDataPipe[T]):
+    """Yield the source's items in an order drawn from a seed.
+
+    At most ``buffer_size`` items are held. The order is uniform where the whole
+    source fits in the buffer, and local to the buffer otherwise. An
+    ``unbatch_level`` other than 0 takes the source's batches apart first.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> sorted(IterableWrapper(range(5)).shuffle().set_seed(1))
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(
+        self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0
+    ) -> None:
+        self.buffer_size = checked_count("buffer_size", buffer_size, at_least=1)
+        self.unbatch_level = unbatch_level
+        self.source = iterable_source(datapipe)
+        if unbatch_level != 0:
+            self.source = UnBatcher(datapipe, unbatch_level)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def new_pass(self, run: Run[Any]) -> ShufflePass[T]:
+        if not self.shuffles:
+            return ShufflePass(run, buffer_size=0, seed=0)
+        return ShufflePass(run, self.buffer_size, self.next_seed())
+
+    def cursor_form(self) -> Form:
+        size = self.buffer_size if self.shuffles else 0
+        held: Rule = (
+            f"from 0 to {size} items were taken that were not drawn yet",
+            lambda cursor: 0 <= cursor["taken"] - cursor["drawn"] <= size,
+        )
+        taken = whole(most=most_items(self.source))
+        return fields({"seed": SEED, "taken": taken, "drawn": COUNT}, held)
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return int(cursor["drawn"])
+
+
+@dataclass
+class ShufflePass(Pass[T]):
+    """One pass over a Shuffler: a buffer, and one draw from the seed for each item yielded.
+
+    A pass without a buffer yields the source's items as they come.
+    """
+
+    marks = ("seed", "taken", "drawn")
+
+    buffer_size: int
+    seed: int
+    taken: int = 0
+    drawn: int = 0
+    buffer: list[Any] = field(default_factory=list, repr=False)
+    above: Marks = field(init=False, repr=False)
+    _order: BufferOrder = field(init=False, repr=False)
+    _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._cursors = self.source.first_cursors()
+        self.above = Marks(self.source.put_cursors, self._oldest_held, self._cursors)
+        self._order = BufferOrder(self.seed, self.buffer_size)
+        # Then the buffer holds every item with its position.
+        self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
+
+    @property
+    def yielded(self) -> int:
+        """How many items were yielded; what passes without a buffer is not drawn."""
+        return self.drawn if self.buffer_size else self.taken
+
+    def __iter__(self) -> Iterator[T]:
+        items = self._refilled()
+        try:
+            if not self._looks_back:
+                yield from self._shuffled(items)
+                return
+            for _, item in self._shuffled(enumerate(items, self.taken)):
+                yield item
+                self.above.passed(self.taken)
+        finally:
+            self.buffer.clear()
+            close_items(items)
+
+    def _shuffled(self, items: Iterable[Any]) -> Iterator[Any]:
+        buffer, draw = self.buffer, self._order.random.random
+        for item in items:
+            if len(buffer) < self.buffer_size:
+                self.taken += 1
+                buffer.append(item)
+                continue
+            # A product with a fraction is several times faster than randrange,
+            # and its bias is of the order of buffer_size / 2**53.
+            pick = int(draw() * self.buffer_size)
+            buffer.append(item)
+            self.taken += 1
+            self.drawn += 1
+            yield swapped_out(buffer, pick)
+        while buffer:
+            pick = int(draw() * len(buffer))
+            self.drawn += 1
+            yield swapped_out(buffer, pick)
+
+    def put_above(self, into: Cursors) -> None:
+        if self._looks_back:
+            # What is held is made once more, from the oldest item on.
+            into.update(self.above.at(self._oldest_held()))
+        else:
+            self.source.put_cursors(into)
+
+    def _oldest_held(self) -> int:
+        return min((position for position, _ in self.buffer), default=self.taken)
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is None:
+            return position
+        self.seed, self.taken, self.drawn = cursor["seed"], cursor["taken"], cursor["drawn"]
+        if self.buffer_size:
+            self.pipe.follow_seed(self.seed)
+        else:
+            self.taken = self.drawn = position
+        self._order = BufferOrder(self.seed, self.buffer_size)
+        self._cursors = cursors
+        return position - self.drawn
+
+    def _refilled(self) -> Iterator[T]:
+        """Fill the buffer as it was, and return what follows."""
+        # Whoever holds cursors may keep all that is handed out from then on.
+        cursors, self._cursors = self._cursors, {}
+        self._order.advance(self.taken, self.drawn)
+        held = self._order.held
+        in_order = sorted(held)
+        self.above.restart(in_order[0] if in_order else self.taken, cursors)
+        items, following = begin_with(self.source, in_order, self.taken, cursors)
+        found = dict(zip(in_order, items, strict=True))
+        self.buffer += [(at, found[at]) if self._looks_back else found[at] for at in held]
+        return following
+
+
+class BufferOrder:
+    """The order of a shuffle by the positions of its items, which ``ShufflePass`` draws alike."""
+
+    def __init__(self, seed: int, buffer_size: int) -> None:
+        self.random = Random(seed)
+        self.buffer_size = buffer_size
+        self.held: list[int] = []
+        self._taken = 0
+        self._drawn = 0
+
+    def advance(self, taken: int, drawn: int) -> None:
+        """Go on to where so many items were taken and drawn."""
+        held, draw, size = self.held, self.random.random, self.buffer_size
+        while self._drawn < drawn:
+            filling = range(self._taken, min(taken, self._taken + size - len(held)))
+            held.extend(filling)
+            self._taken += len(filling)
+            if self._taken < taken:
+                pick = int(draw() * size)
+                held.append(self._taken)
+                self._taken += 1
+            else:
+                pick = int(draw() * len(held))
+            swapped_out(held, pick)
+            self._drawn += 1
+
+
+def swapped_out(buffer: list[T], pick: int) -> T:
+    """Take an item out of a buffer."""
+    # Swapping with the last item keeps a draw O(1).
+    buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
+    return buffer.pop()
+
+
+@functional_datapipe("shuffle", on=MapDataPipe)
+class MapShuffler(Shuffling, IterDataPipe[T]):
+    """Yield the items of a map pipe in an order drawn from a seed.
+
+    All items are shuffled, whatever their number, but none is held: each is looked
+    up when its turn comes, and the order is computed as it is needed. With
+    ``indices`` only those keys are looked up.
+
+    >>> from asyncloader.datapipes.map import SequenceWrapper
+    >>> sorted(SequenceWrapper("abc").shuffle().set_seed(1))
+    ['a', 'b', 'c']
+    """
+
+    makes_again = False
+
+    def __init__(self, datapipe: MapDataPipe[T], *, indices: Sequence[Any] | None = None) -> None:
+        self.source = keyed_source(datapipe)
+        self.indices = checked_indices(indices)
+
+    def __len__(self) -> int:
+        return len(self.source if self.indices is None else self.indices)
+
+    def new_pass(self, run: Run[Any]) -> MapShufflePass[T]:
+        keys = range(len(self.source)) if self.indices is None else self.indices
+        seed = self.next_seed() if self.shuffles else 0
+        return MapShufflePass(run, keys, self.shuffles, seed)
+
+    def cursor_form(self) -> Form:
+        return fields({"seed": SEED})
+
+    def can_share(self) -> bool:
+        return True
+
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+        begun: Any = run.new_pass()
+        begun.go_on(share.before, cursor_of(self, cursors), cursors)
+        begun.positions = share.positions(len(begun.keys))
+        return iter(begun)
+
+
+@dataclass
+class MapShufflePass(Pass[T]):
+    """One pass over a MapShuffler, which can go on from any position at once."""
+
+    marks = ("seed",)
+
+    keys: Sequence[Any] = field(repr=False)
+    shuffles: bool
+    seed: int
+    yielded: int = 0
+    #: Where in the order those are that are looked up; otherwise all from ``yielded`` on.
+    positions: Iterable[int] | None = field(default=None, repr=False)
+
+    def __iter__(self) -> Iterator[T]:
+        count = len(self.keys)
+        order = permutation(count, self.seed) if self.shuffles else range(count)
+        source, keys = self.pipe.source, self.keys
+        rest = range(self.yielded, count)
+        for position in rest if self.positions is None else self.positions:
+            item = source[keys[order[position]]]
+            self.yielded += 1
+            yield item
+
+    def put_above(self, into: Cursors) -> None:
+        """What is looked up has no place."""
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if cursor is not None:
+            self.seed = cursor["seed"]
+            self.pipe.follow_seed(self.seed)
+        self.yielded = position
+        return 0
+
+
+@functional_datapipe("in_batch_shuffle")
+class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
+    """Yield each batch as a list in an order drawn from a seed; the batches keep theirs.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> batches = IterableWrapper(range(6)).batch(3).in_batch_shuffle()
+    >>> [sorted(batch) for batch in batches]
+    [[0, 1, 2], [3, 4, 5]]
+    """
+
+    def __init__(self, datapipe: Iterable[Sequence[T]]) -> None:
+        self.source = iterable_source(datapipe)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def new_pass(self, run: Run[Any]) -> InBatchPass[T]:
+        return InBatchPass(run, self.shuffles, self.next_seed() if self.shuffles else 0)
+
+    def cursor_form(self) -> Form:
+        largest = largest_batch(self.source)
+        drawn: Rule = (
+            "each item of a batch took one draw",
+            lambda cursor: cursor["drawn"] <= cursor["yielded"] * largest,
+        )
+        yielded = whole(most=most_items(self.source))
+        return fields({"seed": SEED, "yielded": yielded, "drawn": COUNT}, drawn)
+
+
+@dataclass
+class InBatchPass(Pass[list[T]]):
+    """One pass over an InBatchShuffler: the batches so far, and the items drawn for them."""
+
+    marks = ("seed", "yielded", "drawn")
+
+    shuffles: bool
+    seed: int
+    yielded: int = 0
+    drawn: int = 0
+
+    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        if not self.shuffles:
+            self.yielded = position
+            self.source.resume(position, cursors)
+            return 0
+        if cursor is None:
+            return position
+        self.seed, self.yielded, self.drawn = cursor["seed"], cursor["yielded"], cursor["drawn"]
+        self.pipe.follow_seed(self.seed)
+        self.source.resume(self.yielded, cursors)
+        return position - self.yielded
+
+    def __iter__(self) -> Iterator[list[T]]:
+        draw = Random(self.seed).random
+        # Every item takes one draw, so that the place can be found again by drawing.
+        deque((draw() for _ in range(self.drawn)), maxlen=0)
+        for batch in self.source.begin():
+            if not self.shuffles:
+                self.yielded += 1
+                yield batch
+                continue
+            if not isinstance(batch, Iterable):
+                raise TypeError(f"{self.pipe!r} reads batches, got {type(batch).__name__}")
+            left = list(batch)
+            mixed = [swapped_out(left, int(draw() * len(left))) for _ in range(len(left))]
+            self.yielded += 1
+            self.drawn += len(mixed)
+            yield mixed

@@ -1,0 +1,381 @@
+"""Where items come from.
+
+This file is about pipes that read no other pipe: iterables and sequences that
+are already in memory or make their own items.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
+from asyncloader.datapipes.bridge import from_loop, from_thread
+from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, picked
+from asyncloader.datapipes.run import Run, RunTree, Share
+from asyncloader.errors import IteratorInvalidated
+from asyncloader.worker_info import Unaware, this_worker
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+#: What no one can change in place, so that a copy would be the same thing.
+_UNCHANGING = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+#: What no code of anybody's runs in while it is iterated.
+_CANNOT_ASK = frozenset({list, tuple, range, dict, set, frozenset, str, bytes})
+
+
+class IterableWrapper(IterDataPipe[T]):
+    """Yield the items of an iterable, or of an async iterable.
+
+    With ``deepcopy`` each pass reads a copy, so that items changed in place are
+    whole again in the next; what cannot be copied is read as it is, with a
+    warning. A generator, a file and other iterators can be read only once: a second pass is a
+    TypeError. One whose ``__iter__`` begins afresh is read again.
+    ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
+    that asks ``get_worker_info``, and as Hugging Face's iterable data sets do. False hides the
+    worker from it: ``get_worker_info``, ours and torch's, answers None in it.
+    A set has the same order in all processes of a loader; sort it where another run is to go
+    on with a state.
+
+    >>> list(IterableWrapper([1, 2, 3]))
+    [1, 2, 3]
+    """
+
+    makes_again = False
+
+    edges = ()
+
+    def __init__(
+        self,
+        iterable: Iterable[T] | AsyncIterable[T],
+        deepcopy: bool = True,
+        *,
+        shards_itself: bool | None = None,
+    ) -> None:
+        if is_pipe(iterable):
+            raise TypeError(
+                f"{iterable!r} is a datapipe already; use it as it is, or, to iterate a map"
+                " pipe, .to_iter_datapipe()"
+            )
+        if not isinstance(iterable, Iterable | AsyncIterable):
+            raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}")
+        self.iterable = iterable
+        self.deepcopy = deepcopy
+        self.shards_itself = (
+            _is_of_hugging_face(iterable) if shards_itself is None else shards_itself
+        )
+        #: The sharding pipe that divides the items among workers.
+        self.divided_by = ""
+        self._hides_worker = shards_itself is False
+        self._passes = Passes(iterable)
+
+    def __len__(self) -> int:
+        if self.shards_itself:
+            raise TypeError(f"{self!r} has no length: how many items are a worker's is not known")
+        return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
+
+    def __getstate__(self) -> Any:
+        state = vars(self)
+        if isinstance(self.iterable, set | frozenset):
+            # Every process has another order for a set of texts: their shares would not fit.
+            return {**state, "iterable": list(self.iterable)}
+        return state
+
+    def is_async(self) -> bool:
+        return isinstance(self.iterable, AsyncIterable)
+
+    def waits(self) -> bool:
+        return self.is_async()
+
+    def __iter__(self) -> Iterator[T]:
+        if not isinstance(self.iterable, Iterable):
+            return from_loop(Run(self, RunTree()))
+        if self._must_not_ask():
+            return _unaware_items(partial(self._items, self.iterable), self._unaware())
+        return self._items(self.iterable)
+
+    def _items(self, iterable: Iterable[T]) -> Iterator[T]:
+        if not self._passes.are_free:
+            return self._passes.items(self, iterable)
+        return iter(changeable_copy(iterable) if self.deepcopy else iterable)
+
+    def _aitems(self, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
+        if not self._passes.are_free:
+            return self._passes.aitems(self, iterable)
+        return aiter(iterable)
+
+    def _must_not_ask(self) -> bool:
+        # Nothing of what Python itself holds items in asks which worker it is in.
+        can_ask = type(self.iterable) not in _CANNOT_ASK and this_worker() is not None
+        return can_ask and (self._hides_worker or bool(self.divided_by))
+
+    def _unaware(self) -> Unaware:
+        return Unaware("" if self._hides_worker else twice(self, self.divided_by))
+
+    def picks(self) -> bool:
+        return self._passes.are_free and isinstance(self.iterable, Iterable)
+
+    def iter_at(self, positions: list[int]) -> Iterator[T]:
+        if not isinstance(self.iterable, Sequence):
+            return picked(iter(self), positions)
+        data = changeable_copy(self.iterable) if self.deepcopy else self.iterable
+        return (data[position] for position in positions if position < len(data))
+
+    def can_share(self) -> bool:
+        # A list that is read as it is may grow while it is read.
+        return type(self.iterable) in (tuple, range) or (
+            type(self.iterable) is list and self.deepcopy
+        )
+
+    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+        data: Any = self.iterable
+        if share.width == 1:
+            # What is left out need not be copied either.
+            wanted = data[share.start :: share.step]
+            return iter(changeable_copy(wanted) if self.deepcopy else wanted)
+        data = changeable_copy(data) if self.deepcopy else data
+        return (data[position] for position in share.positions(len(data)))
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        if isinstance(self.iterable, AsyncIterable):
+            if self._must_not_ask():
+                return _unaware_aitems(partial(self._aitems, self.iterable), self._unaware())
+            return self._aitems(self.iterable)
+        return from_thread(Run(self, RunTree()))
+
+
+# These stand outside of the pipe, whose time is that of the iterable: see ``watch.frames``.
+
+
+def _unaware_items(begin: Callable[[], Iterator[T]], unaware: Unaware) -> Iterator[T]:
+    with unaware:
+        items = begin()
+    try:
+        while True:
+            with unaware:
+                item = next(items, _END)
+            unaware.check()
+            if item is _END:
+                return
+            yield item
+    finally:
+        close_items(items)
+
+
+async def _unaware_aitems(
+    begin: Callable[[], AsyncIterator[T]], unaware: Unaware
+) -> AsyncIterator[T]:
+    with unaware:
+        items = begin()
+    try:
+        while True:
+            with unaware:
+                item = await anext(items, _END)
+            unaware.check()
+            if item is _END:
+                return
+            yield item
+    finally:
+        await aclose_items(items)
+
+
+def _is_of_hugging_face(iterable: object) -> bool:
+    """Whether it is an ``IterableDataset`` of theirs, which asks torch for the worker's share."""
+    name = ("datasets.iterable_dataset", "IterableDataset")
+    return any((kind.__module__, kind.__qualname__) == name for kind in type(iterable).__mro__)
+
+
+def twice(pipe: object, divider: str) -> str:
+    """Say that a pipe and another one both divide the items among the workers."""
+    return (
+        f"the items would be divided twice, and most lost: {pipe!r} takes a worker's share by"
+        f" itself (get_worker_info), and {divider} divides again. Keep one of them: drop {divider}"
+        " (or let it divide among ranks alone, by SHARDING_PRIORITIES.DISTRIBUTED), or pass"
+        " IterableWrapper(..., shards_itself=False), which hides the worker from the iterable"
+    )
+
+
+class Passes:
+    """The passes over an iterable that is its own iterator, as generators and prefetchers are.
+
+    What is written in C (generators, files, ``zip``) is read once. A class of Python's may
+    begin again when ``iter`` is called, or by itself at its end; one pass at a time is read.
+    """
+
+    def __init__(self, iterable: object) -> None:
+        is_async = not hasattr(iterable, "__next__")
+        self.are_free = is_async and not hasattr(iterable, "__anext__")
+        method = getattr(type(iterable), "__aiter__" if is_async else "__iter__", None)
+        code = getattr(method, "__code__", None)
+        self.is_only_one = code is None
+        #: Whether ``iter`` does more than ``return self``, which would name nothing.
+        self.may_begin_again = code is not None and bool(code.co_names or code.co_freevars)
+        self.count = 0
+        self.has_ended = True
+        self.gave_items = False
+
+    def items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
+        """Iterate once more; TypeError where the iterable does not begin again."""
+        if self.is_only_one:
+            self._begin(pipe)
+            return iter(iterable)
+        return OwnItems(self, pipe, self._begin(pipe), iterable)
+
+    def aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
+        """Iterate once more; TypeError where the iterable does not begin again."""
+        if self.is_only_one:
+            self._begin(pipe)
+            return aiter(iterable)
+        return AsyncOwnItems(self, pipe, self._begin(pipe), iterable)
+
+    def _begin(self, pipe: object) -> int:
+        if not self.has_ended and not self.may_begin_again:
+            raise _read_only_once(pipe)
+        self.has_ended = False
+        self.count += 1
+        return self.count
+
+    def check_latest(self, number: int, pipe: object) -> None:
+        """Raise IteratorInvalidated in a pass that another has followed."""
+        if number != self.count:
+            raise IteratorInvalidated(
+                f"this iterator has been invalidated: {pipe!r} wraps an object that is its own"
+                " iterator, and it is being iterated again"
+            )
+
+
+class _OwnPass:
+    """One pass over what is its own iterator, whose attributes are this one's too."""
+
+    def __init__(self, passes: Passes, pipe: object, number: int, iterable: object) -> None:
+        self._iterable = iterable
+        self._passes = passes
+        self._pipe = pipe
+        self._number = number
+        # The pass before had items, and none has come of this one.
+        self._begins_empty = passes.gave_items
+        self._items: Any = iter(())
+        self._is_over = False
+
+    def _check(self) -> bool:
+        """Whether there may be more; IteratorInvalidated where another pass was begun."""
+        self._passes.check_latest(self._number, self._pipe)
+        return not self._is_over
+
+    def _got(self, item: Any) -> Any:
+        if item is not _END:
+            self._passes.gave_items, self._begins_empty = True, False
+            return item
+        self._passes.has_ended = self._is_over = True
+        if self._begins_empty:
+            raise _read_only_once(self._pipe)
+        return item
+
+    def __getattr__(self, name: str) -> Any:
+        # The iterable itself belongs to whoever wrapped it, and may be read again.
+        is_close = name in ("close", "aclose") and self._items is self._iterable
+        if name.startswith("_") or is_close:
+            raise AttributeError(name)
+        return getattr(self._items, name)
+
+
+class OwnItems(_OwnPass, Iterator[Any]):
+    """Yields the items of an iterable, for as long as no other pass over it was begun."""
+
+    def __init__(self, passes: Passes, pipe: object, number: int, iterable: Iterable[Any]) -> None:
+        super().__init__(passes, pipe, number, iterable)
+        self._items = iter(iterable)
+
+    def __next__(self) -> Any:
+        item = self._got(next(self._items, _END)) if self._check() else _END
+        if item is _END:
+            raise StopIteration
+        return item
+
+
+class AsyncOwnItems(_OwnPass, AsyncIterator[Any]):
+    """Yields the items of an async iterable, as ``OwnItems`` does."""
+
+    def __init__(
+        self, passes: Passes, pipe: object, number: int, iterable: AsyncIterable[Any]
+    ) -> None:
+        super().__init__(passes, pipe, number, iterable)
+        self._items = aiter(iterable)
+
+    async def __anext__(self) -> Any:
+        item = self._got(await anext(self._items, _END)) if self._check() else _END
+        if item is _END:
+            raise StopAsyncIteration
+        return item
+
+
+_END: Any = object()
+
+
+def _read_only_once(pipe: object) -> TypeError:
+    return TypeError(
+        f"{pipe!r} wraps an iterator, which can be read only once; wrap a list, or an"
+        " object whose __iter__ begins afresh, to iterate again"
+    )
+
+
+class Lookup(Protocol[T_co]):
+    """What items are looked up in by ``[...]``: a list, a dict, a dataset of torch's."""
+
+    def __getitem__(self, key: Any, /) -> T_co: ...
+
+
+class SequenceWrapper(MapDataPipe[T]):
+    """Look items up in a sequence, a mapping, or a dataset of torch's.
+
+    With ``deepcopy`` the data is copied once, when the pipe is made.
+
+    >>> SequenceWrapper(["a", "b"])[1]
+    'b'
+    """
+
+    edges = ()
+
+    def __init__(self, sequence: Sequence[T] | Lookup[T], deepcopy: bool = True) -> None:
+        if is_pipe(sequence):
+            raise TypeError(
+                f"{sequence!r} is a datapipe already; use it as it is, or, to look up the"
+                " items of an iter pipe, .to_map_datapipe()"
+            )
+        if not hasattr(type(sequence), "__getitem__"):
+            raise TypeError(
+                f"sequence must be looked up in by [...], got {type(sequence).__name__}; for what"
+                " is only iterated use IterableWrapper"
+            )
+        self.sequence: Any = changeable_copy(sequence) if deepcopy else sequence
+        self.deepcopy = deepcopy
+
+    def __getitem__(self, key: Any) -> T:
+        item: T = self.sequence[key]
+        return item
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+def changeable_copy(data: Any) -> Any:
+    """Return a copy of data that someone might change in place, or the data itself."""
+    if isinstance(data, str | bytes | range) or hasattr(data, "__next__"):
+        return data
+    if type(data) in (list, tuple) and _UNCHANGING.issuperset(map(type, data)):
+        return data[:]
+    try:
+        return copy.deepcopy(data)
+    except Exception as error:  # noqa: BLE001 - a user's __deepcopy__ ran
+        warnings.warn(
+            f"{type(data).__name__} cannot be copied ({error}); it is read as it is, and items"
+            " changed in place stay changed. Pass deepcopy=False to say that this is meant",
+            stacklevel=4,
+        )
+        return data

@@ -1,0 +1,438 @@
+"""Functions called in several threads.
+
+This file is about thread_map, for functions that compute without holding the GIL, and
+threadpool_map, as torchdata called it. Jobs are begun in one thread, run by several, and taken in
+another:
+
+    a reader ──begin──▶ jobs ──▶ threads ──▶ results ──jobs──▶ a consumer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import CoroutineType
+from typing import Any, TypeVar
+
+from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, calls_in_order
+from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
+from asyncloader.datapipes.columns import ColumnFunction
+from asyncloader.datapipes.cursor_forms import Form
+from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.naming import brief_name, function_name
+from asyncloader.datapipes.patterns import closing_items
+from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.run_place import Makers, ended_threads, present_waiter, some_home
+from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
+from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
+from asyncloader.runtime import start_thread
+from asyncloader.waiting import Stopped, ThreadWaiter
+
+T = TypeVar("T")
+
+
+class Job:
+    """One call: its item, then its result or error."""
+
+    __slots__ = ("error", "item", "position", "result")
+
+    def __init__(self, position: int, item: Any) -> None:
+        self.position = position
+        self.item = item
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self, call: Callable[[Any], Any]) -> None:
+        """Make the call."""
+        try:
+            self.result = call(self.item)
+        except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = error
+        self.item = None
+
+    def outcome(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@dataclass(frozen=True)
+class ThreadSettings:
+    """What the threads are called, and what each calls before its first job."""
+
+    thread_name_prefix: str = "asyncloader thread_map"
+    initializer: Callable[..., object] | None = None
+    initargs: tuple[Any, ...] = ()
+
+    def initialize(self) -> None:
+        """Make a thread ready."""
+        if self.initializer is not None:
+            self.initializer(*self.initargs)
+
+
+class Crew:
+    """Up to ``count`` threads, and up to ``room`` jobs that were begun and not yet taken.
+
+    A thread in which its initializer fails has that error for every job it gets. To be
+    made by the consumer.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Any], Any],
+        settings: ThreadSettings,
+        *,
+        count: int,
+        room: int,
+        ordered: bool,
+        turns: deque[int],
+    ) -> None:
+        self._call = call
+        self._count = count
+        self.room = room
+        self._settings = settings
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._consumer = present_waiter()
+        self._reader = ThreadWaiter()
+        self._done: deque[Job] = deque()
+        self._results = calls_in_order(ordered, turns)
+        # The reader adds to the results what the consumer takes from them.
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._taken = 0
+        self._last = 0
+        self._has_ended = False
+        self._is_paused = False
+        self._is_wanted = False
+        self._is_closed = False
+        self._threads: list[threading.Thread] = []
+
+    def __len__(self) -> int:
+        """Return how many jobs were begun and not yet taken."""
+        return self._begun - self._taken
+
+    # The reader's side ----------------------------------------------------------------
+
+    def attend(self) -> None:
+        """Be what the present thread waits for, which begins the jobs."""
+        self._reader = present_waiter()
+
+    def begin(self, position: int, item: Any) -> None:
+        """Hand a job to the threads, and wait until there is room for another."""
+        if self._is_closed:
+            # Who could not be waited for comes late.
+            raise Stopped
+        # Where no thread can be started no job may be waited for.
+        if len(self._threads) < self._count:
+            self._threads.append(self._start_thread(len(self._threads)))
+        job = Job(position, item)
+        with self._lock:
+            self._begun += 1
+            self._last = position
+            self._results.begun(position, job)
+        self._jobs.put(job)
+        del item, job
+        self._reader.until(self._has_room)
+
+    def end(self) -> None:
+        """Say that no more jobs will be begun."""
+        self._has_ended = True
+        self._consumer.wake()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Let no job begin ahead of what is waited for, or do so again; from any thread."""
+        self._is_paused = is_paused
+        self._reader.wake()
+
+    def _has_room(self) -> bool:
+        with self._lock:
+            held = self._begun - self._taken
+            is_needed = self._results.wants(self._last + 1)
+            if self._is_paused:
+                return self._is_wanted and (not held or is_needed)
+            return held < self.room or is_needed
+
+    # The consumer's side --------------------------------------------------------------
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs when they are done, until the last one that was begun."""
+        while True:
+            self._is_wanted = True
+            if self._is_paused:
+                self._reader.wake()
+            self._consumer.until(self._is_ready_or_over)
+            self._is_wanted = False
+            if not self._is_ready():
+                return
+            yield self._next()
+
+    def close(self) -> None:
+        """Let the threads end after the jobs in progress; to be called after the reader's end."""
+        self._is_closed = True
+        with contextlib.suppress(Exception):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        ended_threads(self._threads)
+
+    def _is_ready_or_over(self) -> bool:
+        # Before it is looked whether all were taken: the reader begins, and then it ends.
+        has_ended = self._has_ended
+        return self._is_ready() or (has_ended and self._begun == self._taken)
+
+    def _is_ready(self) -> bool:
+        with self._lock:
+            while self._done:
+                job = self._done.popleft()
+                self._results.finished(job.position, job)
+            return self._results.is_ready()
+
+    def _next(self) -> Job:
+        with self._lock:
+            job: Job = self._results.take()[1]
+            self._taken += 1
+        self._reader.wake()
+        return job
+
+    # The threads ----------------------------------------------------------------------
+
+    def _start_thread(self, number: int) -> threading.Thread:
+        run = contextvars.copy_context().run
+        name = f"{self._settings.thread_name_prefix} {number}"
+        thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
+        start_thread(thread)
+        return thread
+
+    def _work(self) -> None:
+        call = self._prepared()
+        while (job := self._jobs.get()) is not None:
+            job.run(call)
+            self._done.append(job)
+            del job
+            self._consumer.wake()
+
+    def _prepared(self) -> Callable[[Any], Any]:
+        try:
+            self._settings.initialize()
+        except BaseException as error:  # noqa: BLE001 - user code ran; the jobs raise it
+            failure = error
+        else:
+            return self._call
+
+        def fail(item: Any) -> Any:
+            raise failure
+
+        return fail
+
+
+#: Results that wait for an earlier one may be as many as this for each thread.
+HELD_PER_THREAD = 2
+
+
+@functional_datapipe("thread_map")
+class ThreadMapper(IterDataPipe[T]):
+    """Yield ``fn(item)`` for each item, with the calls spread over threads.
+
+    For functions that release the GIL (decoders, codecs, file reads). There are
+    ``concurrency`` threads, by default one for each core. Results come in the
+    source's order, or with ``ordered=False`` as they are ready.
+
+    ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
+    ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
+    one pass (and one worker) raise ``TooManyErrors``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).thread_map(str))
+    ['0', '1', '2']
+    """
+
+    def __init__(
+        self,
+        datapipe: IterDataPipe[Any],
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+    ) -> None:
+        if is_async(checked_function("fn", fn)):
+            raise TypeError(
+                f"{self.functional_name} needs a plain function, got the async"
+                f" {function_name(fn)}; use async_map"
+            )
+        if concurrency is not None:
+            checked_count("concurrency", concurrency, at_least=1)
+        self.source = iterable_source(datapipe)
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = output_col
+        self.concurrency = concurrency
+        self.ordered = ordered
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self._apply = ColumnFunction.of(fn, input_col, output_col)
+        self.tolerance = Tolerance(on_error, max_errors)
+
+    def __len__(self) -> int:
+        return self.tolerance.length(self, self.source)
+
+    def first_cursor(self, tree: RunTree) -> Cursor:
+        return first_cursor(tree.course_of(self))
+
+    def cursor_form(self) -> Form:
+        return form_ahead(self)
+
+    def has_no_order(self) -> bool:
+        return not self.ordered
+
+    def new_pass(self, run: Run[Any]) -> ThreadMapPass[T]:
+        return ThreadMapPass(run)
+
+    def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
+        """Return the threads of one pass, which call this; some items have known turns."""
+        count = self.concurrency or os.cpu_count() or 1
+        return Crew(
+            call,
+            ThreadSettings(f"asyncloader {brief_name(self)}"),
+            count=count,
+            room=HELD_PER_THREAD * count,
+            ordered=self.ordered,
+            turns=turns,
+        )
+
+    def call(self, item: Any) -> Any:
+        """Return the function's result for an item, or its Failure where that is tolerated."""
+        try:
+            result = self._apply(item)
+        except BaseException as error:
+            if self.tolerance.is_strict:
+                blame(error, self)
+                raise
+            return failure_of(error, item, self)
+        if result.__class__ is CoroutineType:
+            raise unawaited(self, result)
+        return result
+
+
+class ThreadMapPass(AheadPass[T]):
+    """One pass over a ThreadMapper, whose source is read in a thread of its own."""
+
+    #: What it holds are also results that nobody has taken yet.
+    holds_calls = False
+
+    def __init__(self, run: Run[Any]) -> None:
+        super().__init__(run)
+        # The reader notes what it has read while the consumer looks where the pass stands.
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[T]:
+        with watched_plain(self.pipe.call, self.pipe) as call:
+            crew = self.pipe.new_crew(call, self.positions.turns())
+            self.calls, self.room, self.ahead = crew, crew.room, crew
+            try:
+                with closing(crew), some_home() as home, Makers(home) as makers:
+                    reading = makers.start(self._read, crew)
+                    yield from self._results(crew)
+                    makers.outcome(reading)
+            finally:
+                self.calls, self.ahead = (), NOTHING_AHEAD
+
+    def _results(self, crew: Crew) -> Iterator[T]:
+        for job in crew.jobs():
+            with self._lock:
+                result = self.finish(job.position, job.outcome())
+            # What is handed out is not kept alive here while the next is made.
+            del job
+            if result is not SKIPPED:
+                yield result
+            del result
+
+    def cursor(self) -> Cursor:
+        with self._lock:
+            return super().cursor()
+
+    def put_above(self, into: Cursors) -> None:
+        with self._lock:
+            super().put_above(into)
+
+    def _read(self, crew: Crew) -> None:
+        crew.attend()
+        try:
+            items = self.source.begin()
+            with closing_items(items):
+                for item in items:
+                    with self._lock:
+                        position = self.begin()
+                    if position != BEFORE:
+                        crew.begin(position, item)
+                    del item
+        finally:
+            # The consumer waits for more until then, also where the source cannot be begun.
+            crew.end()
+
+
+@functional_datapipe("threadpool_map")
+class ThreadPoolMapper(ThreadMapper[T]):
+    """Yield ``fn(item)`` for each item: torchdata's name for ``thread_map``.
+
+    Up to ``scheduled_tasks`` calls are begun and not yet taken, by ``max_workers``
+    threads, by default as many as a ``ThreadPoolExecutor`` would have. Of its options
+    there are ``thread_name_prefix``, ``initializer`` and ``initargs``. ``on_error`` and
+    ``max_errors`` are those of ``thread_map``.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> list(IterableWrapper(range(3)).threadpool_map(str, max_workers=2))
+    ['0', '1', '2']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        *,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None:
+        self.scheduled_tasks = checked_count("scheduled_tasks", scheduled_tasks, at_least=1)
+        if max_workers is not None:
+            checked_count("max_workers", max_workers, at_least=1)
+        self.max_workers = max_workers
+        self.threadpool_kwargs = threadpool_kwargs
+        if unknown := threadpool_kwargs.keys() - ThreadSettings.__dataclass_fields__.keys():
+            raise TypeError(
+                f"threadpool_map takes {', '.join(ThreadSettings.__dataclass_fields__)} of a"
+                f" ThreadPoolExecutor's options, got {', '.join(sorted(unknown))}"
+            )
+        self._threads = ThreadSettings(**threadpool_kwargs)
+        super().__init__(
+            source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
+        )
+
+    def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
+        return Crew(
+            call,
+            self._threads,
+            count=self.max_workers or min(32, (os.cpu_count() or 1) + 4),
+            room=self.scheduled_tasks,
+            ordered=self.ordered,
+            turns=turns,
+        )

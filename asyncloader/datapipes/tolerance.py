@@ -1,0 +1,179 @@
+"""What happens when a user's function fails on an item.
+
+This file is about ``on_error`` and ``max_errors``, and about ``Omissions``: whoever keeps what a
+part of a graph makes hears whether something was left out because it failed. What failed today
+may do better tomorrow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any, Literal
+
+from asyncloader.datapipes.arguments import check_takes, checked_count
+from asyncloader.datapipes.call import blame, is_async, unawaited
+from asyncloader.datapipes.naming import stage_name
+from asyncloader.errors import TooManyErrors
+
+
+class Omissions:
+    """Whether anything was left out since one began to listen; who listened before hears it too."""
+
+    def __init__(self, outer: Omissions | None = None) -> None:
+        self._outer = outer
+        self.are_any = False
+
+    def add(self) -> None:
+        """Note that something was left out."""
+        self.are_any = True
+        if self._outer is not None:
+            self._outer.add()
+
+
+# A pass that runs in other threads and tasks has the context of whoever began it.
+_LISTENING: ContextVar[Omissions | None] = ContextVar("asyncloader_omissions", default=None)
+
+
+@contextlib.contextmanager
+def listening_for_omissions() -> Iterator[Omissions]:
+    """Give what will tell whether anything is left out in this context."""
+    omissions = Omissions(_LISTENING.get())
+    token = _LISTENING.set(omissions)
+    try:
+        yield omissions
+    finally:
+        _LISTENING.reset(token)
+
+
+def note_omission() -> None:
+    """Tell whoever listens that something is left out here."""
+    listening = _LISTENING.get()
+    if listening is not None:
+        listening.add()
+
+
+#: "raise" ends the pass, "skip" leaves the item out, and a function of the error and the
+#: item answers in place of the one that failed (or raises).
+OnError = Literal["raise", "skip"] | Callable[[Exception, Any], Any]
+
+
+class Failure:
+    """What a call that failed comes to, where a pipe has to do something about it."""
+
+    __slots__ = ("error", "item")
+
+    def __init__(self, error: Exception, item: Any) -> None:
+        self.error = error
+        self.item = item
+
+
+#: What stands in for the result of an item that is left out.
+SKIPPED: Any = object()
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a pipe does about an item that its function fails on."""
+
+    on_error: OnError = "raise"
+    max_errors: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.on_error in ("raise", "skip") or callable(self.on_error)):
+            raise ValueError(
+                f'on_error must be "raise", "skip" or a function of the error and the item,'
+                f" got {self.on_error!r}"
+            )
+        if is_async(self.on_error):
+            raise TypeError("on_error must be a plain function, got an async one")
+        if callable(self.on_error):
+            check_takes("on_error", self.on_error, 2)
+        if self.max_errors is not None:
+            checked_count("max_errors", self.max_errors, at_least=0)
+            if self.is_strict:
+                raise ValueError('max_errors goes with on_error="skip" or a function')
+
+    @functools.cached_property
+    def is_strict(self) -> bool:
+        """Whether the first failure ends the pass."""
+        return self.on_error == "raise"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether there may be fewer results than items."""
+        return self.on_error == "skip"
+
+    def length(self, pipe: object, source: Any) -> int:
+        """Return how many items there are; raise TypeError where failures decide it."""
+        if self.leaves_out:
+            raise TypeError(f"{stage_name(pipe)} leaves out what fails, so it has no length")
+        return len(source)
+
+    def answer(self, pipe: object, failure: Failure, errors: int) -> Any:
+        """Return what stands in for a result, or SKIPPED; raise if it is one error too many.
+
+        ``errors`` is how many items failed in this pass, this one included.
+        """
+        if self.max_errors is not None and errors > self.max_errors:
+            raise TooManyErrors(
+                f"{stage_name(pipe)} failed on {errors} items, which is more than"
+                f" max_errors={self.max_errors}; the last error is the cause",
+                errors=errors,
+            ) from failure.error
+        if not callable(self.on_error):
+            return SKIPPED
+        return self._stand_in(pipe, failure)
+
+    def _stand_in(self, pipe: object, failure: Failure) -> Any:
+        assert callable(self.on_error)
+        try:
+            result = self.on_error(failure.error, failure.item)
+        except BaseException as error:
+            blame(error, pipe)
+            raise
+        if result.__class__ is CoroutineType:
+            raise unawaited(pipe, result)
+        return result
+
+
+def stand_in(error: BaseException, item: Any, running: Any) -> Any:
+    """Return what stands in for the result of an item that failed in a pass, or SKIPPED.
+
+    To be called where the error is caught; where it is not tolerated, it is raised again.
+    """
+    pipe = running.pipe
+    if pipe.tolerance.is_strict:
+        blame(error, pipe)
+        raise error
+    return answered(failure_of(error, item, pipe), running)
+
+
+def answered(failure: Failure, running: Any) -> Any:
+    """Return what stands in for a failed result, or SKIPPED; a pass counts it in ``errors``."""
+    errors = running.errors + 1
+    result = running.pipe.tolerance.answer(running.pipe, failure, errors)
+    # One error too many ends the pass, and the item is not done with.
+    running.errors = errors
+    if result is SKIPPED:
+        note_omission()
+    return result
+
+
+def failure_of(error: BaseException, item: Any, pipe: object) -> Failure:
+    """Return that a pipe's function failed on an item.
+
+    To be called where the error is caught. Errors that end the process or the pass are
+    no failures of the function: they are raised again.
+    """
+    try:
+        blame(error, pipe)
+    except RuntimeError as instead:
+        return Failure(instead, item)
+    if not isinstance(error, Exception):
+        raise error
+    return Failure(error, item)
