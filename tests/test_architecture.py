@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,22 +29,25 @@ LAYERS = [
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-#: The folders of two parts, in the same way: what pipes are built of comes below the pipes.
-FOLDERS = {
-    "datapipes": [
-        {"web", "caching"},
-        {"branches", "calls", "files"},
-        {"groups"},
-        {"items"},
-        {"patterns"},
-        {"pipe"},
-        {"running"},
-        {"watch"},
-        {"going_on"},
-    ],
-    # What is said to a process, and by whom, is not known to those who start and watch it.
-    "workers": [{""}, {"process"}],
-}
+#: The rooms of the largest part, in the same way: what pipes are built of comes below the pipes.
+#: A folder is one room.
+ROOMS = [
+    {"iter", "map", "torch_dataset"},
+    {"grouping"},
+    {"shuffling"},
+    {"web", "caching", "combining", "flattening", "repeating"},
+    {"files", "batching", "joining", "mapping", "packing", "splitting", "thread_calls"},
+    {"async_calls", "converting", "full_sync", "prefetching", "random_splitting", "selecting"},
+    {"sharding", "split_pass", "patterns", "replaying"},
+    {"ahead", "edges", "shared_sequence", "sources"},
+    {"base", "columns", "one_to_one", "tolerance"},
+    {"call", "run"},
+    {"bridge"},
+    {"run_place"},
+    {"exchange", "unordered"},
+    {"arguments", "cursor_forms", "marks", "watch"},
+    {"cursors", "envelope", "naming", "permutation", "randomness"},
+]
 
 #: Heavy or risky modules, and the one file by which each may enter.
 DOORS = {
@@ -80,6 +84,16 @@ class Import:
     module: str
     is_lazy: bool
 
+    @property
+    def part(self) -> str:
+        """The part of the package that is imported, or that of something else."""
+        return (*self.module.split("."), "", "")[1]
+
+    @property
+    def room(self) -> str:
+        """The module or folder inside its part that is imported."""
+        return (*self.module.split("."), "", "", "")[2]
+
     def __str__(self) -> str:
         return f"{self.file.name}:{self.line} imports {self.module}"
 
@@ -101,10 +115,10 @@ class SourceFile:
         return "asyncloader" if first == "__init__" else first
 
     @property
-    def folder(self) -> str:
-        """The folder inside its part that the file is in; empty for a file of the part itself."""
-        inside = self.path.relative_to(PACKAGE).parts[1:-1]
-        return inside[0] if inside else ""
+    def room(self) -> str:
+        """The module or folder inside its part."""
+        inside = self.path.relative_to(PACKAGE).parts[1:]
+        return inside[0].removesuffix(".py") if inside else ""
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -181,27 +195,45 @@ def _is_downward(each: Import) -> bool:
     return target == each.file.part or LEVEL[target] > LEVEL[each.file.part]
 
 
-@pytest.mark.parametrize("part", FOLDERS)
-def test_a_folder_imports_itself_and_lower_folders_only(part):
-    level = {folder: at for at, folders in enumerate(FOLDERS[part]) for folder in folders}
-    found = {file.folder for file in FILES if file.part == part} - {""}
-    assert found == set(level), "these are the folders that FOLDERS has to name"
+def test_a_room_of_pipes_imports_lower_rooms_only():
+    level = {room: at for at, rooms in enumerate(ROOMS) for room in rooms}
+    found = {file.room for file in FILES if file.part == "datapipes"} - {"__init__"}
+    assert found == set(level), "these are the rooms that ROOMS has to name"
     offenders = [
         str(each)
         for each in IMPORTS
-        if each.file.part == part and not each.is_lazy and not _is_within_level(each, level)
+        if each.room in level
+        and each.file.part == "datapipes"
+        and each.file.room in level
+        and each.room != each.file.room
+        and level[each.room] <= level[each.file.room]
     ]
-    agree(offenders, f"a folder of {part} imports the folders of lower lines of FOLDERS:")
+    agree(offenders, "a room of datapipes imports the rooms of lower lines of ROOMS:")
 
 
-def _is_within_level(each: Import, level: dict[str, int]) -> bool:
-    """Whether what a file imports from its own part is in a folder that it may import from."""
-    _, part, folder, *_ = (*each.module.split("."), "", "", "")
-    folder = folder if folder in level else ""
-    own = each.file.folder
-    if part != each.file.part or own not in level or folder not in level:
-        return True
-    return folder == own or level[folder] > level[own]
+@pytest.mark.parametrize("part", sorted({file.part for file in FILES}))
+def test_no_part_has_a_circle_of_imports(part):
+    # Whether they are made when a module is imported, later, or for types only.
+    reads: dict[str, set[str]] = {}
+    for each in IMPORTS:
+        is_inside = each.file.part == part and each.part == part
+        if is_inside and each.room != each.file.room and each.file.room != "__init__":
+            reads.setdefault(each.file.room, set()).add(each.room)
+    try:
+        graphlib.TopologicalSorter(reads).prepare()
+    except graphlib.CycleError as circle:
+        agree([" imports ".join(circle.args[1])], f"the rooms of {part} import one another:")
+
+
+def test_what_starts_and_watches_processes_knows_nothing_of_workers():
+    offenders = [
+        str(each)
+        for each in IMPORTS
+        if each.file.name.startswith("workers/process/")
+        and each.module.startswith("asyncloader.workers.")
+        and not each.module.startswith("asyncloader.workers.process")
+    ]
+    agree(offenders, "workers/process/ imports nothing of what processes say to one another:")
 
 
 def test_imports_are_absolute():

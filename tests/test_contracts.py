@@ -21,10 +21,10 @@ import torch.distributed as dist
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes.arguments import iterable_source
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.cursor_forms import form_of_pipe, no_cursor, of_a_pass
 from asyncloader.datapipes.edges import is_sharding
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
 from asyncloader.graph import breadth_first, copy_graph

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from asyncloader.datapipes.naming import function_name, kind_name
+from asyncloader.datapipes.naming import function_name
 
 
 def checked_count(name: str, value: Any, *, at_least: int) -> int:
@@ -150,36 +150,6 @@ def _looked_up(name: str, value: Any, look_up: Callable[[str], object]) -> str:
     return value
 
 
-def iterable_source(value: Any) -> Any:
-    """Return the pipe that reads ``value``, or ``value`` where it is one; TypeError otherwise."""
-    from asyncloader.datapipes.base import is_pipe
-    from asyncloader.datapipes.sources import IterableWrapper
-
-    if is_pipe(value):
-        return value
-    _check_is_one_source(value)
-    if isinstance(value, Iterable):
-        return IterableWrapper(value, deepcopy=False)
-    if hasattr(type(value), "__getitem__"):
-        return value
-    if isinstance(value, AsyncIterable):
-        raise TypeError(
-            f"an async iterable ({type(value).__name__}) is read through IterableWrapper(...)"
-        )
-    raise TypeError(f"a pipe reads from pipes and iterables, got {kind_name(value)}")
-
-
-def _check_is_one_source(value: Any) -> None:
-    from asyncloader.datapipes.base import is_pipe
-
-    # As of fork, or where the sources of zip are put together by hand.
-    if isinstance(value, list | tuple) and value and is_pipe(value[0]):
-        raise TypeError(
-            f"a pipe reads from pipes and iterables, got a {type(value).__name__} of pipes; pass"
-            " each of them by itself, as *pipes does"
-        )
-
-
 def checked_graph(name: str, function: object, value: Any) -> Any:
     """Return what a function was to return: what is iterated from now on; TypeError otherwise."""
     if isinstance(value, Iterable | AsyncIterable) or hasattr(type(value), "__getitem__"):
@@ -193,28 +163,6 @@ def checked_graph(name: str, function: object, value: Any) -> Any:
 def checked_length(value: Any) -> int:
     """Return the number of items that a pipe is said to have, -1 for one that nobody knows."""
     return checked_count("length", value, at_least=-1)
-
-
-def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return one or more things a pipe can read from; raise an error otherwise."""
-    if not values:
-        raise ValueError("at least one source is needed, got none")
-    return tuple(iterable_source(value) for value in values)
-
-
-def keyed_source(value: Any) -> Any:
-    """Return something that items can be looked up in; raise TypeError otherwise."""
-    _check_is_one_source(value)
-    if not hasattr(type(value), "__getitem__"):
-        raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
-    return value
-
-
-def keyed_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return one or more things that items can be looked up in; raise an error otherwise."""
-    if not values:
-        raise ValueError("at least one source is needed, got none")
-    return tuple(keyed_source(value) for value in values)
 
 
 def checked_indices(value: Any) -> Any:

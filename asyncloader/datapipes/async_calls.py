@@ -21,12 +21,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, RunningAhead, calls_in_order
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_function,
-    checked_seconds,
-    iterable_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_function, checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.bridge import taken_at
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
@@ -37,6 +32,7 @@ from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.datapipes.naming import function_name
 from asyncloader.datapipes.run import Pass, Run, RunTree
 from asyncloader.datapipes.run_place import Home, cancelled
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance, failure_of
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop

@@ -29,6 +29,9 @@ from asyncloader.main_script import MAIN, home_of
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])
 
+#: Gives memory of so many bytes to be filled, or None where it has none to give.
+Allocate = Callable[[int], memoryview | None]
+
 
 def check_colours(cls: type) -> None:
     """Raise TypeError for a class whose ``__iter__`` is async, or whose ``__aiter__`` is not."""
@@ -160,7 +163,6 @@ class MissingName:
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.fluent import IterFluent, MapFluent
-    from asyncloader.datapipes.mapping import Allocate
 else:
     # At run time pipes have the methods that ``functional_datapipe`` registers.
     IterFluent = MapFluent = Generic

@@ -22,12 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_wait,
-    iterable_source,
-    keyed_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_wait
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.converting import MapToIterConverter
@@ -36,7 +31,12 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_i
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Share, can_share, is_ours, picks
 from asyncloader.datapipes.run_place import cancelled
-from asyncloader.datapipes.sources import IterableWrapper, SequenceWrapper
+from asyncloader.datapipes.sources import (
+    IterableWrapper,
+    SequenceWrapper,
+    iterable_source,
+    keyed_source,
+)
 from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
 from asyncloader.waiting import LoopWaiter, Stopped
 

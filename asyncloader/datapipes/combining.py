@@ -15,13 +15,7 @@ from itertools import zip_longest
 from random import Random
 from typing import Any, TypeVar, overload
 
-from asyncloader.datapipes.arguments import (
-    checked_mapping,
-    checked_weight,
-    iterable_source,
-    iterable_sources,
-    keyed_sources,
-)
+from asyncloader.datapipes.arguments import checked_mapping, checked_weight
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe, is_pipe
 from asyncloader.datapipes.batching import index_within, most_items
 from asyncloader.datapipes.cursor_forms import (
@@ -42,6 +36,7 @@ from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.replaying import put_to_come
 from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import OutlastingPass
 from asyncloader.seeds import checked_seed
 

@@ -11,16 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import (
-    checked_function,
-    checked_indices,
-    iterable_source,
-    keyed_source,
-)
+from asyncloader.datapipes.arguments import checked_function, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.run import Pass, Run, Share, tree_of
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
 

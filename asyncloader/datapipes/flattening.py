@@ -15,7 +15,7 @@ from itertools import islice
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher, most_items
 from asyncloader.datapipes.call import calling, is_async, is_async_generator, itself
@@ -50,7 +50,7 @@ from asyncloader.datapipes.patterns import (
 )
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.run import Pass, Run
-from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError, Tolerance
 
 T = TypeVar("T")

@@ -17,13 +17,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_seconds, iterable_source
+from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, groups_of
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, is_async_pipe
 from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Flags,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
@@ -26,6 +26,7 @@ from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, begin_with, closing_items
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
+from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
 

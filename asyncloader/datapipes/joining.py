@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_function,
-    iterable_source,
-    keyed_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async, key_of
 from asyncloader.datapipes.cursor_forms import MOST_HELD, Form, counts, fields
@@ -33,6 +28,7 @@ from asyncloader.datapipes.patterns import (
     runs_of,
 )
 from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 
 class Joiner(IterDataPipe[Any]):

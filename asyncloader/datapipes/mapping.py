@@ -21,22 +21,18 @@ from asyncloader.datapipes.arguments import (
     checked_integer,
     checked_key,
     checked_names,
-    iterable_source,
-    keyed_source,
 )
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.base import Allocate, IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.tolerance import OnError
 
 T = TypeVar("T")
-
-#: Gives memory of so many bytes to be filled, or None where it has none to give.
-Allocate = Callable[[int], memoryview | None]
 
 
 def own_memory(nbytes: int) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import iterable_source
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import blame, calling, unawaited
 from asyncloader.datapipes.cursor_forms import (
@@ -34,6 +33,7 @@ from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.run import Pass, Run, picks
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 from asyncloader.errors import SnapshotError
 

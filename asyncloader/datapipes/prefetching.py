@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.ahead import RunningAhead
-from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
 

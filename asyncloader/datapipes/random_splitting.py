@@ -16,17 +16,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Self, TypeVar, overload
 
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_mapping,
-    checked_weight,
-    iterable_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_weight
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursor_forms import COUNT, Form, at_most, fields, integer, whole
 from asyncloader.datapipes.edges import drawn_above
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Pass, Run, own_tree_of
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.errors import IteratorInvalidated
 
 T = TypeVar("T")

@@ -11,12 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    iterable_source,
-    iterable_sources,
-    keyed_sources,
-)
+from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import index_within
 from asyncloader.datapipes.cursor_forms import (
@@ -37,6 +32,7 @@ from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.replaying import put_to_come, with_orders
 from asyncloader.datapipes.run import Pass, Run, RunTree
+from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
 
 T = TypeVar("T")

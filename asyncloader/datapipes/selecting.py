@@ -13,13 +13,14 @@ from itertools import islice
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursor_forms import SIEVE, Form
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
 
 T = TypeVar("T")

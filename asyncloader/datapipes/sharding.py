@@ -15,11 +15,12 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, iterable_source
+from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Share, can_share, picks
+from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
 

@@ -13,12 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_indices,
-    iterable_source,
-    keyed_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import largest_batch, most_items
 from asyncloader.datapipes.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
@@ -29,6 +24,7 @@ from asyncloader.datapipes.patterns import begin_with
 from asyncloader.datapipes.permutation import permutation
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.run import Pass, Run, Share, picks
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
 

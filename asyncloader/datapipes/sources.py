@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
 from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, picked
+from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.run import Run, RunTree, Share
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.worker_info import Unaware, this_worker
@@ -379,3 +380,50 @@ def changeable_copy(data: Any) -> Any:
             stacklevel=4,
         )
         return data
+
+
+def iterable_source(value: Any) -> Any:
+    """Return the pipe that reads ``value``, or ``value`` where it is one; TypeError otherwise."""
+    if is_pipe(value):
+        return value
+    _check_is_one_source(value)
+    if isinstance(value, Iterable):
+        return IterableWrapper(value, deepcopy=False)
+    if hasattr(type(value), "__getitem__"):
+        return value
+    if isinstance(value, AsyncIterable):
+        raise TypeError(
+            f"an async iterable ({type(value).__name__}) is read through IterableWrapper(...)"
+        )
+    raise TypeError(f"a pipe reads from pipes and iterables, got {kind_name(value)}")
+
+
+def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return one or more things a pipe can read from; raise an error otherwise."""
+    if not values:
+        raise ValueError("at least one source is needed, got none")
+    return tuple(iterable_source(value) for value in values)
+
+
+def keyed_source(value: Any) -> Any:
+    """Return something that items can be looked up in; raise TypeError otherwise."""
+    _check_is_one_source(value)
+    if not hasattr(type(value), "__getitem__"):
+        raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
+    return value
+
+
+def keyed_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return one or more things that items can be looked up in; raise an error otherwise."""
+    if not values:
+        raise ValueError("at least one source is needed, got none")
+    return tuple(keyed_source(value) for value in values)
+
+
+def _check_is_one_source(value: Any) -> None:
+    # As of fork, or where the sources of zip are put together by hand.
+    if isinstance(value, list | tuple) and value and is_pipe(value[0]):
+        raise TypeError(
+            f"a pipe reads from pipes and iterables, got a {type(value).__name__} of pipes; pass"
+            " each of them by itself, as *pipes does"
+        )

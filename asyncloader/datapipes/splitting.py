@@ -22,12 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_function,
-    iterable_source,
-    keyed_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, is_async, itself
 from asyncloader.datapipes.cursor_forms import Form
@@ -36,6 +31,7 @@ from asyncloader.datapipes.edges import edges_of, pipes_from
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, calls_in_order
-from asyncloader.datapipes.arguments import checked_count, checked_function, iterable_source
+from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import ColumnFunction
@@ -32,6 +32,7 @@ from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.datapipes.run_place import Makers, ended_threads, present_waiter, some_home
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.runtime import start_thread

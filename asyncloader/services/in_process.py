@@ -14,11 +14,11 @@ from asyncloader.datapipes.arguments import (
     checked_count,
     checked_function,
     checked_graph,
-    iterable_source,
     takes,
 )
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     IterResetFn,

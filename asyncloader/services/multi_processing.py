@@ -23,7 +23,6 @@ from asyncloader.datapipes.arguments import (
     checked_function,
     checked_graph,
     checked_seconds,
-    iterable_source,
 )
 from asyncloader.datapipes.cursors import (
     number_of,
@@ -34,7 +33,7 @@ from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.sources import IterableWrapper, twice
+from asyncloader.datapipes.sources import IterableWrapper, iterable_source, twice
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.cut import (
     Cut,

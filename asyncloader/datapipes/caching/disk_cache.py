@@ -19,11 +19,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from asyncloader.datapipes.ahead import NOTHING_AHEAD, Ahead
-from asyncloader.datapipes.arguments import (
-    checked_count,
-    checked_wait,
-    iterable_source,
-)
+from asyncloader.datapipes.arguments import checked_count, checked_wait
 from asyncloader.datapipes.async_calls import keeper_at, keeping
 from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
 from asyncloader.datapipes.caching.cache_files import CacheEntry, CacheRules, FileLock
@@ -37,6 +33,7 @@ from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.patterns import LAGGING, LaggingPass, closing_items
 from asyncloader.datapipes.run import Run, waits
 from asyncloader.datapipes.run_place import Makers, Making, present_waiter, some_home
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import listening_for_omissions
 from asyncloader.safe_error_text import note
 from asyncloader.waiting import ThreadWaiter

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from asyncloader.datapipes.arguments import checked_count, iterable_source, keyed_source
+from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.edges import drawn_above
@@ -19,6 +19,7 @@ from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.prefetching import weight_of
 from asyncloader.datapipes.run import Pass, Run
+from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
 

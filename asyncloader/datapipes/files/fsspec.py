@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from asyncloader.datapipes.arguments import checked_mapping, iterable_source
+from asyncloader.datapipes.arguments import checked_mapping
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.bridge import loop_calls
 from asyncloader.datapipes.call import calling, is_async
@@ -34,6 +34,7 @@ from asyncloader.datapipes.files.text import after
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Expander
 from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.sources import iterable_source
 
 
 @functional_datapipe("list_files_by_fsspec")

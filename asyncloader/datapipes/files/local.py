@@ -25,7 +25,6 @@ from asyncloader.datapipes.arguments import (
     checked_function,
     checked_length,
     checked_mapping,
-    iterable_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe, is_pipe
 from asyncloader.datapipes.call import answer_of, calling, is_async, itself
@@ -44,7 +43,7 @@ from asyncloader.datapipes.files.streams import (
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier, Expander, TolerantExpander
 from asyncloader.datapipes.run import Run
-from asyncloader.datapipes.sources import IterableWrapper
+from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError
 
 

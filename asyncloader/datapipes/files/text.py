@@ -21,7 +21,6 @@ from asyncloader.datapipes.arguments import (
     checked_encoding,
     checked_errors,
     checked_function,
-    iterable_source,
 )
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, is_async
@@ -36,6 +35,7 @@ from asyncloader.datapipes.files.streams import (
 from asyncloader.datapipes.files.unpacking import checked_limit
 from asyncloader.datapipes.patterns import LAGGING, LaggingPass, TolerantExpander
 from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
 

@@ -11,13 +11,13 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncloader.datapipes.arguments import iterable_source
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.files.streams import pair_in, path_in
 from asyncloader.datapipes.files.text import after
 from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass
 from asyncloader.datapipes.run import Run
+from asyncloader.datapipes.sources import iterable_source
 
 
 @functional_datapipe("webdataset")
