@@ -29,7 +29,7 @@ from asyncloader.errors import RankError, RankTimeout
 #: How long a closing rank waits for others that may still answer; and then at most until gloo
 #: has let go, which takes milliseconds unless the machine is very busy.
 _PATIENCE_SECONDS = 0.5
-_HANG_UP_SECONDS = 1.5
+_ABORT_SECONDS = 1.5
 
 
 def is_initialized() -> bool:
@@ -169,36 +169,36 @@ class GlooGroup:
 
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._talk = _Talk(self.rank, self.size, timeout)
+        self._thread = _GroupThread(self.rank, self.size, timeout)
 
     async def open(self) -> None:
         """Wait until all ranks have opened it; a RankError if they do not."""
         try:
-            await asyncio.wrap_future(self._talk.opened)
+            await asyncio.wrap_future(self._thread.opened)
         except asyncio.CancelledError:
-            self._talk.jobs.put(None)
+            self._thread.jobs.put(None)
             raise
 
     async def exchange(self, statement: Statement) -> list[Statement]:
         """Say something to all ranks; return what each of them says, by rank."""
         answer: Future[list[Statement]] = Future()
-        self._talk.jobs.put((statement, answer))
+        self._thread.jobs.put((statement, answer))
         return await asyncio.wrap_future(answer)
 
     async def aclose(self) -> None:
         """Destroy the group, within a bounded time."""
-        self._talk.jobs.put(None)
-        ended = asyncio.wrap_future(self._talk.ended)
+        self._thread.jobs.put(None)
+        ended = asyncio.wrap_future(self._thread.ended)
         await asyncio.wait([ended], timeout=time_left(_PATIENCE_SECONDS))
         if not ended.done():
-            self._talk.hang_up()
-            await asyncio.wait([ended], timeout=time_left(_HANG_UP_SECONDS))
+            self._thread.abort()
+            await asyncio.wait([ended], timeout=time_left(_ABORT_SECONDS))
 
 
 _Job = tuple[Statement, "Future[list[Statement]]"]
 
 
-class _Talk:
+class _GroupThread:
     """The thread of a group: it opens the group, talks, and destroys the group."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
@@ -215,7 +215,7 @@ class _Talk:
         self._under_way: list[Any] = []
         threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """End the exchange that is under way, from another thread."""
         import torch
         import torch.distributed as dist

@@ -31,7 +31,7 @@ class Bell:
         self._silence.acquire()
 
     def ring(self) -> None:
-        """Let whoever listens go on, now or when it begins to."""
+        """Wake the thread that listens, now or when it begins to."""
         if self._silence.locked():
             # Another thread may have let it ring just now.
             with contextlib.suppress(RuntimeError):
@@ -168,6 +168,6 @@ def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *ar
 
 
 def release(future: asyncio.Future[None]) -> None:
-    """Let whoever awaits the future go on; to be called on its loop."""
+    """Wake the task that awaits the future; to be called on its loop."""
     if not future.done():
         future.set_result(None)

@@ -57,8 +57,8 @@ def refuse(sock: socket.socket, error: ResourceExhausted) -> None:
 class Conversation:
     """What a process hears and says; every wait ends when the other closes the channel.
 
-    With ``waits`` whoever speaks waits until the socket and the shared memory have
-    room. Without, what finds no room is kept, and ``flush`` sends it later.
+    With ``waits``, sending waits until the socket and the shared memory have room.
+    Without, what finds no room is kept, and ``flush`` sends it later.
     """
 
     def __init__(self, channel: Channel, *, waits: bool = True) -> None:
@@ -66,13 +66,13 @@ class Conversation:
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
         self._listen_at = 0.0
-        #: Descriptors that came with commands; whoever takes them closes them.
+        #: Descriptors that came with commands; the one who takes them closes them.
         self.fds: list[int] = []
         #: The streams, by epoch and number, whose next item the loader waits for.
         self._hurried: set[tuple[int, int]] = set()
         #: Gives what is told of this process's work along with the end of a stream.
         self.tally: Callable[[], bytes] = bytes
-        #: Held by whoever makes or sends a frame of items.
+        #: Held while a frame of items is made or sent.
         self.lock = threading.RLock()
         self._say = channel.send if waits else channel.post
         on_full = self._wait_for_slot if waits else never_wait
@@ -129,7 +129,7 @@ class Conversation:
             with self.lock:
                 slot = self._arena.allocate(nbytes)
         except ResourceExhausted:
-            return None  # whoever sends it says what is wrong, if that is still so then
+            return None  # sending the item raises this, if it is still so then
         return None if slot is None else slot.view
 
     def report(self, report: Report | Dealt) -> None:
@@ -169,14 +169,14 @@ class Conversation:
         match frame.kind:
             case FrameKind.MESSAGE:
                 self.fds += frame.fds
-                self._heed(load_command(frame.payload))
+                self._note_command(load_command(frame.payload))
             case FrameKind.RELEASED:
                 with self.lock:
                     self._arena.release(load_slots(frame.payload))
             case _:
                 raise TransportError(f"a frame of kind {frame.kind} is not for a worker")
 
-    def _heed(self, command: Command) -> None:
+    def _note_command(self, command: Command) -> None:
         if isinstance(command, Hurry):
             self._hurried.add((command.epoch, command.stream))
             return
@@ -186,7 +186,7 @@ class Conversation:
         self._heard.append(command)
 
     def _wait_for_slot(self, nbytes: int) -> bool:
-        """Wait until something was said; False where waiting on would be in vain.
+        """Wait until something was said; False where waiting on cannot help.
 
         A loader that waits for an item may hold all the memory meanwhile: leased to its
         consumer, or in frames of another stream.

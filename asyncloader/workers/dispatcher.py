@@ -262,7 +262,7 @@ class Dispatcher:
         item = next(items)
         rounds, self._turn = divmod(self._dealt, len(self._targets))
         is_due = False
-        # The worker of whom an earlier one went on may have had it already.
+        # The worker before this one may have had it already.
         if rounds >= self._had[self._turn]:
             is_due = target.stream.add(item)
         if is_due:
@@ -298,7 +298,7 @@ class Dispatcher:
 
 
 def _maker_of(end: Any) -> Any:
-    """Return the pipe that makes the items: a pipe that dispatches hands on what another made."""
+    """Return the pipe that makes the items: a pipe that dispatches yields what another made."""
     pipes = breadth_first(end)
     return pipes[1] if is_dispatch(end) and len(pipes) > 1 else end
 
@@ -360,7 +360,7 @@ class DispatchTarget:
             stream.drop()
             self.tell(EndEpoch(stream.epoch))
 
-    def heed(self, command: Command) -> None:
+    def on_command(self, command: Command) -> None:
         """Take the worker's credits for this or a coming epoch."""
         if not isinstance(command, Grant):
             return
@@ -380,7 +380,7 @@ class DispatchTarget:
         return stream is not None and stream.credits >= DEALT_CREDITS and _is_light(stream)
 
     def send(self) -> None:
-        """Send what was dealt, as far as credits go; in vain if the worker is gone."""
+        """Send what was dealt, as far as credits go; nothing happens if the worker is gone."""
         if self.stream is not None and not self.is_gone:
             with self._noticing_its_end():
                 self.stream.send()
@@ -394,7 +394,7 @@ class DispatchTarget:
             self.ending = None
 
     def tell(self, message: Dealt) -> None:
-        """Tell the worker something; in vain if it is gone."""
+        """Tell the worker something; nothing happens if it is gone."""
         with self._noticing_its_end():
             self.conversation.report(message)
 
@@ -403,7 +403,7 @@ class DispatchTarget:
         with self._noticing_its_end():
             self.conversation.flush()
             for command in self.conversation.commands():
-                self.heed(command)
+                self.on_command(command)
 
     @contextlib.contextmanager
     def _noticing_its_end(self) -> Iterator[None]:

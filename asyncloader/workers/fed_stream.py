@@ -1,7 +1,7 @@
 """The items of a part whose source lives with the loader.
 
 This file is about ``FedStream``: it deals the source's items to the least busy worker, and
-hands on what comes back as it comes. A worker's death costs only what that worker had.
+yields what comes back as it comes. A worker's death costs only what that worker had.
 
     source ─ deal ─▶ FeedLine ─▶ worker ─▶ Inbox ─ take ─▶ the loader's part of the graph
 """
@@ -44,9 +44,9 @@ class FedStream:
         self._dealer = LoopWaiter(asyncio.get_running_loop())
         self._silence = Silence(self._living, settings.timeout, waiter.wake)
         self._inboxes: list[Inbox] = []
-        #: Who was dealt to; a worker that died may have been replaced before it is buried.
+        #: Who was dealt to; a worker that died may be replaced before its items are given up.
         self._lines: dict[WorkerHandle, FeedLine] = {}
-        self._buried: set[WorkerHandle] = set()
+        self._accounted: set[WorkerHandle] = set()
         #: Items that came to their end without coming back from a worker.
         self._lost: list[Envelope] = []
         self._is_dealt = False
@@ -79,7 +79,7 @@ class FedStream:
         finally:
             await aclose_items(items)
             self._is_dealt = True
-            # One whose worker is being replaced hands on what it was told.
+            # One whose worker is being replaced passes this on to its successor.
             for handle in self._pool.handles:
                 if handle.line is not None:
                     handle.line.finish()
@@ -155,7 +155,7 @@ class FedStream:
     def _has_news(self) -> bool:
         if self._lost or self._error is not None or self._is_over() or self._is_deserted():
             return True
-        if any(handle.failure is not None for handle in self._unburied()):
+        if any(handle.failure is not None for handle in self._unaccounted()):
             return True
         return any(map(self._has_news_of, self._pool.handles, self._inboxes))
 
@@ -180,24 +180,24 @@ class FedStream:
                     line.out.pop(item.key, None)
         return items
 
-    def _unburied(self) -> set[WorkerHandle]:
+    def _unaccounted(self) -> set[WorkerHandle]:
         """Return all that may have something of ours, those too that were replaced already.
 
-        One that is asked where it stands is buried with what it says.
+        One that is asked where its threads stand is given up when it has answered.
         """
-        return {*self._pool.handles, *self._lines} - self._buried - self._silence.dying
+        return {*self._pool.handles, *self._lines} - self._accounted - self._silence.dying
 
     def _of_dead(self) -> list[Any]:
         """Return what dead workers had; they are replaced where that is wanted."""
         items: list[Any] = []
         # One whose place another has taken does not come again.
-        self._buried.intersection_update(self._pool.handles)
-        for handle in self._unburied():
+        self._accounted.intersection_update(self._pool.handles)
+        for handle in self._unaccounted():
             if handle.failure is not None:
-                self._buried.add(handle)
+                self._accounted.add(handle)
                 items += self._left_in(self._inboxes[handle.worker or 0])
                 self._lose_all(handle, handle.failure)
-                self._check_nameless(handle, handle.failure)
+                self._check_unkeyed(handle, handle.failure)
                 self._recover(handle)
         lost, self._lost = self._lost, []
         return items + lost
@@ -209,11 +209,11 @@ class FedStream:
             items += opened
         return items
 
-    def _check_nameless(self, handle: WorkerHandle, failure: BaseException) -> None:
+    def _check_unkeyed(self, handle: WorkerHandle, failure: BaseException) -> None:
         """End the stream where nobody can say which of a worker's items did not come back."""
         inbox = self._inboxes[handle.worker or 0]
         has_given_all = inbox.is_over() and inbox.error is None
-        if handle.line is not None and handle.line.has_nameless and not has_given_all:
+        if handle.line is not None and handle.line.has_unkeyed and not has_given_all:
             self._error = failure
 
     def _lose_all(self, handle: WorkerHandle, error: BaseException) -> None:
@@ -266,10 +266,10 @@ class FedStream:
             raise failure
 
     def _excuse(self, handle: WorkerHandle, inbox: Inbox, error: BaseException) -> None:
-        """Let a result that cannot be read fail for all that the worker has: one of them is it."""
+        """Fail all pending items of the worker; we cannot tell which one is unreadable."""
         if not isinstance(error, TransportError):
             raise error
-        inbox.go_on()
+        inbox.continue_after_error()
         self._lose_all(handle, error)
         if handle.failure is not None:
             inbox.end(handle.failure)

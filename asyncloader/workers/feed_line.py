@@ -46,7 +46,7 @@ class FeedLine:
         #: Whether the worker was told that every item was dealt.
         self.is_finished = False
         #: Whether the worker was dealt items without a key.
-        self.has_nameless = False
+        self.has_unkeyed = False
         self.last_heard = time.monotonic()
         self._channel = LoopChannel(sock)
         self._arena = Arena(arena_bytes)
@@ -80,9 +80,9 @@ class FeedLine:
         self.credits = 0
         self.out.clear()
         self.on_credit = _nothing
-        self.is_finished = self.has_nameless = False
+        self.is_finished = self.has_unkeyed = False
 
-    def go_on_for(self, predecessor: FeedLine) -> None:
+    def take_over(self, predecessor: FeedLine) -> None:
         """Deal in the place of another, whose worker is gone."""
         self.on_credit = predecessor.on_credit
         if predecessor.is_finished:
@@ -147,7 +147,7 @@ class FeedLine:
     def _note(self, item: Any) -> Key | None:
         self.credits -= 1
         if not isinstance(item, Envelope):
-            self.has_nameless = True
+            self.has_unkeyed = True
             return None
         self.out[item.key] = (item, time.monotonic())
         return item.key
@@ -181,7 +181,7 @@ class FeedLine:
         self.last_heard = time.monotonic()
         try:
             for frame in frames:
-                self._heed(frame)
+                self._on_frame(frame)
         except TransportError as error:
             self._refuse(error)
         if not self._is_encoding:
@@ -200,7 +200,7 @@ class FeedLine:
         self._channel.detach()
         self._on_closed(error)
 
-    def _heed(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if frame.kind == FrameKind.RELEASED:
             self._returned += load_slots(frame.payload)
             return

@@ -132,7 +132,7 @@ class WorkerHandle:
             self.line.attach(self._loop, self._on_broken)
 
     def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
-        """Tell the worker something, giving descriptors away; in vain if it is gone.
+        """Tell the worker something, giving descriptors away; nothing happens if it is gone.
 
         What follows goes along, so that the worker wakes up once.
         """
@@ -173,14 +173,14 @@ class WorkerHandle:
             inbox.end(self.failure or self.epoch_failure)
         return inbox
 
-    def go_on_for(self, predecessor: WorkerHandle) -> None:
+    def take_over(self, predecessor: WorkerHandle) -> None:
         """Take over the streams of a worker that died, with what came from it."""
         self._epoch = predecessor._epoch
         self.inboxes, predecessor.inboxes = predecessor.inboxes, {}
         for inbox in self.inboxes.values():
-            inbox.go_on_with(self._decoder)
+            inbox.continue_with(self._decoder)
         if self.line is not None and predecessor.line is not None:
-            self.line.go_on_for(predecessor.line)
+            self.line.take_over(predecessor.line)
 
     def is_idle(self) -> bool:
         """Whether the worker has sent all of every stream that it began."""
@@ -229,7 +229,7 @@ class WorkerHandle:
         if frame.kind == FrameKind.ITEMS:
             self._take_items(frame)
         elif frame.kind == FrameKind.MESSAGE:
-            self._heed(load_report(frame.payload))
+            self._on_report(load_report(frame.payload))
         else:
             close_all(frame.fds)
             raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
@@ -243,7 +243,7 @@ class WorkerHandle:
         else:
             self._decoder.give_back(admitted)
 
-    def _heed(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
         match report:
             case Ready(has_other_length):
                 self.is_ready, self.has_other_length = True, has_other_length
@@ -270,7 +270,7 @@ class WorkerHandle:
     def _fail_to_start(self, epoch: int, cause: BaseException) -> None:
         what = "be set up" if epoch == NO_EPOCH else "begin the epoch"
         failure: BaseException = cause
-        # A state from which nobody can go on is no fault of the worker.
+        # A state that cannot be resumed is not an error of the worker.
         if not isinstance(cause, SnapshotError):
             failure = WorkerStartupError(f"{self.name} could not {what}: {repr_of(cause)}")
             failure.__cause__ = cause
@@ -352,7 +352,7 @@ class WorkerHandle:
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
     """Return a call of the method that does not keep its object alive."""
-    # Every running process is remembered, and with it whoever watches it: a loader that
+    # Every running process is remembered, and with it its watches' callbacks: a loader that
     # is dropped while its loop is gone would never be garbage.
     reference = weakref.WeakMethod(method)
 

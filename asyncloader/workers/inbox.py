@@ -95,13 +95,13 @@ class Inbox:
         self.needs_torch = self.needs_torch or frame.needs_torch()
         self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
 
-    def go_on_with(self, decoder: Decoder) -> None:
+    def continue_with(self, decoder: Decoder) -> None:
         """Take what follows from another worker."""
         self._decoder = decoder
         self._has_ended, self.error = False, None
         self.is_asked = False
 
-    def go_on(self) -> None:
+    def continue_after_error(self) -> None:
         """Take what follows an item that could not be read."""
         self._has_ended = self._is_refused = False
         self.error = None

@@ -161,7 +161,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class SaySomething:
-    """Answer with a ``Tallied``: whoever waits for items has to know who keeps them waiting."""
+    """Answer with a ``Tallied``: it shows that the process is not stuck."""
 
 
 @dataclass(frozen=True)

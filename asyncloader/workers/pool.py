@@ -273,7 +273,7 @@ class WorkerPool:
     def _hand_over(self, lost: WorkerHandle, handle: WorkerHandle) -> None:
         assert self._start is not None
         starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
-        handle.go_on_for(lost)
+        handle.take_over(lost)
         orders = [self._order(number, start) for number, start in starts.items()]
         handle.send(self._start, *orders)
 

@@ -75,7 +75,7 @@ class Stream:
         self._due = 0.0
         #: When the latest frame was sent, of this stream or of the one before it.
         self.sent = sent
-        #: How many items of the pipe come before the one that is added, be they of this stream.
+        #: How many items of the pipe come before the one that is added, in all streams.
         self._counted = counted or self._count_made
 
     @property
@@ -105,7 +105,7 @@ class Stream:
         if self._packing.count:
             self._flush_timer.watch(self)
 
-    def may_go_on(self) -> bool:
+    def can_advance(self) -> bool:
         """Whether there is something to make, and a credit to send it with."""
         return self._credits > 0 and not self.is_over
 

@@ -155,7 +155,7 @@ class Worker:
             case EndEpoch():
                 self._end_epoch()
             case Hurry():
-                pass  # the conversation heeds it, in the middle of a frame
+                pass  # the conversation has noted it, maybe in the middle of a frame
             case Pause():
                 self._is_paused = True
             case Resume():
@@ -322,7 +322,7 @@ class Worker:
         for _ in range(0 if self._is_paused else len(self._turns)):
             stream = self._turns[0]
             self._turns.rotate(-1)
-            if stream.may_go_on():
+            if stream.can_advance():
                 return stream
         return None
 

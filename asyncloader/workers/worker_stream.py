@@ -1,7 +1,7 @@
 """The items of one part of the graph, from all workers.
 
-This file is about ``WorkerStream``: it waits for whoever owes an item, hands on
-what is due, and grants the workers more.
+This file is about ``WorkerStream``: it waits for the worker that owes an item,
+yields what is due, and grants the workers more.
 """
 
 from __future__ import annotations

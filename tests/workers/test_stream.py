@@ -109,7 +109,7 @@ def lengths(frames: list[Any]) -> list[int]:
 
 def all_of(bench: Bench, stream: Stream) -> list[Any]:
     frames = []
-    while stream.may_go_on():
+    while stream.can_advance():
         stream.advance()
         frames += bench.sent()
     return frames
@@ -217,7 +217,7 @@ def test_what_was_held_back_for_a_credit_goes_before_the_next_is_made(bench):
     stream.advance()
     stream.advance()
     assert bench.sent() == [[0], [1]]
-    assert not stream.may_go_on()
+    assert not stream.can_advance()
     stream.grant(1)
     stream.advance()
     assert bench.sent() == [[2]]
@@ -280,7 +280,7 @@ def test_dropping_closes_the_pipe_and_forgets_the_open_frame(bench):
     bench.sent()
     stream.drop()
     assert closed == [True]
-    assert not stream.may_go_on()
+    assert not stream.can_advance()
     assert stream.send_if_late() is False
     assert bench.sent() == []
 

@@ -25,13 +25,7 @@ _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
 
 #: Code between a pipe and its source: it bridges sync and async, and skips items.
 _BETWEEN_PIPES = frozenset(
-    os.path.join(_PIPES, *names)
-    for names in (
-        ("running", "crossing.py"),
-        ("going_on", "cursors.py"),
-        ("pipe", "run.py"),
-        ("items", "sources.py"),
-    )
+    os.path.join(_PIPES, name) for name in ("bridge.py", "cursors.py", "run.py", "sources.py")
 )
 _GENERATOR = inspect.CO_GENERATOR
 

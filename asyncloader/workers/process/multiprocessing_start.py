@@ -78,7 +78,7 @@ def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) ->
     """Fork the standard library's server process, which is started where necessary."""
     _require_folder("forkserver")
     # By this signal the server learns that a child is dead. It does not unblock it itself, and
-    # whoever waits to be told of the death would wait for ever.
+    # and who waits to be told of the death would wait for ever.
     with signals_let_through({signal.SIGCHLD}):
         forkserver.ensure_running()
     try:

@@ -30,7 +30,7 @@ def become_worker(info: WorkerInfo) -> None:
 
 
 def seed_globals(info: WorkerInfo | None, seeds: Sequence[int]) -> None:
-    """Seed random, torch and numpy for an epoch, be they imported already or later.
+    """Seed random, torch and numpy for an epoch, whether imported already or later.
 
     Each has one of the three seeds.
     """

@@ -55,7 +55,7 @@ START_METHODS = (None, "fork", "spawn", "forkserver")
 # A cancelled start waits this long for what it began to be undone.
 _UNDO_SECONDS = 1.0
 # And the spawner this long for a killed process to be dead, so that it is reaped.
-_BURY_SECONDS = 5.0
+_REAP_SECONDS = 5.0
 
 
 async def start_process(plan: ProcessPlan, *, method: str | None = None, timeout: float) -> Process:
@@ -139,7 +139,7 @@ def _end_started(
     started: Future[Process], loop: asyncio.AbstractEventLoop, undone: asyncio.Event
 ) -> None:
     if started.exception() is None:
-        kill_processes_now([started.result()], timeout=_BURY_SECONDS)
+        kill_processes_now([started.result()], timeout=_REAP_SECONDS)
     # A loop that has been closed waits for nothing.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(undone.set)

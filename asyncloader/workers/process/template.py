@@ -163,10 +163,10 @@ class ToldStatus:
             return None
         except struct.error:
             # Nobody is left to write: the template was killed, and this process with it.
-            self._bury_orphan()
+            self._reap_orphan()
             return -9
 
-    def _bury_orphan(self) -> None:
+    def _reap_orphan(self) -> None:
         # Orphans come to the loader where it is the first process of a container, say.
         with contextlib.suppress(OSError, AttributeError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)

@@ -165,10 +165,10 @@ class _Template:
             os.waitpid(pid, 0)
             raise
         self._children[pidfd] = pid, os.dup(fds.status)
-        self._selector.register(pidfd, selectors.EVENT_READ, self._bury)
+        self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
         return pid, pidfd
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         pid, status = self._children.pop(pidfd)

@@ -89,7 +89,7 @@ def _syscall(number: int, *arguments: int) -> int:
 
 
 def exitcode_of_unreaped(pid: int) -> int | None:
-    """Return the exit code of a dead process, whosever child it is; None if that is not known.
+    """Return the exit code of a dead process, whose parent may be another; None if unknown.
 
     The pid is its own as long as nobody has reaped it.
     """
@@ -186,7 +186,7 @@ def dump_when_asked() -> None:
     # Where there is no such file there is no answer.
     with contextlib.suppress(OSError):
         fd = memory_file(_FILE)
-        # The signal is passed on to its default, which ends the process: so whoever asked
+        # The signal is passed on to its default, which ends the process: so the one who asked
         # knows when all has been written.
         faulthandler.register(number, file=fd, all_threads=True, chain=True)
 
