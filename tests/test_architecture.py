@@ -46,7 +46,7 @@ ROOMS = [
     {"run_place"},
     {"exchange", "unordered"},
     {"arguments", "cursor_forms", "marks", "watch"},
-    {"cursors", "envelope", "naming", "permutation", "randomness"},
+    {"cursors", "envelope", "naming", "randomness"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.

@@ -23,7 +23,7 @@ from asyncloader.datapipes.bridge import from_loop
 from asyncloader.datapipes.cursor_forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.run import Pass, Run, RunTree, Share, has_passes, tree_of
+from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, has_passes, tree_of
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -344,7 +344,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         """Whether ``iter_share`` makes the items of one share, and none of the others."""
         return False
 
-    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T_co]:
+    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T_co]:
         """Iterate one share of the items, given cursors from before it; begins at once."""
         raise NotImplementedError
 

@@ -29,7 +29,7 @@ from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursor_forms import MOST
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, Share, can_share, is_ours, picks
+from asyncloader.datapipes.run import Pass, Run, Stride, can_share, is_ours, picks
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.datapipes.sources import (
     IterableWrapper,
@@ -206,7 +206,7 @@ class Batcher(IterDataPipe[list[T]]):
     def can_share(self) -> bool:
         return can_share(self.source) and not self.goes_by_clock()
 
-    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[Any]:
+    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[Any]:
         begun = BatchPass(run)
         run.note(begun)
         return begun.batches(begun.source.begin_share(share.of_batches(self.batch_size), cursors))

@@ -15,7 +15,7 @@ from asyncloader.datapipes.arguments import checked_function, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.run import Pass, Run, Share, tree_of
+from asyncloader.datapipes.run import Pass, Run, Stride, tree_of
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class MapToIterConverter(IterDataPipe[T]):
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = run.new_pass()
         begun.go_on(share.before, None, cursors)
         begun.positions = share.positions(len(begun.keys))

@@ -43,12 +43,12 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Share(NamedTuple):
+class Stride(NamedTuple):
     """``width`` items from ``start`` on, and again so many after each ``step``.
 
-    >>> list(Share(start=1, step=3).positions(8))
+    >>> list(Stride(start=1, step=3).positions(8))
     [1, 4, 7]
-    >>> list(Share(start=1, step=3).of_batches(2).positions(10))
+    >>> list(Stride(start=1, step=3).of_batches(2).positions(10))
     [2, 3, 8, 9]
     """
 
@@ -61,9 +61,9 @@ class Share(NamedTuple):
         """How many items of the share come before its start, where an earlier pass had them."""
         return self.start // self.step * self.width
 
-    def of_batches(self, size: int) -> Share:
+    def of_batches(self, size: int) -> Stride:
         """Return where the items are of which the share's batches of ``size`` are made."""
-        return Share(self.start * size, self.step * size, self.width * size)
+        return Stride(self.start * size, self.step * size, self.width * size)
 
     def positions(self, length: int) -> Iterable[int]:
         """Return the positions in a stream of so many items."""
@@ -266,7 +266,7 @@ class Run(Generic[T]):
         self._crossing = Exchange(Nobody(), self.put_own_cursors, self.first_cursors())
         return self._crossing
 
-    def begin_share(self, share: Share, cursors: Cursors) -> Iterator[T]:
+    def begin_share(self, share: Stride, cursors: Cursors) -> Iterator[T]:
         """Iterate one share of a pipe that ``can_share``, given cursors from before it."""
         self._crossing = None
         items: Iterator[T] = self.pipe.iter_share(self, share, cursors)

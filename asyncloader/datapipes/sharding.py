@@ -19,7 +19,7 @@ from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.run import Pass, Run, Share, can_share, picks
+from asyncloader.datapipes.run import Pass, Run, Stride, can_share, picks
 from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ class ShardPass(Pass[T]):
     def __iter__(self) -> Iterator[T]:
         if self.count == 1 or not can_share(self.source.pipe):
             return self._sifted()
-        items = self.source.begin_share(Share(self.start, self.count), self._cursors)
+        items = self.source.begin_share(Stride(self.start, self.count), self._cursors)
         if type(items) not in _KNOWING:
             return self._counting(items, items)
         self._uncounted = partial(_taken_of, items, length_hint(items))

@@ -3,15 +3,24 @@
 This file is about shuffle, in its iter and map forms, and in_batch_shuffle. Equal
 seeds give equal orders, and a pass knows its seed and how many draws it has made
 from it, so its place can be found again by drawing.
+
+An order of the keys of a map pipe is a permutation that need not be stored: where the order
+goes at any position is computed from the seed, so resuming at position n takes no longer than
+beginning at 0. Up to 4,096 numbers are simply shuffled. More are laid out in a grid of about
+√n rows by √n columns; every row is rotated by a random distance, then every column, three times
+over. Rotations lose nothing and double nothing, and their distances are 6 √n numbers where the
+order itself would be n: a grid over a million takes half a millisecond to set up. The few cells
+by which the grid is larger than n are walked through until the way leads back to one of the n.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_count, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
@@ -21,12 +30,65 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_o
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.patterns import begin_with
-from asyncloader.datapipes.permutation import permutation
 from asyncloader.datapipes.randomness import Shuffling
-from asyncloader.datapipes.run import Pass, Run, Share, picks
+from asyncloader.datapipes.run import Pass, Run, Stride, picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
 T = TypeVar("T")
+
+STORED = 4096
+ROUNDS = 3
+
+
+def permutation(length: int, seed: int) -> Sequence[int]:
+    """Return the numbers from 0 to ``length - 1`` in an order drawn from a seed."""
+    random = Random(seed)
+    if length <= STORED:
+        return random.sample(range(length), length)
+    return GridPermutation(length, random)
+
+
+class GridPermutation(Sequence[int]):
+    """A permutation by rotating the rows and columns of a grid."""
+
+    def __init__(self, length: int, random: Random) -> None:
+        self.length = length
+        self.width = math.isqrt(length - 1) + 1
+        self.height = -(-length // self.width)
+        self.rounds = [self._draw_round(random) for _ in range(ROUNDS)]
+
+    def _draw_round(self, random: Random) -> tuple[list[int], list[int]]:
+        width, height = self.width, self.height
+        # A product with a fraction is six times faster than randrange, and its bias
+        # is of the order of width / 2**53.
+        of_rows = [int(random.random() * width) for _ in range(height)]
+        of_columns = [int(random.random() * height) for _ in range(width)]
+        return of_rows, of_columns
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        if isinstance(position, slice):
+            return [self[index] for index in range(*position.indices(self.length))]
+        if not 0 <= position < self.length:
+            raise IndexError(f"position {position} is out of range for {self.length} numbers")
+        cell = self._moved(position)
+        while cell >= self.length:
+            cell = self._moved(cell)
+        return cell
+
+    def _moved(self, cell: int) -> int:
+        width, height = self.width, self.height
+        row, column = divmod(cell, width)
+        for of_rows, of_columns in self.rounds:
+            column = (column + of_rows[row]) % width
+            row = (row + of_columns[column]) % height
+        return row * width + column
 
 
 @functional_datapipe("shuffle")
@@ -237,7 +299,7 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     def can_share(self) -> bool:
         return True
 
-    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = run.new_pass()
         begun.go_on(share.before, cursor_of(self, cursors), cursors)
         begun.positions = share.positions(len(begun.keys))

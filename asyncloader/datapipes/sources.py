@@ -16,7 +16,7 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
 from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, picked
 from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.run import Run, RunTree, Share
+from asyncloader.datapipes.run import Run, RunTree, Stride
 from asyncloader.errors import IteratorInvalidated
 from asyncloader.worker_info import Unaware, this_worker
 
@@ -134,7 +134,7 @@ class IterableWrapper(IterDataPipe[T]):
             type(self.iterable) is list and self.deepcopy
         )
 
-    def iter_share(self, run: Run[Any], share: Share, cursors: Cursors) -> Iterator[T]:
+    def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         data: Any = self.iterable
         if share.width == 1:
             # What is left out need not be copied either.

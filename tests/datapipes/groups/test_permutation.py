@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.permutation import GridPermutation, permutation
+from asyncloader.datapipes.shuffling import GridPermutation, permutation
 
 
 @given(st.integers(1, 500), st.integers(0, 2**64 - 1))
