@@ -36,8 +36,8 @@ class Environment:
     allowance: Allowance
 
     @classmethod
-    def present(cls) -> Environment:
-        """Return those of this process."""
+    def current(cls) -> Environment:
+        """Return the environment of this process."""
         return cls(
             cwd=_cwd(),
             umask=_umask(),
@@ -48,11 +48,11 @@ class Environment:
             log_level=logging.root.level,
             disabled_logs=logging.root.manager.disable,
             warning_filters=[entry for entry in warnings.filters if _is_plain_filter(entry)],
-            allowance=Allowance.present(),
+            allowance=Allowance.current(),
         )
 
-    def take_on(self) -> None:
-        """Make them those of this process."""
+    def apply(self) -> None:
+        """Apply it to this process."""
         if self.cwd is not None:
             # A folder that was removed since leaves the child where the template is.
             with contextlib.suppress(OSError):
@@ -73,16 +73,16 @@ class Environment:
         logging.disable(self.disabled_logs)
         warnings.resetwarnings()
         warnings.filters.extend(self.warning_filters)  # type: ignore[attr-defined]
-        self.allowance.take_on()
+        self.allowance.apply()
 
 
 def import_path() -> list[str]:
-    """Return where modules are looked for; like the interpreter, without what is no text there."""
+    """Return where modules are looked for; like the interpreter, only those that are strings."""
     return [_plain(entry) for entry in sys.path if isinstance(entry, str)]
 
 
 def _plain(text: str) -> str:
-    """Return a text whose class every process has."""
+    """Return a plain str, whose class every process has."""
     return str.__str__(text)
 
 
@@ -104,7 +104,7 @@ def _umask() -> int | None:
 
 
 def _is_plain_filter(warning_filter: tuple[Any, ...]) -> bool:
-    """Whether the filter speaks of nothing that would have to be imported."""
+    """Whether the filter names nothing that would have to be imported."""
     _, message, category, module, _ = warning_filter
     patterns = (str, re.Pattern, type(None))
     return (
@@ -127,29 +127,29 @@ class Allowance:
     limits: dict[int, tuple[int, int]]
 
     @classmethod
-    def present(cls) -> Allowance:
-        """Return that of this process: of its main thread, where each thread has its own."""
+    def current(cls) -> Allowance:
+        """Return that of this process, and of its main thread where threads have their own."""
         return cls(
             cpus=frozenset(os.sched_getaffinity(os.getpid())),
             nice=os.getpriority(os.PRIO_PROCESS, os.getpid()),
             limits={number: resource.getrlimit(number) for number in _limits()},
         )
 
-    def take_on(self) -> None:
-        """Make it that of this process and thread, as far as they may have so much."""
+    def apply(self) -> None:
+        """Apply it to this process and thread, as far as they may have so much."""
         # The CPUs may have been taken from both since.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self.cpus)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, self.nice)
         for number in self.limits:
-            self._take_on(number)
+            self._apply(number)
 
-    def take_on_processes(self) -> None:
-        """Make the limit of processes and threads that of this process, as far as it may."""
-        self._take_on(resource.RLIMIT_NPROC)
+    def apply_process_limit(self) -> None:
+        """Apply the limit of processes and threads to this process, as far as it may."""
+        self._apply(resource.RLIMIT_NPROC)
 
-    def _take_on(self, number: int) -> None:
+    def _apply(self, number: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, self.limits[number])
 

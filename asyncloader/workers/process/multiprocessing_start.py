@@ -86,7 +86,7 @@ def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) ->
     except EOFError as error:
         raise WorkerStartupError(
             f"{plan.name} was not started: the fork server ended, as it does where the system"
-            " allows no more processes; what it had to say is on stderr"
+            " allows no more processes; its own message is on stderr"
         ) from error
 
 
@@ -164,7 +164,7 @@ def _start(
         process = context.Process(
             target=main,
             name=plan.name,
-            args=(plan, *inherited, parent, Allowance.present()),
+            args=(plan, *inherited, parent, Allowance.current()),
             daemon=False,
         )
         process.start()
@@ -204,7 +204,7 @@ def _live(
     plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
 ) -> None:
     settle(plan.name, parent=parent, loader_fd=loader.fd)
-    allowance.take_on()
+    allowance.apply()
     os.set_inheritable(sock.fd, False)
     run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, loader_fd=loader.fd)
 

@@ -138,7 +138,7 @@ class Template:
             self.end()
             raise TemplateGone(
                 f"the template process ended with code {self._process.returncode}; "
-                "what it had to say is on stderr"
+                "its own message is on stderr"
             ) from error
         self._patience = _PATIENCE_SECONDS
         (answer,) = REPLY.unpack(reply)
@@ -218,7 +218,7 @@ def _request(plan: ProcessPlan) -> ForkRequest:
         name=plan.name,
         main=plan.main,
         args=pickle.dumps(plan.args),
-        environment=Environment.present(),
+        environment=Environment.current(),
         authkey=authkey(),
         wanted=_wanted_modules(),
     )

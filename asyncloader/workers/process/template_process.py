@@ -153,7 +153,7 @@ class _Template:
     def _fork(self, request: ForkRequest, fds: ChildFds) -> tuple[int, int]:
         template = os.getpid()
         # The loader's limit may have changed, and here is where it counts.
-        request.environment.allowance.take_on_processes()
+        request.environment.allowance.apply_process_limit()
         pid = os.fork()
         if pid == 0:
             self._become(request, fds, template)
@@ -211,7 +211,7 @@ def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) ->
     for fd in (fds.stdout, fds.stderr, fds.status):
         os.close(fd)
     settle(request.name, parent=template, loader_fd=loader_fd)
-    request.environment.take_on()
+    request.environment.apply()
     _join_program(request.authkey, fds.tracker)
     sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
     run_main(request.main, sock, args, loader_fd=loader_fd)
