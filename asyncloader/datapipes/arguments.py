@@ -126,7 +126,7 @@ def checked_names(name: str, value: Any) -> list[Any]:
 def checked_key(name: str, value: Any) -> Any:
     """Return what can be a key of a dict; raise TypeError otherwise."""
     if not isinstance(value, Hashable):
-        raise TypeError(f"{name} must be a key, got {type(value).__name__}, which cannot be one")
+        raise TypeError(f"{name} must be hashable, got {type(value).__name__}")
     return value
 
 

@@ -38,12 +38,13 @@ def check_colours(cls: type) -> None:
     iterate, aiterate = vars(cls).get("__iter__"), vars(cls).get("__aiter__")
     if inspect.isasyncgenfunction(iterate) or inspect.iscoroutinefunction(iterate):
         raise TypeError(
-            f"{cls.__qualname__}.__iter__ is async; call it __aiter__, and __iter__ comes with it"
+            f"{cls.__qualname__}.__iter__ is async; name it __aiter__: the base class adds"
+            " __iter__ by itself"
         )
     if inspect.isgeneratorfunction(aiterate) or inspect.iscoroutinefunction(aiterate):
         raise TypeError(
             f"{cls.__qualname__}.__aiter__ is no async generator: write `async def` and yield the"
-            " items, or, where nothing is awaited, __iter__"
+            " items; if it awaits nothing, write __iter__ instead"
         )
 
 
@@ -414,7 +415,9 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
 
     def registered(pipe_class: P) -> P:
         if not issubclass(pipe_class, DataPipe):
-            raise TypeError(f"{pipe_class.__qualname__} is no IterDataPipe and no MapDataPipe")
+            raise TypeError(
+                f"{pipe_class.__qualname__} must derive from IterDataPipe or MapDataPipe"
+            )
         kind = MapDataPipe if issubclass(pipe_class, MapDataPipe) else IterDataPipe
         register(on or kind, name, pipe_class)
         pipe_class.functional_name = name

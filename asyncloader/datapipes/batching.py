@@ -194,7 +194,7 @@ class Batcher(IterDataPipe[list[T]]):
 
     def __len__(self) -> int:
         if self.goes_by_clock():
-            raise TypeError(f"{self!r} closes batches by the clock and has no length")
+            raise TypeError(f"{self!r} closes batches after max_wait, so it has no length")
         return batch_count(len(self.source), self.batch_size, self.drop_last)
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:

@@ -333,7 +333,7 @@ def checked_key_of(pipe: object, key: Any) -> Any:
         hash(key)
     except TypeError as error:
         raise TypeError(
-            f"{pipe!r} got a key of type {type(key).__name__}, which can be none ({error}); make it"
-            " a tuple or text"
+            f"{pipe!r} got an unhashable key of type {type(key).__name__} ({error}); use text or a"
+            " tuple"
         ) from None
     return key

@@ -152,7 +152,7 @@ class MapConcater(MapDataPipe[T]):
 def told(pipe: object, count: int) -> int:
     """Return a number of items as a length; TypeError where it is too large to be one."""
     if count > sys.maxsize:
-        raise TypeError(f"{pipe!r} has {count} items, which is more than a length can tell")
+        raise TypeError(f"{pipe!r} has {count} items, more than len() can return")
     return count
 
 
@@ -176,7 +176,7 @@ class Cycler(IterDataPipe[T]):
 
     def __len__(self) -> int:
         if self.count is None:
-            raise TypeError(f"{self!r} goes on for ever and has no length")
+            raise TypeError(f"{self!r} repeats without end, so it has no length")
         return told(self, self.count * len(self.source))
 
     def new_pass(self, run: Run[Any]) -> CyclePass[T]:

@@ -156,7 +156,7 @@ def _nothing() -> None:
 
 def tree_of(pipe: Any) -> RunTree:
     """Return the tree in which a pipe is run, or a new one for a pipe that is used by itself."""
-    tree: RunTree | None = getattr(pipe, "_epoch", None)
+    tree: RunTree | None = getattr(pipe, "_tree", None)
     return tree if tree is not None and tree.has(pipe) else RunTree()
 
 

@@ -37,7 +37,7 @@ class IterableWrapper(IterDataPipe[T]):
     With ``deepcopy`` each pass reads a copy, so that items changed in place are
     whole again in the next; what cannot be copied is read as it is, with a
     warning. A generator, a file and other iterators can be read only once: a second pass is a
-    TypeError. One whose ``__iter__`` begins afresh is read again.
+    TypeError. One whose ``__iter__`` starts from the beginning can be read again.
     ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
     that asks ``get_worker_info``, and as Hugging Face's iterable data sets do. False hides the
     worker from it: ``get_worker_info``, ours and torch's, answers None in it.
@@ -322,7 +322,7 @@ _END: Any = object()
 def _read_only_once(pipe: object) -> TypeError:
     return TypeError(
         f"{pipe!r} wraps an iterator, which can be read only once; wrap a list, or an"
-        " object whose __iter__ begins afresh, to iterate again"
+        " object whose __iter__ starts from the beginning, to iterate again"
     )
 
 

@@ -320,7 +320,7 @@ class AsTheyCome:
         self._known = max([taken, *ends])
         if self._known > taken + len(seen) + len(following) + self._most:
             raise SnapshotError(
-                f"the state says that item {self._known - 1} was handed out when {taken} had been"
+                f"the state says that item {self._known - 1} was yielded when only {taken} had been"
                 f" read; a pass is at most {self._most} items ahead"
             )
         self._again = {*held, *range(taken, self._known)} - done
@@ -435,7 +435,10 @@ def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
         # The beginning of a stream has no cursors.
         for cursor in list(_at(number, found)) or [_begun(number, found)]:
             if "later" not in cursor:
-                raise SnapshotError(f"the state says what pipe {number} handed out without order")
+                raise SnapshotError(
+                    f"the state lists what pipe {number} yielded out of order, but that pipe"
+                    " yields in order"
+                )
             known = cursor["at"] + len(cursor["later"]) - start
             cursor["later"] += entries[max(known, 0) :]
     return found

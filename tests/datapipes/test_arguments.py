@@ -82,10 +82,10 @@ def test_what_is_no_function_is_refused_also_where_it_is_empty(name: str) -> Non
         (lambda: numbers().enumerate("1"), TypeError, "starting_index must be an integer"),
         (lambda: numbers().slice(0, 1.5), TypeError, "stop must be an integer, got float"),
         (lambda: numbers().slice(0, 2, "1"), TypeError, "step must be an integer, got str"),
-        (lambda: numbers().slice([{}]), TypeError, "index must be a key, got dict"),
-        (lambda: numbers().drop({}), TypeError, "indices must be a key, got dict"),
-        (lambda: numbers().flatten([[]]), TypeError, "indices must be a key, got list"),
-        (lambda: numbers().add_index([]), TypeError, "index_name must be a key, got list"),
+        (lambda: numbers().slice([{}]), TypeError, "index must be hashable, got dict"),
+        (lambda: numbers().drop({}), TypeError, "indices must be hashable, got dict"),
+        (lambda: numbers().flatten([[]]), TypeError, "indices must be hashable, got list"),
+        (lambda: numbers().add_index([]), TypeError, "index_name must be hashable, got list"),
         (lambda: numbers().sharding_filter(True), ValueError, "SHARDING_PRIORITIES.*got True"),
         (lambda: numbers().open_files("r", 3), TypeError, "encoding must be text, got int"),
         (lambda: numbers().open_files("r", "x"), LookupError, "encoding must be .*: x"),
@@ -143,14 +143,17 @@ def test_items_of_another_kind_are_an_error_that_names_the_pipe(make: Any, messa
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda items: items.groupby(as_list), r"groupby\(as_list\) got a key of type list"),
+        (
+            lambda items: items.groupby(as_list),
+            r"groupby\(as_list\) got an unhashable key of type list",
+        ),
         (
             lambda items: items.zip_with_iter([1], as_list),
-            r"zip_with_iter\(.* got a key of type list",
+            r"zip_with_iter\(.* got an unhashable key of type list",
         ),
         (
             lambda items: items.map(as_pair).to_map_datapipe().to_iter_datapipe(),
-            r"to_map_datapipe\(\) got a key of type list",
+            r"to_map_datapipe\(\) got an unhashable key of type list",
         ),
         (
             lambda items: items.max_token_bucketize(5, str),

@@ -25,8 +25,8 @@ def give(self: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "method", "says"),
     [
-        ("__iter__", give_async, r"Wrong\.__iter__ is async; call it __aiter__"),
-        ("__iter__", begin_async, r"Wrong\.__iter__ is async; call it __aiter__"),
+        ("__iter__", give_async, r"Wrong\.__iter__ is async; name it __aiter__"),
+        ("__iter__", begin_async, r"Wrong\.__iter__ is async; name it __aiter__"),
         ("__aiter__", give, r"Wrong\.__aiter__ is no async generator"),
         ("__aiter__", begin_async, r"Wrong\.__aiter__ is no async generator"),
     ],
