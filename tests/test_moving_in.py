@@ -1,4 +1,4 @@
-"""With the trainers of others: what README says of them, and going on from their checkpoints."""
+"""What docs/moving-in.md says of other trainers, and resuming from their checkpoints."""
 
 from __future__ import annotations
 

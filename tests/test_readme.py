@@ -1,4 +1,7 @@
-"""README.md keeps its word: every python block runs, and its commands are one line each."""
+"""README.md and the pages of docs/ keep their word.
+
+Every python block runs, what they name exists, and every link leads somewhere.
+"""
 
 import importlib.util
 import re
@@ -10,12 +13,33 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+#: The text of README and of each page of docs/, by its path.
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+#: What opens a block, and the block.
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page, text in PAGES.items()
+    for number, (opening, block) in enumerate(FENCE.findall(text), 1)
+    if opening == "python"
+]
 #: Blocks that take a package which is not among what the tests install.
-NEEDING = re.findall(r"^```python needs ([\w.]+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+NEEDING = [
+    pytest.param(opening.removeprefix("python needs "), block, id=f"{page}-{number}")
+    for page, text in PAGES.items()
+    for number, (opening, block) in enumerate(FENCE.findall(text), 1)
+    if opening.startswith("python needs ")
+]
+#: What else may open a block. A sketch has names that only its page explains, and
+#: tests/test_recipe.py runs the program that never ends.
+OTHER_OPENINGS = {"sh", "text", "python sketch", "python never ends"}
 LIMIT_SECONDS = 60
+LINES_OF_README = 200
 
-#: Of the tests; README names some of them, also by the beginning of their names.
+#: Of the tests; the pages name some of them, also by the beginning of their names.
 TEST_NAMES = {
     name
     for path in (ROOT / "tests").rglob("test_*.py")
@@ -23,15 +47,15 @@ TEST_NAMES = {
 }
 
 
-def command_under(heading: str) -> str:
+def command_under(heading: str, page: str = "README.md") -> str:
     """Return the command in the first block under a heading."""
-    section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = PAGES[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     found = re.search(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"README.md has no command under the heading {heading!r}"
+    assert found is not None, f"{page} has no command under the heading {heading!r}"
     return found[1].strip()
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(1, 1 + len(BLOCKS)))
+@pytest.mark.parametrize("block", BLOCKS)
 def test_a_python_block_runs_in_a_process_of_its_own(block, tmp_path):
     script = tmp_path / "block.py"
     script.write_text(block)
@@ -43,7 +67,7 @@ def test_a_python_block_runs_in_a_process_of_its_own(block, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("package", "block"), NEEDING, ids=[package for package, _ in NEEDING])
+@pytest.mark.parametrize(("package", "block"), NEEDING)
 def test_a_block_that_needs_a_package_runs_where_it_is_installed(package, block, tmp_path):
     if not is_installed(package):
         name = package.replace(".", "-")
@@ -60,10 +84,23 @@ def is_installed(package):
         return False
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_overlooked(page):
+    openings = {opening for opening, _ in FENCE.findall(PAGES[page])}
+    others = {o for o in openings if o != "python" and not o.startswith("python needs ")}
+    assert others <= OTHER_OPENINGS
+    assert "```" not in FENCE.sub("", PAGES[page]), "a block begins or ends within a line"
+
+
+def test_readme_is_short_enough_to_be_read():
+    assert len(README.splitlines()) <= LINES_OF_README
+
+
 def test_the_first_block_is_the_async_example_in_eight_lines():
-    lines = [line for line in BLOCKS[0].splitlines() if line.strip()]
-    assert len(lines) == 8
-    assert "async for" in BLOCKS[0]
+    opening, first = FENCE.findall(README)[0]
+    assert opening == "python"
+    assert len([line for line in first.splitlines() if line.strip()]) == 8
+    assert "async for" in first
 
 
 @pytest.mark.parametrize("heading", ["Run it", "Run the tests"])
@@ -76,7 +113,8 @@ def test_a_command_is_one_line_that_does_its_own_set_up(heading):
 
 
 def test_the_graph_is_drawn_as_it_is_shown():
-    command = command_under("Looking at a graph").removeprefix(".venv/bin/python ")
+    page = "docs/guides/tuning.md"
+    command = command_under("Looking at a graph", page).removeprefix(".venv/bin/python ")
     drawn = subprocess.run(
         [sys.executable, *command.split()],
         cwd=ROOT,
@@ -85,30 +123,72 @@ def test_the_graph_is_drawn_as_it_is_shown():
         capture_output=True,
         text=True,
     ).stdout
-    assert f"```text\n{drawn}```\n" in README
+    assert f"```text\n{drawn}```\n" in PAGES[page]
 
 
 def test_every_example_is_named():
-    named = set(re.findall(r"`(\w+\.py)`", README.partition("\n## Examples\n")[2]))
-    assert named >= {path.name for path in (ROOT / "examples").glob("*.py")}
+    section = PAGES["docs/contributing.md"].partition("\n## Examples\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+\.py)`", section))
+    assert named == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
-def test_every_path_in_readme_exists():
-    named = re.findall(r"`((?:examples|tests|asyncloader)/[\w/]+\.py)`", README)
-    assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_in_a_page_exists(page):
+    named = paths_named_in(PAGES[page])
+    assert [path for path in named if not exists_somewhere(path)] == []
 
 
-def test_every_test_that_readme_names_exists():
-    named = re.findall(r"`(test_\w+)(\*?)`", README)
+def test_paths_are_found_in_pages():
+    paths = {path for text in PAGES.values() for path in paths_named_in(text)}
+    assert paths >= {"examples/train.py", "tests/faults/README.md", "workers/process/", "run.py"}
+
+
+def paths_named_in(text):
+    """Return what stands in backticks and is a path: to a folder, or with a name's ending."""
+    return re.findall(r"`([\w./-]+(?:/|\.py|\.md))`", FENCE.sub("", text))
+
+
+def exists_somewhere(path):
+    """Say whether a path exists, from the root or from some folder of the sources."""
+    folders = [ROOT / name for name in ("asyncloader", "tests", "examples")]
+    return (ROOT / path).exists() or any(any(folder.rglob(path)) for folder in folders)
+
+
+def test_every_test_that_a_page_names_exists():
+    named = re.findall(r"`(test_\w+)(\*?)`", "\n".join(PAGES.values()))
     assert named
     for name, more in named:
         assert any(test == name or (more and test.startswith(name)) for test in TEST_NAMES), name
 
 
-def test_every_link_within_readme_leads_to_a_heading():
-    headings = re.findall(r"^##+ (.*)$", README, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
-    linked = set(re.findall(r"\]\(#([\w-]+)\)", README))
-    assert linked
-    assert linked - anchors == set()
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page):
+    links = links_of(page)
+    assert links
+    broken = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_can_be_reached_from_readme_and_from_the_table_of_contents():
+    for page in ("README.md", "docs/index.md"):
+        linked = {
+            ((ROOT / page).parent / link.partition("#")[0]).resolve() for link in links_of(page)
+        }
+        assert {ROOT / other for other in PAGES} - linked - {ROOT / page} == set()
+
+
+def links_of(page):
+    """Return where the links of a page lead that stay in this repository."""
+    links = re.findall(r"\]\(([^()\s]+)\)", FENCE.sub("", PAGES[page]))
+    return [link for link in links if "://" not in link]
+
+
+def anchors_of(path):
+    """Return the anchors that a repository browser makes of the headings of a file."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

@@ -1,7 +1,7 @@
 """The benchmark: every workload, against every peer that is installed.
 
     python -m tests.benchmarks                      everything, three rounds: an hour or two
-    python -m tests.benchmarks --main               the README's first table: 20 minutes to an hour
+    python -m tests.benchmarks --main               the docs' first table: 20 minutes to an hour
     python -m tests.benchmarks w2 w3 --rounds 5     two workloads
     python -m tests.benchmarks --peers SPDL grain   against those two, and the limits
     python -m tests.benchmarks --quick              only see that every case runs
@@ -30,7 +30,7 @@ from tests.benchmarks.sizes import QUICK
 
 #: Cases that every run has beside the peers: ours, and what no loader could exceed.
 ALWAYS = ("asyncloader", "limit")
-#: How the titles of the comparisons begin that the README's table shows.
+#: How the titles of the comparisons begin that the first table of docs/comparison.md shows.
 MAIN = ("W1:", "W2", "W3:", "W4", "W5: waits", "W6", "W7", "latency")
 
 
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--table", default="", help="only tables with this in their title")
     parser.add_argument("--rounds", type=int, help="how often each case is measured: 3")
-    parser.add_argument("--main", action="store_true", help="only what the README shows")
+    parser.add_argument("--main", action="store_true", help="only the first table of the docs")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--folder", type=Path, default=usual.folder, help="for JSON and SVG")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
