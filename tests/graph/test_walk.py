@@ -211,11 +211,11 @@ def test_data_is_neither_iterated_nor_pickled_nor_measured() -> None:
 
 
 def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncloader.datapipes.pipe import containers
+    from asyncloader.datapipes import edges
 
     looked_at = []
-    original = containers.is_pipe
-    monkeypatch.setattr(containers, "is_pipe", lambda value: looked_at.append(1) or original(value))
+    original = edges.is_pipe
+    monkeypatch.setattr(edges, "is_pipe", lambda value: looked_at.append(1) or original(value))
     row = {"path": "a", "label": 1}
     for rows in (
         [row] * 1_000_000,
