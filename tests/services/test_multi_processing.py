@@ -288,6 +288,17 @@ class StaysHere(IterDataPipe):
             yield (item, os.getpid())
 
 
+def test_what_draws_above_a_shard_in_the_loaders_process_draws_the_shared_seed():
+    def items(num_workers):
+        first, second = IterableWrapper(range(24)).round_robin_demux(2)
+        here = StaysHere(second.batch(6).in_batch_shuffle()).sharding_filter()
+        with loader_of(first.sharding_filter().concat(here), num_workers) as loader:
+            loader.seed(3)
+            return [list(loader) for _ in range(2)]
+
+    assert items(1) == items(0)
+
+
 @pytest.mark.parametrize("main_prefetch_cnt", [0, 1, 10])
 @pytest.mark.parametrize("num_workers", [1, 2])
 async def test_what_cannot_be_copied_stays_with_the_loader(num_workers, main_prefetch_cnt):
