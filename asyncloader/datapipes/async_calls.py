@@ -474,7 +474,7 @@ class AsyncMapper(IterDataPipe[T]):
         return AsyncMapPass(run)
 
     def first_cursor(self, tree: RunTree) -> Cursor:
-        return first_cursor(tree.course_of(self))
+        return first_cursor(tree.yield_order_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)
@@ -621,8 +621,8 @@ class ListPass(AsyncMapPass[Any]):
         #: How many results are left out, which were yielded in lists before.
         self._unwanted = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self._unwanted = super().go_on(position * self.pipe.batch_size, cursor, cursors)
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._unwanted = super().resume_at(position * self.pipe.batch_size, cursor, cursors)
         return 0
 
     def groups(self) -> AsyncGenerator[list[Any], None]:

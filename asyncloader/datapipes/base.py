@@ -33,7 +33,7 @@ P = TypeVar("P", bound=type[Any])
 Allocate = Callable[[int], memoryview | None]
 
 
-def check_colours(cls: type) -> None:
+def check_sync_and_async(cls: type) -> None:
     """Raise TypeError for a class whose ``__iter__`` is async, or whose ``__aiter__`` is not."""
     iterate, aiterate = vars(cls).get("__iter__"), vars(cls).get("__aiter__")
     if inspect.isasyncgenfunction(iterate) or inspect.iscoroutinefunction(iterate):
@@ -298,7 +298,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_colours(cls)
+        check_sync_and_async(cls)
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         """Return a pass that begins at the first item; built-in pipes with a place do this."""

@@ -238,7 +238,7 @@ class BatchPass(Pass[Any]):
         finally:
             close_items(items)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position * self.pipe.batch_size, cursors)
         return 0
 

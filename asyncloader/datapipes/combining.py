@@ -34,7 +34,7 @@ from asyncloader.datapipes.edges import beginning, resume_one
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import put_to_come
+from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import OutlastingPass
@@ -67,15 +67,15 @@ class UnevenPass(OutlastingPass[T]):
         self.taken[turn] += 1
         self._began_with[turn] = {}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         for turn, source in enumerate(self.sources):
             if self.taken[turn] > self._began_at[turn]:
                 source.put_cursors(into)
             else:
                 into.update(self._began_with[turn])
                 if not self.taken[turn]:
-                    put_to_come(source, into)
-        super().put_above(into)
+                    put_unordered_cursors(source, into)
+        super().put_source_cursors(into)
 
     def resume_each(self, taken: Iterable[int], cursors: Cursors) -> None:
         """Let the sources go on after so many items of each."""
@@ -128,7 +128,7 @@ class SideBySide(Pass[T]):
     def __post_init__(self) -> None:
         self.sources = [self.run.of(source) for source in self.pipe.sources]
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         for source in self.sources:
             source.put_cursors(into)
 
@@ -144,7 +144,7 @@ class InStep(SideBySide[tuple[Any, ...]]):
 
     yielded: int = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.resume_all(position, cursors)
         return 0
@@ -235,14 +235,14 @@ class MuxPass(SideBySide[T]):
         first: Cursors = {}
         for source in self.sources:
             first |= source.first_cursors()
-        self.above = Marks(super().put_above, lambda: self.rounds - 1, first)
+        self.above = Marks(super().put_source_cursors, lambda: self.rounds - 1, first)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         # The items of a round under way were all taken already.
         is_whole = self.turn == len(self.sources)
         into.update(self.above.at(self.rounds if is_whole else self.rounds - 1))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.rounds, behind = divmod(position, len(self.sources))
         self.turn = len(self.sources)
         self.above.restart(self.rounds, cursors)
@@ -297,7 +297,7 @@ class MuxLongestPass(UnevenPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "ended": sorted(self.ended)}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
@@ -473,7 +473,7 @@ class MixPass(UnevenPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "taken": [*self.taken], "ended": [*self.ended]}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in ("seed", "drawn", "yielded"):

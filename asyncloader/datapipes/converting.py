@@ -135,7 +135,7 @@ class MapToIterConverter(IterDataPipe[T]):
 
     def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = run.new_pass()
-        begun.go_on(share.before, None, cursors)
+        begun.resume_at(share.before, None, cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
 
@@ -154,10 +154,10 @@ class LookupPass(Pass[T]):
     #: Where in ``keys`` those are that are looked up; otherwise all from ``yielded`` on.
     positions: Iterable[int] | None = field(default=None, repr=False)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """What is looked up has no place."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         return 0
 

@@ -436,14 +436,14 @@ class ShuffledFlatMapPass(Pass[T]):
         again = sum(each.errors for each in self.expansions)
         return {**super().cursor(), "errors": self.errors - again, "open": opened}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         oldest = min(self.expansions, key=lambda each: each.held.number, default=None)
         if oldest is not None:
             add_cursors(oldest.held.before, into)
         else:
             self.source.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in self.marks:

@@ -151,15 +151,15 @@ class FullSyncPass(Pass[T]):
         """Yield the items in the lists in which the ranks agreed on them."""
         return self._agreed_groups() if world_size() > 1 else groups_of(self.source.abegin())
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position, cursors)
         return 0
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self._ahead is None:
             self.source.put_cursors(into)
         else:
-            self._ahead.put_above(into)
+            self._ahead.put_source_cursors(into)
 
     @property
     def yielded(self) -> int:
@@ -272,7 +272,7 @@ class AgreedAhead(Generic[T]):
         self._reader.wake()
         return group
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """Add where the source stood for what was yielded."""
         into.update(self.above.at(self.yielded))
 

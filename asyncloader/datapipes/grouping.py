@@ -140,7 +140,7 @@ class GroupPass(Pass[Any]):
         positions = [place for group in self.groups.values() for place in group.positions]
         return {**super().cursor(), "held": sorted(positions)}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self._oldest_held()))
 
     def _oldest_held(self) -> int:
@@ -148,7 +148,7 @@ class GroupPass(Pass[Any]):
         oldest = next(iter(self.groups.values()), None)
         return self.taken if oldest is None else oldest.positions[0]
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.taken, self.yielded = cursor["taken"], cursor["yielded"]
@@ -423,10 +423,10 @@ class BucketizePass(Pass[list[T]]):
         self.began_with = {}
         self.source.put_cursors(self.began_with)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         add_cursors(self.began_with, into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.taken, self.yielded = cursor["taken"], cursor["yielded"]

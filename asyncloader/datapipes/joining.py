@@ -200,7 +200,7 @@ class IterJoinPass(Pass[Any]):
         dropped = {"dropped": self.dropped} if self.dropped else {}
         return {**super().cursor(), "waiting": waiting, **dropped}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         oldest = next(iter(self.waiting.values()), None)
         if oldest is not None:
@@ -210,7 +210,7 @@ class IterJoinPass(Pass[Any]):
         else:
             self.refs.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.yielded, self.ref_taken = cursor["yielded"], cursor["ref_taken"]

@@ -242,7 +242,7 @@ class EnumeratePass(Pass[tuple[int, T]]):
     def __iter__(self) -> Iterator[tuple[int, T]]:
         yield from enumerate(self.source.begin(), self.first)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.first += position
         self.source.resume(position, cursors)
         return 0
@@ -318,7 +318,7 @@ class IndexPass(Pass[dict[Any, Any]]):
             self.yielded += 1
             yield {**item, self.pipe.index_name: index}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.source.resume(position, cursors)
         return 0

@@ -49,7 +49,7 @@ class OneToOnePass(Pass[Any]):
         self.source.pick(positions)
         return iter(self)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position, cursors)
         return 0
 

@@ -266,7 +266,7 @@ class PackPass(Pass[list[T]]):
         ]
         return {**super().cursor(), "packs": packs}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self.packs:
             # The oldest pack was begun with the oldest of the parts that are held.
             add_cursors(self.packs[0].parts[0].before, into)
@@ -275,7 +275,7 @@ class PackPass(Pass[list[T]]):
         else:
             self.source.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in ("taken", "offset", "yielded"):

@@ -195,11 +195,11 @@ class LaggingPass(Pass[T]):
     def __post_init__(self) -> None:
         self.above = Marks(self.source.put_cursors, lambda: self.taken)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self.taken))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().go_on(position, cursor, cursors)
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().resume_at(position, cursor, cursors)
         self.above.restart(self.taken, cursors)
         return behind
 
@@ -403,10 +403,10 @@ class Expansion(Pass[T]):
         self.inside = False
         self.above.passed(self.taken)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self.taken - self.inside))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.taken = cursor["taken"] - cursor["inside"]
@@ -431,10 +431,10 @@ class TolerantExpansion(Expansion[T]):
         super().finish()
         self.errors_before = self.errors
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
             self.errors = self.errors_before = cursor["errors_before"]
-        return super().go_on(position, cursor, cursors)
+        return super().resume_at(position, cursor, cursors)
 
 
 class Expander(IterDataPipe[T]):

@@ -169,11 +169,11 @@ class PrefetchPass(Pass[T]):
         """How many items were read."""
         return 0 if self._ahead is None else self._ahead.taken
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position, cursors)
         return 0
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self._ahead is not None:
             into.update(self._ahead.above.at(self._ahead.yielded))
 

@@ -30,7 +30,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.edges import edges_of, pipes_from
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import put_to_come, with_orders
+from asyncloader.datapipes.replaying import begin_unordered, put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
@@ -98,17 +98,17 @@ class ConcatPass(OutlastingPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), **self._seeds.cursor()}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
-            self._seeds.go_on(cursor)
-        return super().go_on(position, cursor, cursors)
+            self._seeds.resume_at(cursor)
+        return super().resume_at(position, cursor, cursors)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         for turn, source in enumerate(self.sources):
             if turn != self.current:
-                put_to_come(source, into)
-        super().put_above(into)
+                put_unordered_cursors(source, into)
+        super().put_source_cursors(into)
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
@@ -205,10 +205,10 @@ class CyclePass(Pass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), **self._seeds.cursor()}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
-            self._seeds.go_on(cursor)
-        return super().go_on(position, cursor, cursors)
+            self._seeds.resume_at(cursor)
+        return super().resume_at(position, cursor, cursors)
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
@@ -245,7 +245,7 @@ class RoundSeeds:
             "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
         }
 
-    def go_on(self, cursor: Cursor) -> None:
+    def resume_at(self, cursor: Cursor) -> None:
         """Go on in the round that a cursor says."""
         self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
         self._set_seeds(self._seeds)
@@ -259,7 +259,7 @@ class RoundSeeds:
         """Begin the next round."""
         # What had ended when this pass went on was not begun: it begins anew now.
         self._tree.forget_starts(self._pipes)
-        with_orders(self._tree, self._pipes, {})
+        begin_unordered(self._tree, self._pipes, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({number: following.get(number, seed) for number, seed in unused})
@@ -348,12 +348,12 @@ class RepeatPass(Pass[T]):
         source = self.source
         self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         # An item that is still to be repeated has to be taken again.
         is_done = self.repeated == self.pipe.times
         into.update(self.above.at(self.taken if is_done else self.taken - 1))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.taken, behind = divmod(position, int(self.pipe.times))
         self.repeated = self.pipe.times
         self.above.restart(self.taken, cursors)

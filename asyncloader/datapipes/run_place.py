@@ -174,7 +174,7 @@ class ThreadGiver(Generic[T]):
                 if not exchange.has_room():
                     self._watched.rest()
                     waiter.until(exchange.has_room)
-                    self._watched.go_on()
+                    self._watched.resume()
                 if waiter.stopped:
                     raise Stopped
         finally:

@@ -154,7 +154,7 @@ class HeaderPass(Pass[T]):
 
     yielded: int = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.source.resume(position, cursors)
         return 0

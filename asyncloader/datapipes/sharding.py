@@ -131,18 +131,18 @@ class ShardPass(Pass[T]):
     #: How many were yielded that were not counted: by what knows how many it has left.
     _uncounted: Callable[[], int] = field(default=int, repr=False)
     _cursors: Cursors = field(default_factory=dict, repr=False)
-    _has_gone_on: bool = False
+    _has_resumed: bool = False
 
     @property
     def yielded(self) -> int:
         """How many items of the share were yielded."""
         return self._counted + self._uncounted()
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.start += position * self.count
         self._counted = position
         self._cursors = cursors
-        self._has_gone_on = True
+        self._has_resumed = True
         return 0
 
     def __iter__(self) -> Iterator[T]:
@@ -160,7 +160,7 @@ class ShardPass(Pass[T]):
 
     def _sifted(self) -> Iterator[T]:
         left_out = self.start
-        if self._has_gone_on:
+        if self._has_resumed:
             self.source.resume(self.start, self._cursors)
             # Whoever holds cursors may keep all that is handed out from then on.
             self._cursors = {}

@@ -196,7 +196,7 @@ class ShufflePass(Pass[T]):
             self.drawn += 1
             yield swapped_out(buffer, pick)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self._looks_back:
             # What is held is made once more, from the oldest item on.
             into.update(self.above.at(self._oldest_held()))
@@ -206,7 +206,7 @@ class ShufflePass(Pass[T]):
     def _oldest_held(self) -> int:
         return min((position for position, _ in self.buffer), default=self.taken)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.seed, self.taken, self.drawn = cursor["seed"], cursor["taken"], cursor["drawn"]
@@ -301,7 +301,7 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
 
     def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = run.new_pass()
-        begun.go_on(share.before, cursor_of(self, cursors), cursors)
+        begun.resume_at(share.before, cursor_of(self, cursors), cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
 
@@ -329,10 +329,10 @@ class MapShufflePass(Pass[T]):
             self.yielded += 1
             yield item
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """What is looked up has no place."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
             self.seed = cursor["seed"]
             self.pipe.follow_seed(self.seed)
@@ -380,7 +380,7 @@ class InBatchPass(Pass[list[T]]):
     yielded: int = 0
     drawn: int = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if not self.shuffles:
             self.yielded = position
             self.source.resume(position, cursors)

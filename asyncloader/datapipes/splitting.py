@@ -80,19 +80,19 @@ class BranchPass(Pass[T]):
 
     _split: SplitPass[T] | None = field(default=None, init=False, repr=False)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self._split = split = self._joined(goes_on=True)
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._split = split = self._joined(resumes=True)
         return split.expect(self.pipe.index, position, cursors)
 
     def __iter__(self) -> Iterator[T]:
         split = self._joined() if self._split is None else self._split
         return BranchIterator(split, self.pipe.index, self.pipe.copied)
 
-    def _joined(self, *, goes_on: bool = False) -> SplitPass[T]:
+    def _joined(self, *, resumes: bool = False) -> SplitPass[T]:
         splitter = self.pipe.source
         # The branches of a splitter that is used by itself are iterated one by one.
         tree = self.run.tree if self.run.tree.has(splitter) else own_tree_of(splitter)
-        joined: SplitPass[T] = splitter.join(tree, self.pipe.index, goes_on=goes_on)
+        joined: SplitPass[T] = splitter.join(tree, self.pipe.index, resumes=resumes)
         return joined
 
     def cursor(self) -> Cursor:
@@ -100,7 +100,7 @@ class BranchPass(Pass[T]):
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
         return cursor
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: what is above is part of the branch's own cursor."""
 
 
@@ -114,7 +114,7 @@ class OutlastingPass(Pass[T]):
         """Say that a source has ended, right after its last item."""
         self._ended_branches |= _branches_read_by(source)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """Add where the branches stand through which the sources were read that have ended.
 
         What is read now adds its own before: it may read the same branches once more.
@@ -187,19 +187,19 @@ class Splitter(IterDataPipe[T]):
         """Return a pipe for each branch."""
         return [Branch(self, index) for index in range(self.num_instances)]
 
-    def join(self, tree: RunTree, index: int, *, goes_on: bool = False) -> SplitPass[T]:
+    def join(self, tree: RunTree, index: int, *, resumes: bool = False) -> SplitPass[T]:
         """Return the pass under way, now with this branch in it, or a new pass.
 
         A branch that goes on where it was may be one that had left then.
         """
         with self._joining:
             split: SplitPass[T] | None = tree.latest_pass(self)
-            if split is None or not split.join(index, goes_on=goes_on):
+            if split is None or not split.join(index, resumes=resumes):
                 if split is not None:
                     split.invalidate()
                 split = SplitPass(Run(self, tree))
                 tree.note_pass(self, split)
-                split.join(index, goes_on=goes_on)
+                split.join(index, resumes=resumes)
             return split
 
     @property

@@ -292,7 +292,7 @@ class ThreadMapper(IterDataPipe[T]):
         return self.tolerance.length(self, self.source)
 
     def first_cursor(self, tree: RunTree) -> Cursor:
-        return first_cursor(tree.course_of(self))
+        return first_cursor(tree.yield_order_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)
@@ -366,9 +366,9 @@ class ThreadMapPass(AheadPass[T]):
         with self._lock:
             return super().cursor()
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         with self._lock:
-            super().put_above(into)
+            super().put_source_cursors(into)
 
     def _read(self, crew: Crew) -> None:
         crew.attend()

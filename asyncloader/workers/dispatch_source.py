@@ -210,10 +210,10 @@ class DealtPass(Pass[Any]):
     def cursor(self) -> Cursor:
         return {"taken": self.pipe.taken}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: what is above runs in the dispatching process."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         # What the worker had by the time of the cursor need not be dealt again.
         self._first = 0 if cursor is None else cursor["taken"]
         return position - self._first

@@ -139,7 +139,7 @@ class Dispatcher:
             self._account.rest()
         heard = poll.poll(None if wait else 0)
         if wait:
-            self._account.go_on()
+            self._account.resume()
         for fd, _ in heard:
             if fd in targets:
                 targets[fd].hear()

@@ -22,7 +22,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.marks import Pace
-from asyncloader.datapipes.replaying import needs_replay, with_orders
+from asyncloader.datapipes.replaying import begin_unordered, needs_replay
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.datapipes.unordered import Piece, Teller
 from asyncloader.graph.walk import breadth_first
@@ -49,7 +49,7 @@ class Marker:
         self._makes_again = True
         #: The first mark, where nobody else knows what it has to say.
         self._beginning: Mark | None = None
-        self._teller = Teller((), self._run.tree.course_of)
+        self._teller = Teller((), self._run.tree.yield_order_of)
         self._dealt = list(_readings(self._pipes))
         #: How many items the epoch's stream had before the first that is sent.
         self.first = mark.position + unwanted
@@ -67,7 +67,7 @@ class Marker:
         if mark.states is not None:
             set_states(mark.states)
         run = self._run
-        cursors = with_orders(run.tree, pipes, mark.cursors)
+        cursors = begin_unordered(run.tree, pipes, mark.cursors)
         self._makes_again = any(map(_makes_again, pipes))
         unordered = list(filter(is_without_order, pipes))
         if unordered:
@@ -75,7 +75,7 @@ class Marker:
             # What the loader feeds never comes again, and so nobody asks what became of it.
             is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
             told = unordered if tells and not is_fed else ()
-            self._teller = Teller(told, run.tree.course_of)
+            self._teller = Teller(told, run.tree.yield_order_of)
             # Made again, the unwanted would be others.
             run.resume(self.first, cursors)
             return run.begin()
