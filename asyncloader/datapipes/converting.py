@@ -56,8 +56,8 @@ class IterToMapConverter(MapDataPipe[T]):
             return len(self.source)
         except TypeError:
             warnings.warn(
-                f"the whole source of {self!r} is read to tell its length; use set_length"
-                " before it to say what it is",
+                f"len() reads the whole source of {self!r}; use set_length"
+                " before it to set the length",
                 stacklevel=2,
             )
             return len(self._loaded())
@@ -145,17 +145,17 @@ class MapToIterConverter(IterDataPipe[T]):
 
 @dataclass
 class LookupPass(Pass[T]):
-    """One pass over keys, which can go on from any position at once."""
+    """One pass over keys, which can resume at any position at once."""
 
     marks = ()
 
     keys: Sequence[Any] = field(repr=False)
     yielded: int = 0
-    #: Where in ``keys`` those are that are looked up; otherwise all from ``yielded`` on.
+    #: The positions in ``keys`` to look up; None for all from ``yielded`` on.
     positions: Iterable[int] | None = field(default=None, repr=False)
 
     def put_source_cursors(self, into: Cursors) -> None:
-        """What is looked up has no place."""
+        """Add nothing: a map pipe has no cursor."""
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
