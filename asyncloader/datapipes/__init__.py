@@ -1,4 +1,4 @@
-"""What a graph is composed of: the iter pipes are in ``iter``, the map pipes in ``map``."""
+"""The datapipes that a graph is made of: iter pipes are in ``iter``, map pipes in ``map``."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # A process imports the families of pipes that its graph is made of, and no others.
+    # Lazy, so that a process imports only the modules of the pipes in its graph.
     found: Any
     if name == "map":
         import asyncloader.datapipes.map as found

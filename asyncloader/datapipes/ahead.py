@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 class RunningAhead(ABC):
-    """What was read of a source and was not yet taken."""
+    """A task that reads a source ahead, and the items that the consumer has not taken yet."""
 
     def __init__(self, reads: Run[Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -63,20 +63,20 @@ class RunningAhead(ABC):
         """Whether there is something to take."""
 
     def is_empty(self) -> bool:
-        """Whether nothing is there, or will be unless more is read."""
+        """Whether there is nothing to take, and will not be until more is read."""
         return not self.has_something()
 
     def set_paused(self, is_paused: bool) -> None:
-        """Read nothing ahead of what is waited for, or do so again; from any thread."""
+        """Stop reading ahead of the consumer, or do so again; from any thread."""
         self._is_paused = is_paused
         self.wake_reader()
 
     @abstractmethod
     def drop(self) -> None:
-        """Let go of what is held, which nobody will take."""
+        """Drop what is held; nobody will take it."""
 
     async def has_next(self) -> bool:
-        """Wait for something to take; False at the end, and an error in its place."""
+        """Wait for something to take; False at the end. Raise the source's error in its place."""
         self._is_wanted = True
         if self._is_paused:
             self.wake_reader()
@@ -89,28 +89,28 @@ class RunningAhead(ABC):
         return False
 
     def wake_consumer(self) -> None:
-        """Make the consumer look again: there may be something to take."""
+        """Make the consumer check again whether there is something to take."""
         self._consumer.wake()
 
     def wake_reader(self) -> None:
-        """Make the reader look again: there may be room."""
+        """Make the reader check again whether there is room."""
         self._reader.wake()
 
     async def aclose(self) -> None:
-        """End the reading and whatever belongs to it, in a bounded time."""
+        """Stop reading, within a bounded time."""
         if self._may_cancel:
             self._task.cancel()
         await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
         self._task.cancel()
-        # The errors that ended it keep this alive for a while.
+        # Tracebacks of errors may keep this object alive for a while, but not the items.
         self.drop()
 
     async def work(self) -> None:
-        """Do what the task is for."""
+        """Run the task; a subclass may wrap this."""
         await self.read()
 
     async def read(self) -> None:
-        """Read the source to its end, as room allows; keep its error for its place."""
+        """Read the source to its end, as room allows; keep its error for the consumer."""
         items = aiter(self.reads.abegin())
         try:
             async for item in items:
@@ -123,19 +123,19 @@ class RunningAhead(ABC):
                 raise
             self.error = not_cancelled(error)
         except Stopped:
-            # The source was closed elsewhere: the consumer must not take that for its end.
+            # The source was closed elsewhere. The consumer must not take that for its end.
             self.error = Stopped()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self.error = error
         except KeyboardInterrupt as error:
-            # It is the user who interrupts whatever runs on this loop.
+            # The user interrupts the loop itself, so it must see this too.
             self.error = error
             raise
         finally:
             await aclose_items(items)
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        """Let the reader wait until it is woken and something is so."""
+        """Let the reader wait until it is woken and ``ready()`` is true."""
         await self._reader.until(ready)
 
     def _may_read(self) -> bool:
@@ -150,7 +150,7 @@ class RunningAhead(ABC):
         try:
             await self.work()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            # What failed first is what is heard of.
+            # The first error is the one to report.
             self.error = self.error or error
         finally:
             self.has_ended = True
@@ -158,13 +158,13 @@ class RunningAhead(ABC):
 
 
 class Ahead(Protocol):
-    """What reads a source ahead of its consumer."""
+    """Something that reads ahead and can be paused."""
 
     def set_paused(self, is_paused: bool) -> None: ...
 
 
 class NothingAhead:
-    """Stands for it where nothing does."""
+    """The ``Ahead`` of a pass while nothing reads ahead."""
 
     def set_paused(self, is_paused: bool) -> None:
         """There is nothing to pause."""
@@ -174,7 +174,7 @@ NOTHING_AHEAD = NothingAhead()
 
 
 class AheadPass(Pass[T]):
-    """One pass over a pipe that makes one result of each item, many at a time."""
+    """One pass over a pipe that calls a function for each item, with many calls running."""
 
     marks = ()
     holds_calls = True
@@ -184,14 +184,14 @@ class AheadPass(Pass[T]):
         pipe = run.pipe
         self.yielded = 0
         self.errors = 0
-        #: The calls that were begun, as long as there are any.
+        #: The calls that have begun and whose results were not taken.
         self.calls: Sized = ()
-        #: How many there may be.
+        #: How many of them there may be.
         self.room = 0
-        #: What begins them, while something does.
+        #: What reads the source and begins the calls.
         self.ahead: Ahead = NOTHING_AHEAD
-        self.positions = positions_for(pipe, run.tree.course_of(pipe))
-        # The position alone says where such a pass stands.
+        self.positions = positions_for(pipe, run.tree.yield_order_of(pipe))
+        # Such a pass needs no cursor: its reader's position says it all.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
         source = self.source
         self.above = Marks(source.put_cursors, self.positions.oldest, source.first_cursors())
@@ -203,7 +203,7 @@ class AheadPass(Pass[T]):
         return position
 
     def finish(self, position: int, result: Any) -> Any:
-        """Return what is handed out for a result, or SKIPPED; raise if it is an error."""
+        """Return what to yield for a result, or SKIPPED; raise if it is an error."""
         if result.__class__ is Failure:
             result = answered(result, self)
         if result is not SKIPPED:
@@ -223,17 +223,17 @@ class AheadPass(Pass[T]):
         counts = {"yielded": self.yielded, "errors": self.errors}
         return counts | self.positions.cursor()
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self.positions.oldest()))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if self.is_one_to_one:
             cursor = {"taken": position, "yielded": position, "errors": 0}
         if cursor is None:
             return position
-        self.yielded, self.errors = self.positions.go_on(cursor, position)
+        self.yielded, self.errors = self.positions.resume_at(cursor, position)
         oldest = self.positions.oldest()
-        # Whoever holds the own cursor keeps all that is handed out from now on.
+        # The own cursor keeps all later entries alive, so the marks must not hold it.
         above = {place: each for place, each in cursors.items() if each is not cursor}
         self.above.restart(oldest, above)
         self.source.resume(oldest, above)
@@ -241,11 +241,11 @@ class AheadPass(Pass[T]):
 
 
 class OldestFirst(Generic[C]):
-    """Calls in the order in which they were begun."""
+    """Calls whose results are taken in the order in which the calls began."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[int, C]] = deque()
-        #: The positions of those that are done.
+        #: The positions of the finished calls.
         self._done: set[int] = set()
 
     def __len__(self) -> int:
@@ -280,7 +280,7 @@ class OldestFirst(Generic[C]):
 
 
 class ReadyFirst(Generic[C]):
-    """Calls in the order in which they are done, after those whose ``turns`` are known."""
+    """Calls whose results are taken as they finish, after the positions in ``turns``."""
 
     def __init__(self, turns: deque[int]) -> None:
         self._turns = turns
@@ -325,5 +325,5 @@ class ReadyFirst(Generic[C]):
 
 
 def calls_in_order(ordered: bool, turns: deque[int]) -> OldestFirst[Any] | ReadyFirst[Any]:
-    """Return what keeps the calls of one pass."""
+    """Return what keeps the calls of one pass in the order of their results."""
     return OldestFirst() if ordered else ReadyFirst(turns)

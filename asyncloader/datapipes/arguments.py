@@ -1,6 +1,7 @@
-"""How often something is drawn.
+"""Arguments that a user gives.
 
-This file is about the weights that a user gives to sources and to shares.
+This file is about checks that return the value in its plain form, or raise an error that names
+the argument.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def checked_count(name: str, value: Any, *, at_least: int) -> int:
     count = checked_integer(name, value)
     if count < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {count}")
-    # Nobody counts any further, and much of Python cannot.
+    # Larger numbers do not fit range() and len().
     return min(count, sys.maxsize)
 
 
@@ -45,7 +46,7 @@ def checked_seconds(name: str, value: Any) -> float:
 
 
 def checked_wait(name: str, value: Any) -> float:
-    """Return how long to wait, which may be 0 or for ever; raise an error otherwise."""
+    """Return how many seconds to wait: 0 or more, or infinity; raise an error otherwise."""
     seconds = _number_of_seconds(name, value)
     if not seconds >= 0:
         raise ValueError(f"{name} must be at least 0 seconds, got {value}")
@@ -53,7 +54,7 @@ def checked_wait(name: str, value: Any) -> float:
 
 
 def checked_limit(name: str, value: Any) -> float | None:
-    """Return how long something may take: no time, where it is below 0, or for ever as well."""
+    """Return a time limit in seconds, or None; a negative limit allows no time."""
     if value is None:
         return None
     seconds = _number_of_seconds(name, value)
@@ -65,7 +66,7 @@ def checked_limit(name: str, value: Any) -> float | None:
 def _number_of_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {type(value).__name__}")
-    # Those of NumPy become Python's own.
+    # NumPy's numbers become Python's.
     return value if isinstance(value, int | float) else float(value)
 
 
@@ -82,16 +83,16 @@ def checked_function(name: str, value: Any, *, takes: int | None = None) -> Any:
 
 
 def check_takes(name: str, function: Callable[..., Any], count: int) -> None:
-    """Raise ValueError for a function that cannot be called with so many arguments."""
+    """Raise ValueError for a function that cannot be called with ``count`` arguments."""
     if refusal := _refusal(function, count):
         raise ValueError(
-            f"{name} must take what it is given: {function_name(function)} cannot be called with"
+            f"{name} must take its arguments: {function_name(function)} cannot be called with"
             f" {count} positional argument(s) ({refusal})"
         )
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments, as far as can be seen."""
+    """Whether a function can be called with ``count`` arguments; True if it has no signature."""
     return not _refusal(function, count)
 
 
@@ -115,7 +116,7 @@ def checked_mapping(name: str, value: Any) -> Any:
 
 
 def checked_names(name: str, value: Any) -> list[Any]:
-    """Return names as a list; raise TypeError for a single one, and for what holds none."""
+    """Return names as a list; raise TypeError for a single text and for what is not iterable."""
     if isinstance(value, str):
         raise TypeError(f"{name} must be a list of names, got the text {value!r}")
     if not isinstance(value, Iterable):
@@ -124,7 +125,7 @@ def checked_names(name: str, value: Any) -> list[Any]:
 
 
 def checked_key(name: str, value: Any) -> Any:
-    """Return what can be a key of a dict; raise TypeError otherwise."""
+    """Return a hashable value; raise TypeError otherwise."""
     if not isinstance(value, Hashable):
         raise TypeError(f"{name} must be hashable, got {type(value).__name__}")
     return value
@@ -151,7 +152,7 @@ def _looked_up(name: str, value: Any, look_up: Callable[[str], object]) -> str:
 
 
 def checked_graph(name: str, function: object, value: Any) -> Any:
-    """Return what a function was to return: what is iterated from now on; TypeError otherwise."""
+    """Return the pipe that a function returned; raise TypeError if it returned something else."""
     if isinstance(value, Iterable | AsyncIterable) or hasattr(type(value), "__getitem__"):
         return value
     raise TypeError(
@@ -161,7 +162,7 @@ def checked_graph(name: str, function: object, value: Any) -> Any:
 
 
 def checked_length(value: Any) -> int:
-    """Return the number of items that a pipe is said to have, -1 for one that nobody knows."""
+    """Return a number of items, or -1 for an unknown one; raise an error otherwise."""
     return checked_count("length", value, at_least=-1)
 
 
@@ -182,7 +183,7 @@ def checked_weight(of: object, weight: Any, *, may_be_0: bool) -> float:
 
 
 def _number(of: object, weight: Any) -> float:
-    # Text can be made a number as well, but is none.
+    # float() would accept text too.
     if not isinstance(weight, str | bytes | bytearray | bool):
         try:
             return float(weight)

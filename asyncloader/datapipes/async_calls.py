@@ -41,10 +41,10 @@ from asyncloader.safe_error_text import note
 T = TypeVar("T")
 
 
-#: No wait before another call is longer.
+#: The longest wait before a retry.
 MOST_SECONDS = 30.0
 
-#: A source of its own: waiting must not change what the user's generators draw.
+#: Its own generator: retries must not change what the user's code draws.
 _jitter = random.SystemRandom()
 
 ErrorTypes = type[Exception] | tuple[type[Exception], ...]
@@ -54,9 +54,9 @@ ErrorTypes = type[Exception] | tuple[type[Exception], ...]
 class Attempts:
     """At most ``1 + retries`` calls of ``timeout`` seconds each.
 
-    The wait before another call is ``backoff`` seconds, twice as long each time up to
-    30 s, shortened at random by up to a half, so that many do not come back at once.
-    An error may ask for a longer one by its attribute ``retry_after``.
+    The wait before a retry is ``backoff`` seconds and doubles each time, up to 30 s. It is
+    shortened at random by up to a half, so that many calls do not retry at the same moment.
+    An error may ask for a longer wait by its attribute ``retry_after``.
     """
 
     timeout: float | None = None
@@ -72,7 +72,7 @@ class Attempts:
         _check_error_types(self.retry_on)
 
     def of(self, function: Callable[[Any], Awaitable[T]]) -> Callable[[Any], Awaitable[T]]:
-        """Return ``function`` with limits and retries; itself where there are none."""
+        """Return ``function`` with its timeout and retries; the same function if there are none."""
         once = function if self.timeout is None else functools.partial(self._called, function)
         return functools.partial(self._called_again, once) if self.retries else once
 
@@ -115,12 +115,12 @@ def _check_error_types(value: Any) -> None:
             )
 
 
-#: Makes what the calls of one pass share, as an async context manager.
+#: Returns an async context manager of what all calls of one pass share.
 Resource = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class SharedResource:
-    """An async context manager of the user's, made when it is entered."""
+    """A user's async context manager, which is created when it is entered."""
 
     def __init__(self, make: Resource, pipe: object) -> None:
         self._make = make
@@ -141,7 +141,7 @@ class SharedResource:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A coroutine may be collected after its loop was closed: then nothing can be awaited.
+        # This may run after the loop was closed, when nothing can be awaited.
         if running_loop() is None:
             return
         try:
@@ -170,10 +170,10 @@ _KEEPER: ContextVar[Keeper | None] = ContextVar("asyncloader_keeper", default=No
 
 
 class Keeper:
-    """Opens and closes things in a task of its own, on the loop of a home.
+    """Opens and closes resources in a task of its own, on the loop of a home.
 
-    To be iterated there. It yields itself when it has begun, and ends when it is told to, or
-    where its task is cancelled.
+    Iterate it there. It yields itself once it runs, and ends on ``end()`` or when its task
+    is cancelled.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Keeper:
                 try:
                     self._opened[key].set_result(await stack.enter_async_context(manager))
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; those who wait raise it
-                    # Who comes next tries again.
+                    # The next caller tries again.
                     _fail(self._opened.pop(key), error)
         finally:
             self._is_open = False
@@ -211,13 +211,13 @@ class Keeper:
     async def kept(
         self, key: object, manager: AbstractAsyncContextManager[Any]
     ) -> AsyncIterator[Any]:
-        """Give what the manager of a key gave when it was first asked for; on the keeper's loop."""
+        """Give the resource of a key, opening it on first use; on the keeper's loop."""
         if not self._is_open:
             raise _closed()
         if key not in self._opened:
             self._opened[key] = self.loop.create_future()
             self._wanted.put_nowait((key, manager))
-        # It is there for the others too, whoever stops waiting for it.
+        # Shielded: others share it, so one waiter's cancellation must not cancel the opening.
         yield await asyncio.shield(self._opened[key])
 
     def end(self) -> None:
@@ -234,14 +234,14 @@ def keeper_at(home: Home) -> Iterator[Keeper]:
     with contextlib.closing(begun):
         yield next(begun)
         keeper.end()
-        # What fails to close is an error of this pass.
+        # A resource that fails to close is an error of this pass.
         for _ in begun:
             pass
 
 
 @contextlib.contextmanager
 def keeping(keeper: Keeper) -> Iterator[None]:
-    """Let all that is opened in here be kept."""
+    """Let this keeper hold all resources that are opened in here."""
     token = _KEEPER.set(keeper)
     try:
         yield
@@ -252,7 +252,7 @@ def keeping(keeper: Keeper) -> Iterator[None]:
 def kept(
     key: object, manager: AbstractAsyncContextManager[Any]
 ) -> AbstractAsyncContextManager[Any]:
-    """Return what gives a manager's thing: the manager, or a keeper that has it open."""
+    """Return the context manager itself, or one that takes the resource from the keeper."""
     keeper = _KEEPER.get()
     if keeper is None or keeper.loop is not running_loop():
         return manager
@@ -261,27 +261,27 @@ def kept(
 
 def _fail(opened: asyncio.Future[Any], error: BaseException) -> None:
     opened.set_exception(error)
-    # All who wanted it may have stopped waiting, and asyncio would report it as forgotten.
+    # Mark it as seen: if nobody waits any more, asyncio would log a lost exception.
     opened.exception()
 
 
 def _closed() -> RuntimeError:
-    # Those who still ask are being stopped. They must not take it for the end of the data.
+    # Callers that are still here are being stopped; they must not see an end of the data.
     return RuntimeError("the pass over the cache is being closed")
 
 
 #: Makes a coroutine of an item.
 Call = Callable[[Any], Coroutine[Any, Any, T]]
 
-#: Results that wait for an earlier one may be as many again as the calls under way.
+#: Besides the running calls, as many results may wait for an earlier one.
 HELD_PER_CALL = 2
 
 
 class Window(RunningAhead, Generic[T]):
-    """The calls under way, and the results that wait to be taken.
+    """The running calls, and the results that were not taken yet.
 
-    ``resource`` gives what the calls share, and is left when the last call is over;
-    ``call_with`` makes of it what is called for each item.
+    ``resource`` is what the calls share; it is closed after the last call. ``call_with``
+    takes it and returns the function that is called for each item.
     """
 
     def __init__(
@@ -295,10 +295,10 @@ class Window(RunningAhead, Generic[T]):
     ) -> None:
         super().__init__(running.source)
         self.concurrency = concurrency
-        #: The calls that are not done, and the positions of their items.
+        #: The running calls, with the positions of their items.
         self.under_way: dict[asyncio.Task[T | Exit], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns())
-        #: Those of the results that may raise when they are taken.
+        #: Results that may raise when they are taken.
         self._failed: set[asyncio.Task[T | Exit]] = set()
         running.calls, running.room = self.under_way, concurrency
         running.ahead = self
@@ -314,7 +314,7 @@ class Window(RunningAhead, Generic[T]):
                 await self.read()
                 await self.until(self._is_idle)
             finally:
-                # What is shared may take its time to close, whoever stops waiting.
+                # Shielded: the resource may close slowly, even if the waiter is cancelled.
                 self._may_cancel = False
                 if running_loop() is not None:
                     await cancelled(self.under_way)
@@ -341,8 +341,8 @@ class Window(RunningAhead, Generic[T]):
         return not self.under_way and not self.results.is_ready()
 
     def group(self, most: int) -> list[T]:
-        """Take what is ready, which may all be left out; raise the error that is first."""
-        # An error would take with it what was taken before.
+        """Take the ready results, maybe none after skips; raise if the first is an error."""
+        # Stop before an error: raising it would lose the results taken so far.
         most = 1 if self._failed else most
         group: list[T] = []
         while len(group) < most and self.has_something():
@@ -358,13 +358,13 @@ class Window(RunningAhead, Generic[T]):
     def drop(self) -> None:
         self.results.clear()
         self._failed.clear()
-        # The pass is remembered, and what the calls shared is not to be kept alive by it.
+        # The pass outlives the calls and must not keep their resource alive.
         self._running.ahead = NOTHING_AHEAD
 
     def _finish(self, task: asyncio.Task[T | Exit]) -> None:
         position = self.under_way.pop(task)
-        # One error ends the iteration. Nobody asks for those of later items, and asyncio
-        # would report them as forgotten, had nobody looked.
+        # The first error ends the iteration. Look at the others too, or asyncio would log
+        # them as never retrieved.
         if task.cancelled() or task.exception() or may_raise(task.result()):
             self._failed.add(task)
         self.results.finished(position, task)
@@ -474,7 +474,7 @@ class AsyncMapper(IterDataPipe[T]):
         return AsyncMapPass(run)
 
     def first_cursor(self, tree: RunTree) -> Cursor:
-        return first_cursor(tree.course_of(self))
+        return first_cursor(tree.yield_order_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)
@@ -483,7 +483,7 @@ class AsyncMapper(IterDataPipe[T]):
         return not self.ordered
 
     def window(self, running: AheadPass[T]) -> Window[T]:
-        """Return the calls of one pass, which are not begun yet."""
+        """Return the window of one pass, before it starts."""
         shared = nullcontext() if self.resource is None else SharedResource(self.resource, self)
         return Window(
             running,
@@ -494,7 +494,7 @@ class AsyncMapper(IterDataPipe[T]):
         )
 
     def call_with(self, shared: Any) -> Call[Any]:
-        """Return what is called for each item, given what the calls share."""
+        """Return the function to call for each item, given the shared resource."""
         fn = watched_async(self.fn, self)
         if self.resource is not None:
             fn = functools.partial(_with_last, fn, shared)
@@ -509,7 +509,7 @@ class AsyncMapper(IterDataPipe[T]):
         try:
             return await apply(item)
         except BaseException as error:
-            # Without a loop it is no error: the coroutine is collected after its loop's end.
+            # Without a loop this is no error: the coroutine is collected after its loop's end.
             if running_loop() is not None:
                 blame(error, self)
             raise
@@ -529,11 +529,11 @@ class AsyncMapPass(AheadPass[T]):
     async def __aiter__(self) -> AsyncIterator[T]:
         async with aclosing(self._groups(most=1)) as groups:
             async for group in groups:
-                # What was just handed out is not kept alive here while the next is awaited.
+                # Do not keep the yielded item alive while awaiting the next one.
                 yield group.pop()
 
     def groups(self) -> AsyncGenerator[list[T], None]:
-        """Yield the items in lists; where the pass stands is known after each of them."""
+        """Yield the items in lists; ``cursor()`` is exact after each list."""
         return self._groups(most=GROUP_ITEMS)
 
     async def _groups(self, most: int) -> AsyncGenerator[list[T], None]:
@@ -618,11 +618,11 @@ class ListPass(AsyncMapPass[Any]):
 
     def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
-        #: How many results are left out, which were yielded in lists before.
+        #: How many results to drop, because earlier lists already had them.
         self._unwanted = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self._unwanted = super().go_on(position * self.pipe.batch_size, cursor, cursors)
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._unwanted = super().resume_at(position * self.pipe.batch_size, cursor, cursors)
         return 0
 
     def groups(self) -> AsyncGenerator[list[Any], None]:

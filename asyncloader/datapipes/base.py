@@ -1,12 +1,12 @@
 """What every datapipe is.
 
 This file is about ``IterDataPipe`` and ``MapDataPipe``, the bases of all pipes:
-how a pipe is iterated in either colour, copied, named, and given its fluent
-methods.
+how a pipe is iterated by ``for`` and ``async for``, copied, named, and given its
+fluent methods.
 
-A pipe that computes implements ``__iter__`` as a generator, and one that waits ``__aiter__``;
-the other form comes from here. Built-in pipes whose place is worth knowing between two items
-implement ``new_pass`` instead.
+A pipe that computes implements ``__iter__`` as a generator; a pipe that waits for I/O implements
+``__aiter__`` as an async generator. The base class adds the other form. Built-in pipes that can
+resume between two items implement ``new_pass`` instead.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from asyncloader.main_script import MAIN, home_of
 T_co = TypeVar("T_co", covariant=True)
 P = TypeVar("P", bound=type[Any])
 
-#: Gives memory of so many bytes to be filled, or None where it has none to give.
+#: Returns memory for so many bytes, or None if there is none.
 Allocate = Callable[[int], memoryview | None]
 
 
-def check_colours(cls: type) -> None:
+def check_sync_and_async(cls: type) -> None:
     """Raise TypeError for a class whose ``__iter__`` is async, or whose ``__aiter__`` is not."""
     iterate, aiterate = vars(cls).get("__iter__"), vars(cls).get("__aiter__")
     if inspect.isasyncgenfunction(iterate) or inspect.iscoroutinefunction(iterate):
@@ -48,8 +48,8 @@ def check_colours(cls: type) -> None:
         )
 
 
-#: The modules that define what the methods of a name build: of those here, and of those that
-#: only another process has so far.
+#: The modules that define the pipe of each fluent method: those registered here, and those
+#: that so far only another process has registered.
 _homes: dict[str, set[str]] = {}
 _elsewhere: dict[str, set[str]] = {}
 
@@ -69,7 +69,7 @@ def register(base: type, name: str, pipe_class: type) -> None:
     build.__name__ = name
     build.__qualname__ = f"{base.__name__}.{name}"
     build.__doc__ = pipe_class.__doc__
-    # The names in its signature are those of the pipe's own file.
+    # Its annotations are evaluated in the pipe's own module.
     build.__module__ = pipe_class.__module__
     build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
     build.builds = pipe_class  # type: ignore[attr-defined]
@@ -78,18 +78,18 @@ def register(base: type, name: str, pipe_class: type) -> None:
 
 
 def homes_of_methods() -> dict[str, set[str]]:
-    """Return the modules that define what fluent methods build, by the methods' names."""
+    """Return the modules that define the pipes of fluent methods, by method name."""
     names = _homes.keys() | _elsewhere.keys()
     return {name: _homes.get(name, set()) | _elsewhere.get(name, set()) for name in names}
 
 
 def expect_methods(homes: Mapping[str, set[str]]) -> None:
-    """Have pipes bring these methods, which were not registered here, when they are called."""
+    """Import these methods' modules when a pipe's method of that name is called."""
     _elsewhere.update({name: set(modules) for name, modules in homes.items()})
 
 
 def bring(name: str) -> bool:
-    """Import what registers a method that another process has; whether there was anything."""
+    """Import the modules that register a method; False if none is known."""
     modules = _elsewhere.get(name, set())
     missing = modules - {MAIN}
     modules -= missing
@@ -99,14 +99,14 @@ def bring(name: str) -> bool:
 
 
 def is_of_script(name: str) -> bool:
-    """Whether another process has the method from its main script, which is not imported here."""
+    """Whether another process's main script registered the method; it is not imported here."""
     return MAIN in _elsewhere.get(name, ())
 
 
 def _method_signature(pipe_class: type) -> inspect.Signature:
     signature = inspect.signature(pipe_class)
     others = list(signature.parameters.values())
-    # `self` is the first source. A pipe of several takes the others under its own name.
+    # `self` is the first source; a pipe of several sources takes the others as *datapipes.
     if others and others[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del others[0]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -117,7 +117,7 @@ def _identity(pipe_class: type | None) -> tuple[str, str] | None:
     return None if pipe_class is None else (pipe_class.__module__, pipe_class.__qualname__)
 
 
-#: How pipes of one kind become those of the other, by the name of the kind that is wanted.
+#: What to call on a pipe of the other kind, by the name of the kind that has the method.
 _WAYS = {
     "IterDataPipe": "pipes that are iterated have it: call .to_iter_datapipe() first",
     "MapDataPipe": "pipes that are looked up by key have it: call .to_map_datapipe() first",
@@ -130,10 +130,10 @@ _OF_SCRIPT = (
 
 
 class UnknownName(AttributeError):
-    """A pipe has no attribute of a name; the message says what may have been meant."""
+    """A pipe has no attribute of this name; the message suggests a similar one."""
 
     def __str__(self) -> str:
-        # Most are never shown: whether a pipe has some method is asked all the time.
+        # Built only when shown: ``hasattr`` on pipes is frequent and discards the error.
         return str(self.args[0])
 
     def __reduce__(self) -> Any:
@@ -142,7 +142,7 @@ class UnknownName(AttributeError):
 
 @dataclass(frozen=True)
 class MissingName:
-    """What is said of a name that a class of pipes does not have."""
+    """The message for a name that a class of pipes does not have."""
 
     cls: type
     name: str
@@ -174,28 +174,27 @@ class DataPipe:
 
     functional_name: ClassVar[str | None] = None
 
-    #: Whether going on may make items once more that were made before: those that a pass
-    #: holds, has run ahead for, or has to replay.
+    #: Whether resuming may make items again that were made before: those that a pass holds,
+    #: has read ahead, or must replay.
     makes_again: ClassVar[bool] = True
 
     #: The tree that runs this pipe, if it is a built-in one; see ``RunTree``.
     _tree: RunTree | None = None
 
-    #: What it is called in messages, where that is the name of a pipe whose place it took.
+    #: Its name in messages, if it replaces another pipe and keeps that pipe's name.
     known_as: str = ""
 
-    #: Whether this pipe stands where others were that run elsewhere.
+    #: Whether this pipe replaces pipes that run in another process.
     is_stand_in: ClassVar[bool] = False
 
-    #: Whether the sources are read one after the other, so that one pipe may be several of them.
+    #: Whether the sources are read one after another, so that the same pipe may occur twice.
     reads_in_turn: ClassVar[bool] = False
 
-    #: The pipes this one reads from, where it wants to say so itself. Otherwise
-    #: they are found among its attributes.
+    #: The pipes this one reads from. If it is not set, they are found among the attributes.
     edges: Iterable[Any] | None = None
 
-    #: Whether each worker gets items of its own from this pipe as it is, because the pipe asks
-    #: ``get_worker_info`` which are whose. Then no sharding pipe is to follow.
+    #: Whether the pipe itself gives each worker different items, because it asks
+    #: ``get_worker_info``. Then no sharding pipe may follow.
     shards_itself: bool = False
 
     def is_replicable(self) -> bool:
@@ -207,22 +206,22 @@ class DataPipe:
         return False
 
     def rewired(self, graph: Any) -> Any:
-        """Return the graph as it is to be run; asked of a pipe that lives with the loader."""
+        """Return the graph to run instead; called on a pipe that lives with the loader."""
         return graph
 
     def carry(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         """Let envelopes pass, by calling ``wrap(function)`` where ``function`` was called.
 
-        False for a pipe that has no such function, or makes other than one item of one.
+        Return False if the pipe has no such function, or is not one-to-one.
         """
         return False
 
     def goes_by_clock(self) -> bool:
-        """Whether what the pipe yields depends on the time, so that no snapshot can go back."""
+        """Whether the pipe's items depend on the time, so that no snapshot can restore them."""
         return False
 
     def refusal(self) -> str:
-        """Say why the pipe would lose items where it stands in its graph; nothing if it does not.
+        """Return why the pipe would lose items at its place in the graph, or "" if it would not.
 
         A loader raises it before the first item.
         """
@@ -233,39 +232,39 @@ class DataPipe:
         return False
 
     def waits(self) -> bool:
-        """Whether this pipe itself, leaving its sources aside, takes an event loop."""
+        """Whether this pipe itself, without its sources, needs an event loop."""
         return False
 
     def make_in(self, allocate: Allocate) -> None:
-        """Make what is yielded in memory of ``allocate``, where that saves a copy.
+        """Make items in memory from ``allocate``, if that saves a copy.
 
-        To be asked of the last pipe only, since what it yields is sent from there: nothing
-        may change it, or keep it, on its way.
+        Called only on the last pipe: its items are sent from that memory, so no other pipe
+        may change or keep them.
         """
 
     def is_made_elsewhere(self) -> bool:
-        """Whether what the pipe yields next is made, by processes, whoever waits for it."""
+        """Whether other processes make the next items, even while nobody waits for them."""
         return False
 
     def has_no_order(self) -> bool:
-        """Whether the pipe hands its items out as they come, another time in another order."""
+        """Whether the pipe yields items as they are ready, so that their order may differ."""
         return False
 
     def cursor_form(self) -> Form:
-        """Return what a cursor of this pipe looks like; a state is held to it when it is loaded.
+        """Return the form of this pipe's cursors; a loaded state is checked against it.
 
-        A pipe whose passes have ``marks``, or a ``cursor`` of their own, says so itself.
+        A pipe whose passes have ``marks`` or define ``cursor`` must override this.
         """
         return no_cursor
 
     def yielded_at(self, cursor: Cursor) -> int:
-        """Return how many items were yielded where a cursor was taken, or fewer."""
+        """Return how many items were yielded at a cursor, or a smaller number."""
         return int(cursor.get("yielded", 0))
 
     def first_cursor(self, tree: RunTree) -> Cursor:
-        """Return the cursor of a pass to come, to which all that is handed out in it belongs.
+        """Return a cursor of the next pass's beginning, which includes all that it yields.
 
-        To be asked of a pipe that has no order.
+        Only for a pipe that has no order.
         """
         raise NotImplementedError
 
@@ -276,7 +275,7 @@ class DataPipe:
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):
-                # A property of the pipe's own failed: let its own error come out.
+                # A property of the pipe raised AttributeError: show that error.
                 return object.__getattribute__(self, name)
             if bring(name):
                 return getattr(self, name)
@@ -298,14 +297,14 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_colours(cls)
+        check_sync_and_async(cls)
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        """Return a pass that begins at the first item; built-in pipes with a place do this."""
+        """Return a pass that begins at the first item; built-in pipes that resume define this."""
         raise NotImplementedError
 
     def has_passes(self) -> bool:
-        """Whether the pipe is run by ``new_pass``, and not by a class that iterates otherwise."""
+        """Whether ``new_pass`` runs the pipe; a subclass that overrides iteration has none."""
         cls = type(self)
         iterates = cls.__iter__ is not IterDataPipe.__iter__
         aiterates = cls.__aiter__ is not IterDataPipe.__aiter__
@@ -334,7 +333,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         return aiter(run.abegin())
 
     def picks(self) -> bool:
-        """Whether single items can be had, by position, for much less than all before them."""
+        """Whether the pipe can make single items by position without making all before them."""
         return False
 
     def iter_at(self, positions: list[int]) -> Iterator[T_co]:
@@ -346,11 +345,11 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         return False
 
     def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T_co]:
-        """Iterate one share of the items, given cursors from before it; begins at once."""
+        """Iterate one share of the items, given earlier cursors; begins at once."""
         raise NotImplementedError
 
     def is_async(self) -> bool:
-        """Whether a loop iterates this pipe by itself, without a thread."""
+        """Whether an event loop iterates this pipe without a thread."""
         return type(self).__aiter__ is not IterDataPipe.__aiter__
 
     def waits(self) -> bool:
@@ -442,7 +441,7 @@ def is_pipe(value: object) -> bool:
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:
-    # Nobody can hold one of torch's pipes before torch's module of pipes was imported.
+    # Not imported here: without torch's module there can be no torch pipe.
     module = sys.modules.get("torch.utils.data.datapipes.datapipe")
     found = getattr(module, name, None)
     return () if found is None else (found,)

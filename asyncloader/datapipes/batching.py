@@ -48,8 +48,8 @@ async def timed_batches(
 ) -> AsyncGenerator[list[T], None]:
     """Yield the source's items in lists of ``size``, or of fewer after ``max_wait`` seconds.
 
-    The seconds count from the arrival of a list's first item. Whoever is slow to take
-    a list gets a longer one: it is closed when it is taken. At most ``size`` items are held.
+    The seconds count from the arrival of a list's first item. A list grows until it is taken,
+    so a slow consumer gets a longer one. At most ``size`` items are held.
     """
     waiting: Waiting[T] = Waiting(size, max_wait)
     loop = asyncio.get_running_loop()
@@ -57,14 +57,14 @@ async def timed_batches(
     try:
         while batch := await waiting.batch():
             yield batch
-            # The batch just yielded is not kept alive here while the next is made.
+            # Do not keep the yielded batch alive while the next one is made.
             del batch
     finally:
         await cancelled([reader])
 
 
 class Waiting(Generic[T]):
-    """The items that wait for company, with the moments at which their waiting ends."""
+    """The items of the next batch, with the time at which each has waited long enough."""
 
     def __init__(self, size: int, max_wait: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class Waiting(Generic[T]):
         self._consumer = LoopWaiter(self._loop)
 
     async def read(self, source: AsyncIterable[T]) -> None:
-        """Hold what comes from the source, as long as there is room."""
+        """Read the source while there is room."""
         try:
             await self._read(aiter(source))
         except asyncio.CancelledError as error:
@@ -86,12 +86,12 @@ class Waiting(Generic[T]):
                 raise
             self._error = not_cancelled(error)
         except Stopped:
-            # The source was closed elsewhere: the consumer must not take that for its end.
+            # The source was closed elsewhere. The consumer must not take that for its end.
             self._error = Stopped()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
             self._error = error
         except KeyboardInterrupt as error:
-            # It is the user who interrupts whatever runs on this loop.
+            # The user interrupts the loop itself, so it must see this too.
             self._error = error
             raise
         finally:
@@ -121,7 +121,7 @@ class Waiting(Generic[T]):
         if self._is_closed():
             return
         _, due = self._items[0]
-        # A timer's call comes up to a tick of the clock early; what counts is that it came.
+        # A timer may fire a clock tick early, so trust the call and not the clock.
         timer = self._loop.call_at(due, self._fall_due)
         try:
             await self._consumer.until(self._is_closed)
@@ -218,7 +218,7 @@ class Batcher(IterDataPipe[list[T]]):
 
 @dataclass
 class BatchPass(Pass[Any]):
-    """One pass over a Batcher, whose place is that of its source."""
+    """One pass over a Batcher; its position follows from its source's."""
 
     marks = ()
 
@@ -233,12 +233,12 @@ class BatchPass(Pass[Any]):
                 if len(batch) < size and pipe.drop_last:
                     return
                 yield pipe.batched(batch)
-                # The batch just yielded is not kept alive here while the next is made.
+                # Do not keep the yielded batch alive while the next one is made.
                 del batch
         finally:
             close_items(items)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position * self.pipe.batch_size, cursors)
         return 0
 
@@ -263,7 +263,7 @@ class TimedBatchPass(Pass[Any]):
 
 
 def most_items(source: Any) -> int:
-    """Return how many items a source has at most, where they are plain data; otherwise MOST."""
+    """Return a bound of a source's length if it wraps plain data; otherwise MOST."""
     data: Any = None
     if not is_ours(source):
         return MOST
@@ -271,7 +271,7 @@ def most_items(source: Any) -> int:
         return -(-most_items(source.source) // source.batch_size)
     if isinstance(source, OneToOne):
         return most_items(source.source)
-    # A list that is read as it is may grow.
+    # A list that is not copied may grow.
     if isinstance(source, IterableWrapper) and source.deepcopy:
         data = source.iterable
     elif isinstance(source, MapToIterConverter) and isinstance(source.source, SequenceWrapper):
@@ -280,7 +280,7 @@ def most_items(source: Any) -> int:
 
 
 def largest_batch(source: Any) -> int:
-    """Return how many items a source's batches have at most, as far as that is known."""
+    """Return the size of a source's largest possible batch, or MOST if it is unknown."""
     if not is_ours(source):
         return MOST
     if isinstance(source, Batcher) and source.wrapper_class is list:

@@ -39,11 +39,11 @@ async def from_thread(run: Startable[T], crossing: Exchange[T] | None = None) ->
                 return
             for item in group:
                 yield item
-            # Nothing handed out is kept alive here while the next is waited for.
+            # Do not keep yielded items alive while waiting for the next.
             del group, item
     finally:
-        # Its home waits for the thread. A wait right here would be cut off by the end of
-        # the loop where a reader drops this generator instead of closing it.
+        # The home waits for the thread. If a reader drops this generator instead of closing
+        # it, a wait here would be cut off when the loop ends.
         giver.stop()
         exchange.drop()
         if shared is None:
@@ -76,7 +76,7 @@ def taken_at(
 
 
 def _unmarked() -> Exchange[Any]:
-    """Return an exchange for items of which nobody asks where they stand."""
+    """Return an exchange for items whose cursors nobody needs."""
     return Exchange(Nobody(), lambda into: None, {})
 
 
@@ -95,7 +95,7 @@ def _taken(
             yield from group
             del group
     finally:
-        # A loop that is closed has ended its tasks; a home that closes ends them itself.
+        # A closed loop has ended its tasks; a closing home ends them itself.
         with contextlib.suppress(RuntimeError, Stopped):
             home.loop.call_soon_threadsafe(giver.stop)
             waiter.until(lambda: giver.is_done)
@@ -105,8 +105,8 @@ def _taken(
 def draw_for_all(items: Iterator[T]) -> T:
     """Return the next of items that several threads draw, one at a time.
 
-    Waits that begin in here last as long as the pass: closing the thread that happens
-    to draw does not end them for the others.
+    Waits in here end only with the pass: closing the thread that draws at the moment must
+    not end them for the others.
     """
     place = PLACE.get()
     if place is None or place[1] is None:
@@ -148,7 +148,7 @@ def call_on(
         waiter.until(future.done)
         return released(future.result())
     finally:
-        # Whoever stops waiting stops the work as well.
+        # A caller that stops waiting cancels the call too.
         future.cancel()
 
 
@@ -156,5 +156,5 @@ def _called(*args: Any) -> Any:
     try:
         return call_on(*args)
     except concurrent.futures.CancelledError as error:
-        # It is the function itself that raised this, as any other error.
+        # The function itself raised this, so it is an ordinary error.
         raise asyncio.CancelledError(*error.args) from None

@@ -1,8 +1,8 @@
 """A user's function inside a pipe.
 
-This file is about calling it, be it ``def`` or ``async def``, about what is said when it fails
-(the user's own exception comes out, with a note that names the pipe), and about debug mode,
-which names a function that holds the loop or the GIL for too long.
+This file is about calling it, ``def`` or ``async def``; about its errors, which are raised
+unchanged with a note that names the pipe; and about debug mode, which names a function that
+blocks the event loop or the GIL for too long.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ T = TypeVar("T")
 
 _BEAT_SECONDS = 0.01
 _LONG_SECONDS = 0.03
-#: How many silences are remembered.
+#: How many silences are kept.
 _SILENCES = 16
 
 
 class Pulse:
-    """Beats a hundred times a second, in a thread of its own, while somebody listens."""
+    """A thread that wakes a hundred times a second; a gap shows that something held the GIL."""
 
     def __init__(self) -> None:
-        # Whoever collects garbage in here may stop listening.
+        # Reentrant: a garbage collection in here may run code that stops listening.
         self._lock = threading.RLock()
         self._listeners = 0
         self._stop = Bell()
         self._latest = 0.0
-        #: When the latest silences that were long began and ended.
+        #: The beginnings and ends of the latest long silences.
         self._silences: tuple[tuple[float, float], ...] = ()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Have it beat."""
+        """Keep the thread running."""
         with self._lock:
             self._listeners += 1
             if self._listeners == 1:
@@ -65,13 +65,13 @@ class Pulse:
                     self._stop.ring()
 
     def silence(self, since: float) -> float:
-        """Return for how long at most it was silent at a stretch, from ``since`` on."""
+        """Return the longest silence in seconds from ``since`` on."""
         now = perf_counter()
         silences = (*self._silences, (self._latest, now))
         return max(end - max(begin, since) for begin, end in silences)
 
     def start_anew(self) -> None:
-        """Forget the thread of the parent, in a forked child."""
+        """Start afresh in a forked child, which does not have the parent's thread."""
         self.__init__()  # type: ignore[misc]  # nothing of it is good any more
 
     def _start(self) -> None:
@@ -90,7 +90,7 @@ class Pulse:
             self._latest = now
 
 
-#: The one of this process.
+#: The pulse of this process.
 PULSE = Pulse()
 
 if sys.platform != "win32":
@@ -138,10 +138,9 @@ def watched_async(function: Callable[..., Any], pipe: object) -> Callable[..., A
 
 @contextlib.contextmanager
 def watched_plain(function: Callable[..., Any], pipe: object) -> Iterator[Callable[..., Any]]:
-    """Give a plain function that, in debug mode, tells of mistakes.
+    """Give a plain function that, in debug mode, warns of mistakes.
 
-    Those are results that nobody will await, and holding the GIL beside an event loop that
-    needs it.
+    These are results that nobody will await, and holding the GIL that an event loop needs.
     """
     if not is_debug():
         yield function
@@ -157,7 +156,7 @@ def _checked(name: str, function: Callable[..., Any], *args: Any) -> Any:
         return _awaited(name, function, *args)
     finally:
         silence = PULSE.silence(begun)
-        # One that waits lets go of the GIL: it was some other thread that held it then.
+        # A function that mostly waited had released the GIL: another thread held it.
         if silence >= _HELD_SECONDS <= thread_time() - used:
             logger.warning(
                 "%s held the GIL, and the event loop with it, for %.0f ms; let worker processes"
@@ -174,12 +173,12 @@ def _awaited(name: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _is_beside_loop() -> bool:
-    # A worker process is the place for what holds the GIL.
+    # In a worker process it is fine to hold the GIL.
     return PLACE.get() is not None and this_worker() is None
 
 
 class _Steps:
-    """Awaits something and looks how long each of its steps takes."""
+    """Awaits something and measures how long each of its steps takes."""
 
     def __init__(self, work: Awaitable[Any], name: str) -> None:
         self._work = work
@@ -214,7 +213,7 @@ class _Steps:
 def _check_result(result: Any, name: str) -> None:
     if inspect.isasyncgen(result):
         logger.warning("%s returned an async generator, which nobody will iterate", name)
-    # A coroutine is an error in any mode.
+    # A coroutine is an error in any mode, not a warning.
     elif inspect.isawaitable(result) and not inspect.iscoroutine(result):
         kind = type(result).__name__
         logger.warning("%s returned a %s, which nobody will await; use async_map", name, kind)
@@ -240,7 +239,7 @@ def _runs(function: object, is_kind: Callable[[object], bool]) -> bool:
         call = call.func
     if is_kind(call) or not callable(call):
         return is_kind(call)
-    # Calling a class makes an object, however that is called then.
+    # Calling a class makes an object, even if the object's own __call__ is async.
     return not isinstance(call, type) and is_kind(call.__call__)
 
 
@@ -271,8 +270,8 @@ def calling(function: Callable[..., Any], pipe: object = None) -> Iterator[Calla
 
 
 def unawaited(pipe: object, coroutine: Coroutine[Any, Any, Any]) -> TypeError:
-    """Return the error for a plain function that handed back a coroutine, which is closed."""
-    # Python would warn of it too, when it is collected, and say less.
+    """Close the coroutine that a plain function returned, and return the error for it."""
+    # Python would warn of it too, but later and without the pipe's name.
     coroutine.close()
     return TypeError(
         f"the function of {stage_name(pipe)} returned a coroutine, but is no async function"
@@ -283,10 +282,8 @@ def unawaited(pipe: object, coroutine: Coroutine[Any, Any, Any]) -> TypeError:
 def blame(error: BaseException, pipe: object) -> None:
     """Note on an error that a user's function raised that it was raised in ``pipe``.
 
-    To be called where the error is caught, which then raises it again. Errors with
-    which a generator or the interpreter is ended are no way for a function to fail:
-    for those a RuntimeError is raised here, so that they cannot pass for the end of
-    the data.
+    The caller then raises the error again. StopIteration, GeneratorExit and the like would
+    look like the end of the data, so for those this raises a RuntimeError instead.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         note(error, f"raised in {stage_name(pipe)}")
@@ -297,11 +294,11 @@ def blame(error: BaseException, pipe: object) -> None:
 
 
 def _ends_the_process(error: BaseException) -> bool:
-    # In the loader's process it is the user who interrupts; in a worker it is nobody.
+    # Ctrl-C reaches the loader's process; in a worker only the function itself can raise this.
     if isinstance(error, KeyboardInterrupt):
         return this_worker() is None
     if isinstance(error, asyncio.CancelledError):
-        # A function that raises it by itself has failed like any other.
+        # If nobody cancelled us, the function raised it itself and has simply failed.
         return is_being_cancelled()
     return isinstance(error, Stopped | SystemExit)
 
@@ -309,8 +306,7 @@ def _ends_the_process(error: BaseException) -> bool:
 def answer_of(pipe: object, function: Callable[..., Any], *args: Any) -> Any:
     """Return what a function that was given to ``pipe`` returns for ``args``.
 
-    An error that it raises is noted to come from the pipe, and a coroutine that nobody
-    would await is a TypeError.
+    Its errors get a note that names the pipe; a returned coroutine is a TypeError.
     """
     try:
         answer = function(*args)
@@ -323,12 +319,12 @@ def answer_of(pipe: object, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def key_of(pipe: object, function: Callable[..., Any], item: Any) -> Any:
-    """Return the key that a function which was given to ``pipe`` has for an item."""
+    """Return an item's key by the key function of ``pipe``."""
     return checked_key_of(pipe, answer_of(pipe, function, item))
 
 
 def checked_key_of(pipe: object, key: Any) -> Any:
-    """Return what can be a key of a dict; raise a TypeError that names ``pipe`` otherwise."""
+    """Return a hashable key; raise a TypeError that names ``pipe`` otherwise."""
     try:
         hash(key)
     except TypeError as error:

@@ -40,7 +40,7 @@ class Columns:
         """Return the item with the function's result in its place."""
         if self.input_col is None and self.output_col is None:
             return result
-        # The item may be somebody else's too: the result goes into a copy.
+        # Others may hold the item too, so the result goes into a copy.
         changed = list(item) if isinstance(item, tuple) else copy.copy(item)
         if self.output_col == -1:
             changed.append(result)
@@ -57,7 +57,7 @@ class Columns:
         first, *rest = self.input_col
         changed[first] = result
         if isinstance(changed, MutableSequence):
-            # A place may be counted from both ends, and what is behind a deleted one moves.
+            # Indices may be negative, and deleting one element moves those behind it.
             places = range(len(changed))
             first, rest = places[first], sorted((places[each] for each in rest), reverse=True)
         for column in dict.fromkeys(rest):
@@ -74,12 +74,12 @@ class ColumnFunction:
 
     @staticmethod
     def of(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[..., Any]:
-        """Return the function of whole items; the function itself where no column is named."""
+        """Return a function of whole items; ``function`` itself if no column is named."""
         columns = checked_columns(checked_function("fn", function), input_col, output_col)
         if input_col is None and output_col is None:
             return function
         if output_col is None and isinstance(input_col, list | tuple) and not input_col:
-            raise ValueError("input_col names no column: say by output_col where results go")
+            raise ValueError("input_col names no column: pass output_col, to say where results go")
         kind = AsyncColumnFunction if is_async(function) else ColumnFunction
         return kind(function, columns)
 
@@ -101,7 +101,7 @@ class AsyncColumnFunction(ColumnFunction):
 
 
 def reading(function: Callable[..., Any], input_col: Any) -> Callable[..., Any]:
-    """Return a function of whole items that gives what ``function`` gives for their columns."""
+    """Return a function of whole items that calls ``function`` with their columns."""
     columns = checked_columns(function, input_col, None)
     if input_col is None:
         return function
@@ -119,12 +119,12 @@ async def _read_async(function: Callable[..., Any], columns: Columns, item: Any)
 def checked_columns(
     function: Callable[..., Any], input_col: Any, output_col: Any, *, more: int = 0
 ) -> Columns:
-    """Return the columns, or raise ValueError for those that cannot go together.
+    """Return the columns, or raise ValueError for a combination that is not possible.
 
     The function takes ``more`` arguments after those that come from columns.
     """
     if input_col is None and output_col is not None:
-        raise ValueError("output_col needs an input_col: say what the function is given")
+        raise ValueError("output_col needs an input_col: name the column that the function gets")
     if isinstance(output_col, list | tuple):
         if len(output_col) != 1:
             raise ValueError(f"output_col must be a single column, got {output_col!r}")

@@ -1,8 +1,8 @@
 """Several sources side by side, or mixed.
 
 This file is about pipes that take an item from each of their sources in turn: zip, zip_longest,
-mux and mux_longest, and the map form of zip; and about SampleMultiplexer, which draws by the
-sources' weights where each item comes from.
+mux and mux_longest, and the map form of zip; and about SampleMultiplexer, which draws the source
+of each item at random, by weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncloader.datapipes.edges import beginning, resume_one
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import put_to_come
+from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import OutlastingPass
@@ -53,13 +53,13 @@ class UnevenPass(OutlastingPass[T]):
     def __post_init__(self) -> None:
         self.sources = [self.run.of(source) for source in self.pipe.sources]
         self.taken = [0] * len(self.sources)
-        # Where the sources stood when this pass began, or went on: those that were not read
-        # since say nothing that could be relied on.
+        # The sources' cursors when this pass began or resumed. A source that was not read since
+        # may have none of its own.
         self._began_at = [*self.taken]
         self._began_with: list[Cursors] = [{} for _ in self.sources]
 
     def note_begin(self) -> None:
-        """Note where the sources begin; before they do."""
+        """Note the sources' first cursors, before they begin."""
         self._began_with = [beginning(source) for source in self.sources]
 
     def note_taken(self, turn: int) -> None:
@@ -67,18 +67,18 @@ class UnevenPass(OutlastingPass[T]):
         self.taken[turn] += 1
         self._began_with[turn] = {}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         for turn, source in enumerate(self.sources):
             if self.taken[turn] > self._began_at[turn]:
                 source.put_cursors(into)
             else:
                 into.update(self._began_with[turn])
                 if not self.taken[turn]:
-                    put_to_come(source, into)
-        super().put_above(into)
+                    put_unordered_cursors(source, into)
+        super().put_source_cursors(into)
 
     def resume_each(self, taken: Iterable[int], cursors: Cursors) -> None:
-        """Let the sources go on after so many items of each."""
+        """Resume each source after the given number of its items."""
         self.taken = [*taken]
         self._began_at = [*self.taken]
         for source, count in zip(self.sources, self.taken, strict=True):
@@ -119,7 +119,7 @@ class Zipper(IterDataPipe[tuple[Any, ...]]):
 
 @dataclass
 class SideBySide(Pass[T]):
-    """A pass that has taken as many items of every source."""
+    """A pass that takes the same number of items from every source."""
 
     marks = ()
 
@@ -128,23 +128,23 @@ class SideBySide(Pass[T]):
     def __post_init__(self) -> None:
         self.sources = [self.run.of(source) for source in self.pipe.sources]
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         for source in self.sources:
             source.put_cursors(into)
 
     def resume_all(self, position: int, cursors: Cursors) -> None:
-        """Let every source go on after its first ``position`` items."""
+        """Resume every source after its first ``position`` items."""
         for source in self.sources:
             resume_one(source, position, cursors)
 
 
 @dataclass
 class InStep(SideBySide[tuple[Any, ...]]):
-    """A pass that has taken as many items of every source as it has yielded itself."""
+    """A pass that takes one item from every source for each item it yields."""
 
     yielded: int = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.resume_all(position, cursors)
         return 0
@@ -176,7 +176,7 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
 
     def __init__(self, *datapipes: Iterable[Any], fill_value: Any = None) -> None:
         for pipe in datapipes:
-            # A fill_value by mistake would be one more source.
+            # A fill_value passed by position would be taken for one more source.
             if not is_pipe(pipe):
                 raise TypeError(
                     f"zip_longest reads datapipes, got {kind_name(pipe)}; wrap a list by"
@@ -224,7 +224,7 @@ class Multiplexer(IterDataPipe[T]):
 
 @dataclass
 class MuxPass(SideBySide[T]):
-    """One pass over a Multiplexer: the rounds taken, and the turns had in the last of them."""
+    """One pass over a Multiplexer: the rounds taken, and the items yielded of the last round."""
 
     rounds: int = 0
     turn: int = 0
@@ -235,14 +235,14 @@ class MuxPass(SideBySide[T]):
         first: Cursors = {}
         for source in self.sources:
             first |= source.first_cursors()
-        self.above = Marks(super().put_above, lambda: self.rounds - 1, first)
+        self.above = Marks(super().put_source_cursors, lambda: self.rounds - 1, first)
 
-    def put_above(self, into: Cursors) -> None:
-        # The items of a round under way were all taken already.
+    def put_source_cursors(self, into: Cursors) -> None:
+        # All items of the current round were taken already.
         is_whole = self.turn == len(self.sources)
         into.update(self.above.at(self.rounds if is_whole else self.rounds - 1))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.rounds, behind = divmod(position, len(self.sources))
         self.turn = len(self.sources)
         self.above.restart(self.rounds, cursors)
@@ -297,12 +297,12 @@ class MuxLongestPass(UnevenPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), "ended": sorted(self.ended)}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.yielded, self.turn, self.rounds = cursor["yielded"], cursor["turn"], cursor["rounds"]
         self.ended = set(cursor["ended"])
-        # One that has ended had fewer items than this.
+        # A source that had ended has fewer items than this.
         taken = (self.rounds + (place <= self.turn) for place in range(len(self.sources)))
         self.resume_each(taken, cursors)
         return position - self.yielded
@@ -348,7 +348,7 @@ class MapZipper(MapDataPipe[tuple[Any, ...]]):
 
     def __getitem__(self, key: Any) -> tuple[Any, ...]:
         if _is_from_end(key):
-            # Counted from the end, the same key would mean another item in each source.
+            # The sources may differ in length, so a negative key would mean different items.
             key = index_within(key, len(self))
         return tuple(source[key] for source in self.sources)
 
@@ -379,7 +379,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
         self, pipes_to_weights_dict: Mapping[Iterable[T], float], seed: int | None = None
     ) -> None: ...
 
-    # A dict made elsewhere is one of just the pipes that are in it.
+    # A Mapping's key type is invariant, so a dict keyed by one pipe class needs this.
     @overload
     def __init__(
         self: SampleMultiplexer[Any],
@@ -403,7 +403,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
 
     @property
     def sources(self) -> tuple[Iterable[T], ...]:
-        """What is mixed, in the order in which it was given."""
+        """The sources, in the order in which they were given."""
         return tuple(self.pipes_to_weights_dict)
 
     def new_pass(self, run: Run[Any]) -> MixPass[T]:
@@ -429,7 +429,7 @@ _EACH_DRAW_COUNTS: Rule = (
 
 @dataclass
 class MixPass(UnevenPass[T]):
-    """One pass over a SampleMultiplexer: the draws made, and what each source has given."""
+    """One pass over a SampleMultiplexer: its draws, and the items taken of each source."""
 
     marks = ("seed", "drawn", "yielded")
 
@@ -467,13 +467,13 @@ class MixPass(UnevenPass[T]):
             rest -= weights[turn]
             if rest < 0:
                 return turn
-        # Sums of fractions may fall short by a rounding.
+        # Rounding may leave the sum of the fractions a little too small.
         return open_ones[-1] if open_ones else None
 
     def cursor(self) -> Cursor:
         return {**super().cursor(), "taken": [*self.taken], "ended": [*self.ended]}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in ("seed", "drawn", "yielded"):

@@ -56,8 +56,8 @@ class IterToMapConverter(MapDataPipe[T]):
             return len(self.source)
         except TypeError:
             warnings.warn(
-                f"the whole source of {self!r} is read to tell its length; use set_length"
-                " before it to say what it is",
+                f"len() reads the whole source of {self!r}; use set_length"
+                " before it to set the length",
                 stacklevel=2,
             )
             return len(self._loaded())
@@ -135,7 +135,7 @@ class MapToIterConverter(IterDataPipe[T]):
 
     def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = run.new_pass()
-        begun.go_on(share.before, None, cursors)
+        begun.resume_at(share.before, None, cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
 
@@ -145,19 +145,19 @@ class MapToIterConverter(IterDataPipe[T]):
 
 @dataclass
 class LookupPass(Pass[T]):
-    """One pass over keys, which can go on from any position at once."""
+    """One pass over keys, which can resume at any position at once."""
 
     marks = ()
 
     keys: Sequence[Any] = field(repr=False)
     yielded: int = 0
-    #: Where in ``keys`` those are that are looked up; otherwise all from ``yielded`` on.
+    #: The positions in ``keys`` to look up; None for all from ``yielded`` on.
     positions: Iterable[int] | None = field(default=None, repr=False)
 
-    def put_above(self, into: Cursors) -> None:
-        """What is looked up has no place."""
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add nothing: a map pipe has no cursor."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         return 0
 

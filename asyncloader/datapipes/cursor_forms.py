@@ -1,16 +1,16 @@
-"""What the cursors of a state have to look like.
+"""The forms that the cursors of a state must have.
 
-This file is about forms. A form is a function that raises a SnapshotError for what cannot be
-part of a truthful state: a value of another kind, a number out of its range, a list that is too
-long. Every pipe that makes cursors says their form, beside the pass that makes them, and
-``check_cursors`` holds a state to it when it is loaded, before anything is changed:
+A form is a function that raises a SnapshotError for a value that no real state contains: a value
+of another type, a number out of range, a list that is too long. Every pipe that makes cursors
+defines their form, and ``check_cursors`` checks a state when it is loaded, before anything is
+changed:
 
     def cursor_form(self):
         return fields({"taken": COUNT, "yielded": COUNT}, at_most("yielded", "taken"))
 
-Whatever makes somebody allocate, draw or repeat has a bound, which follows from the pipe's
-settings or from the other fields. A long replay is fine: a position in an endless source may be
-any up to ``MOST``.
+A number that makes a pipe allocate, draw or repeat has a limit, which follows from the pipe's
+settings or from the other fields. A position in an endless source may be anything up to ``MOST``,
+because a long replay is allowed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any, NoReturn
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.errors import SnapshotError
 
-#: More items than any loader has counted: ten million a second for most of a year.
+#: More items than any loader yields: ten million a second for most of a year.
 MOST = 2**48
 
-#: How many numbers a cursor may stand for that it does not hold one by one.
+#: How many numbers a cursor may describe by ranges.
 MOST_HELD = 10_000_000
 
-#: Returns the form of the cursors of the pipe with a number.
+#: Returns the form of a pipe's cursors, given the pipe's number.
 FormOf = Callable[[int], "Form"]
 
-#: Raises SnapshotError, naming where it was, for a value that a truthful state cannot have.
+#: Raises SnapshotError, naming the place, for a value that no real state contains.
 Form = Callable[[Any, str, FormOf], None]
 
-#: What must be true of the fields together, in words and as a function.
+#: A condition on several fields, in words and as a function.
 Rule = tuple[str, Callable[[Cursor], bool]]
 
 
 def refuse(where: str, wanted: str, value: Any) -> NoReturn:
-    """Raise the SnapshotError of a value that is not what it has to be."""
+    """Raise the SnapshotError for a wrong value."""
     shown = repr(value) if type(value) in (bool, float, type(None)) else _brief(value)
     raise SnapshotError(f"{where} must be {wanted}, got {shown}")
 
@@ -78,7 +78,7 @@ def truth(value: Any, where: str, form_of: FormOf) -> None:
 
 
 def anything(value: Any, where: str, form_of: FormOf) -> None:
-    """Plain data, which somebody else knows the meaning of."""
+    """Any plain data; other code checks it."""
 
 
 def just(expected: Any) -> Form:
@@ -92,7 +92,7 @@ def just(expected: Any) -> Form:
 
 
 def just_bytes(count: int) -> Form:
-    """So many bytes."""
+    """Bytes of this length."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if type(value) is not bytes or len(value) != count:
@@ -102,7 +102,7 @@ def just_bytes(count: int) -> Form:
 
 
 def or_none(form: Form) -> Form:
-    """None, or what has the form."""
+    """None, or a value of the form."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if value is not None:
@@ -112,7 +112,7 @@ def or_none(form: Form) -> Form:
 
 
 def list_of(form: Form, *, most: int | None = None) -> Form:
-    """A list of any length, or of at most so many."""
+    """A list of any length, or of at most ``most`` elements."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         for element in _list(value, where, most):
@@ -122,7 +122,7 @@ def list_of(form: Form, *, most: int | None = None) -> Form:
 
 
 def row(*forms: Form) -> Form:
-    """A list of just these, in this order."""
+    """A list with one element of each form, in this order."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if len(_list(value, where)) != len(forms):
@@ -134,7 +134,7 @@ def row(*forms: Form) -> Form:
 
 
 def each_of(count: int, form: Form) -> Form:
-    """A list of just so many."""
+    """A list of ``count`` elements."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if len(_list(value, where)) != count:
@@ -166,7 +166,7 @@ def _list(value: Any, where: str, most: int | None = None) -> list[Any]:
 
 
 def fields(forms: Mapping[str, Form], *rules: Rule, may_have: Mapping[str, Form] = {}) -> Form:
-    """A dict with these fields, of which the rules hold; it may have the others, but no more."""
+    """A dict with just these fields, and maybe those of ``may_have``, that keeps the rules."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         if type(value) is not dict:
@@ -177,7 +177,7 @@ def fields(forms: Mapping[str, Form], *rules: Rule, may_have: Mapping[str, Form]
         for name, element in value.items():
             form = forms.get(name) or may_have.get(name)
             if form is None:
-                raise SnapshotError(f"{where} has a field {name!r}, which is none of its fields")
+                raise SnapshotError(f"{where} has an unknown field {name!r}")
             form(element, f"{where}[{name!r}]", form_of)
         for words, holds in rules:
             if not holds(value):
@@ -192,17 +192,17 @@ def counts(*names: str) -> dict[str, Form]:
 
 
 def at_most(less: str, more: str) -> Rule:
-    """The rule that one field is no more than another."""
+    """The rule that one field is not greater than another."""
     return f"{less} must be at most {more}", lambda cursor: bool(cursor[less] <= cursor[more])
 
 
 def no_cursor(value: Any, where: str, form_of: FormOf) -> None:
-    """Nothing: of a pipe whose position alone says where it stands."""
+    """No cursor at all: the pipe's position follows from its reader's."""
     raise SnapshotError(f"{where} is of a pipe that has no cursor")
 
 
 def of_a_pass(value: Any, where: str, form_of: FormOf) -> None:
-    """What a pass of somebody else's says, who did not say what form it has."""
+    """The cursor of a pass that defines no form."""
     if type(value) is not dict:
         refuse(where, "a dict", value)
     for name in ("splitter", "above"):
@@ -212,12 +212,12 @@ def of_a_pass(value: Any, where: str, form_of: FormOf) -> None:
         COUNT(value["yielded"], f"{where}['yielded']", form_of)
 
 
-#: Of a pass that lets some of its source's items pass, or makes one of each, and counts errors.
+#: The cursors of a pass that yields at most one item for each of its source, and counts errors.
 SIEVE = fields(
     counts("taken", "yielded", "errors"), at_most("yielded", "taken"), at_most("errors", "taken")
 )
 
-#: Of a source that has ``state_dict`` and ``load_state_dict``.
+#: The cursors of a source that has ``state_dict`` and ``load_state_dict``.
 OF_A_SOURCE = fields({"yielded": COUNT, "state": anything}, may_have={"ended": just(True)})
 
 
@@ -235,7 +235,7 @@ def cursors(value: Any, where: str, form_of: FormOf) -> None:
 
 
 def instead(form: Form, number: int, of_pipe: Form) -> Form:
-    """What has a form in which the cursors of one pipe have another."""
+    """A form in which the cursors of one pipe must have the form ``of_pipe``."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         form(value, where, lambda other: of_pipe if other == number else form_of(other))
@@ -244,13 +244,13 @@ def instead(form: Form, number: int, of_pipe: Form) -> Form:
 
 
 def check_cursors(found: Cursors, where: str, form_of: FormOf) -> None:
-    """Raise SnapshotError for the cursors of a graph if one is not of its pipe's form."""
+    """Raise SnapshotError if one of a graph's cursors does not have its pipe's form."""
     for number, cursor in found.items():
         check_cursor(number, cursor, where, form_of)
 
 
 def check_cursor(number: int, cursor: Any, where: str, form_of: FormOf) -> None:
-    """Raise SnapshotError if the cursor of a pipe is not of that pipe's form."""
+    """Raise SnapshotError if a cursor does not have its pipe's form."""
     form_of(number)(cursor, f"{where}[{number}]", form_of)
 
 
@@ -263,7 +263,7 @@ def form_of_pipe(pipe: Any) -> Form:
 
 
 def has_own_state(pipe: Any) -> bool:
-    """Whether a pipe is a source that says itself where it stands."""
+    """Whether a pipe is a source with ``state_dict`` and ``load_state_dict``."""
     return hasattr(pipe, "load_state_dict")
 
 

@@ -1,8 +1,7 @@
-"""Where pipes stand, as plain data, and what all do who drive an iterator.
+"""Cursors, which are positions in a stream as plain data, and helpers that drive an iterator.
 
-This file is about cursors. A cursor is a pipe's place in its stream, and ``Cursors`` holds those
-of a graph by the numbers of its pipes. They are read between two items, and a later pass resumes
-from them.
+A cursor is a pipe's position in its stream, and ``Cursors`` holds those of a graph by the numbers
+of its pipes. They are read between two items, and a later pass resumes from them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 
 class LastingError:
-    """An error that is raised again and again, each time as it was when it was caught."""
+    """An error that can be raised many times, each time with its first traceback."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -49,7 +48,7 @@ async def _one_by_one(items: AsyncIterable[T]) -> AsyncGenerator[list[T], None]:
     try:
         async for item in iterator:
             group = [item]
-            # Nothing handed out is kept alive here while the next is made.
+            # Do not keep the yielded item alive while the next one is made.
             del item
             yield group
             del group
@@ -67,19 +66,18 @@ def close_items(iterator: Iterator[Any]) -> None:
 async def aclose_items(iterator: AsyncIterator[Any]) -> None:
     """Close an async iterator that can be closed, as async generators can."""
     aclose = getattr(iterator, "aclose", None)
-    # A coroutine may be collected after its loop was closed: then nothing can be awaited.
+    # This may run after the loop was closed, when nothing can be awaited.
     if aclose is not None and running_loop() is not None:
         await aclose()
 
 
-#: What a pass says of its place: whole numbers, truths, texts, and lists and dicts of those.
+#: The position of a pass: whole numbers, booleans, texts, and lists and dicts of those.
 Cursor = dict[str, Any]
 
 #: The cursors of a graph, by the numbers of its pipes.
 Cursors = dict[int, Cursor]
 
-# The number that a loader gives to each pipe of its copy of the graph: a name tag, which goes
-# with the pipe wherever it runs.
+# The number that a loader gives to each pipe of its copy of the graph. It is pickled with the pipe.
 _NUMBER = "_number_in_graph"
 
 
@@ -96,7 +94,7 @@ def number_of(pipe: Any) -> int | None:
 
 
 def take_number_of(pipe: Any, other: Any) -> None:
-    """Give a pipe the number of another, for which it stands."""
+    """Give a pipe the number of another, which it replaces."""
     object.__setattr__(pipe, _NUMBER, number_of(other))
 
 
@@ -107,14 +105,14 @@ def cursor_of(pipe: Any, cursors: Cursors) -> Cursor | None:
 
 
 def put_cursor(pipe: Any, cursor: Cursor, into: Cursors) -> None:
-    """Add a pipe's own cursor; one that is in no loader's graph has nowhere to go on."""
+    """Add a pipe's own cursor; a pipe in no loader's graph adds none, as nothing resumes it."""
     number = number_of(pipe)
     if number is not None and cursor:
         into[number] = cursor
 
 
 def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
-    """Return those of the cursors that are these pipes' own."""
+    """Return the cursors of these pipes only."""
     own: Cursors = {}
     for pipe in pipes:
         put_cursor(pipe, cursor_of(pipe, cursors) or {}, own)
@@ -136,7 +134,7 @@ def _dropped(items: Iterator[T], count: int) -> Iterator[T]:
 
 
 def _check_behind(count: int) -> None:
-    """Raise SnapshotError where a pipe was said to be further than its reader."""
+    """Raise SnapshotError for a pipe that is further than its reader."""
     if count < 0:
         raise SnapshotError(
             f"the state contradicts itself: a pipe had yielded {-count} items more than its reader"

@@ -1,10 +1,10 @@
 """What a pipe reads from, and what it can do.
 
-This file is about edges. A pipe that declares its ``edges`` is believed. Otherwise they are
-looked for in its attributes, and in small containers there; nothing is pickled, iterated or
-called. What a pipe can do is told by the methods it has, so that torch's pipes, torchdata's and
-a user's own are treated as ours are. Whoever has a whole graph walks it by
-``asyncloader.graph``; ``pipes_from`` is for pipes that have to know what is above them.
+This file is about edges. If a pipe declares its ``edges``, those are used. Otherwise they are
+searched in its attributes, and in small containers there; nothing is pickled, iterated or
+called. A pipe's methods tell what it can do, so that torch's pipes, torchdata's and a user's
+own are treated like ours. ``asyncloader.graph`` walks whole graphs; ``pipes_from`` is for pipes
+that must know which pipes they read, directly or through others.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def pipes_in(value: Any) -> Iterator[Any]:
 
 
 def rewritten(value: Any, leaf: Callable[[Any], Any], fresh: bool = False) -> Any:
-    """Return ``value`` with ``leaf(element)`` for all that is looked at in it.
+    """Return ``value`` with every element replaced by ``leaf(element)``.
 
-    Containers in which something changes are made anew, of the same type; with
-    ``fresh`` so is every list, dict and set that is looked into.
+    A container in which something changes is copied, with the same type; with ``fresh``
+    every list, dict and set that is searched is copied.
     """
     return _Search().rewritten(value, leaf, fresh)
 
 
 class _Search:
-    """Looks into one attribute, no deeper and no longer than a search for pipes may."""
+    """The search of one attribute, limited in depth and in the number of elements."""
 
     def __init__(self) -> None:
         self.left = MAX_ELEMENTS
@@ -59,7 +59,7 @@ class _Search:
         if not pipes and not nested:
             return
         if isinstance(container, set | frozenset):
-            # A set has an order of its own in every process.
+            # A set's order may differ from process to process.
             elements = sorted(elements, key=lambda e: stage_name(e) if type(e) in pipes else "")
         for element in elements:
             if type(element) in pipes:
@@ -85,7 +85,7 @@ class _Search:
         if len(container) <= self.left:
             self.left -= len(container)
             return True
-        # Looking at the first of too many counts as well.
+        # Every container counts, also one that is too large to search.
         self.left -= 1
         return self.left >= 0 and is_pipe(next(iter(container)))
 
@@ -116,7 +116,7 @@ def _refilled(container: Any, elements: Sequence[Any]) -> Any:
     return refilled
 
 
-#: Attributes that are about an iteration that is going on, not about the graph.
+#: Attributes that belong to a running iteration, not to the graph.
 _PASSING = frozenset({"_tree", "_datapipe_iter", "_datapipe_iterator"})
 
 
@@ -131,20 +131,20 @@ def edges_of(pipe: Any) -> list[Any]:
 
 
 def every_edge_of(pipe: Any) -> list[Any]:
-    """Return the pipes that ``pipe`` itself reads from, each as often as it is a source of it."""
+    """Return the pipes that ``pipe`` reads from; a pipe that is two of its sources comes twice."""
     declared = declared_edges(pipe)
     found = _found_edges(pipe) if declared is None else declared
     return [edge for edge in found if edge is not pipe]
 
 
 def reads_twice(reader: Any, pipe: Any) -> bool:
-    """Whether a pipe is several of the sources of another, which makes a pass over each."""
+    """Whether ``reader`` has ``pipe`` as a source more than once, and makes a pass for each."""
     return sum(edge is pipe for edge in every_edge_of(reader)) > 1
 
 
 def declared_edges(pipe: Any) -> list[Any] | None:
-    """Return the edges that a pipe declares, or None where they are to be found."""
-    # The name means something in our own pipes only.
+    """Return the edges that a pipe declares, or None if it declares none."""
+    # Only in our own classes does ``edges`` have this meaning.
     declared = pipe.edges if isinstance(pipe, DataPipe) else None
     if declared is None:
         return None
@@ -209,12 +209,12 @@ def is_filter_of_shards(pipe: Any) -> bool:
 
 
 def is_dispatch(pipe: Any) -> bool:
-    """Whether a pipe's items are dealt to the workers by a process of its own."""
+    """Whether the dispatching process runs a pipe and deals it: each item to one worker."""
     return functional_name(pipe) == "sharding_round_robin_dispatch"
 
 
 def shards_itself(pipe: Any) -> bool:
-    """Whether a source gives each worker items of its own without being told which."""
+    """Whether a source itself gives each worker different items."""
     return isinstance(pipe, DataPipe) and pipe.shards_itself
 
 
@@ -224,7 +224,7 @@ def is_sharding(pipe: Any) -> bool:
 
 
 def is_replicable(pipe: Any) -> bool:
-    """Whether each worker may run a copy of a pipe; a pipe that does not say may be copied."""
+    """Whether each worker may run a copy of a pipe; yes, unless the pipe says no."""
     return bool(pipe.is_replicable()) if can(pipe, "is_replicable") else True
 
 
@@ -239,12 +239,12 @@ def goes_by_clock(pipe: Any) -> bool:
 
 
 def has_no_place(pipe: Any) -> bool:
-    """Whether what a pipe yields never comes again, so that no state says where it stands."""
+    """Whether a pipe's items can never be made again, so that no state can be taken."""
     return lives_with_loader(pipe) or goes_by_clock(pipe)
 
 
 def is_without_order(pipe: Any) -> bool:
-    """Whether a pipe hands its items out as they come, another time in another order."""
+    """Whether a pipe yields items as they are ready, in an order that may differ each time."""
     return bool(pipe.has_no_order()) if can(pipe, "has_no_order") else False
 
 
@@ -252,7 +252,7 @@ def is_splitter(pipe: Any) -> bool:
     """Whether a pipe is read through branches that share what it holds (fork, demux)."""
     if can(pipe, "is_splitter"):
         return bool(pipe.is_splitter())
-    # torch's splitters are told by the method that their branches call.
+    # torch's splitters are recognised by the method that their branches call.
     return can(pipe, "get_next_element_by_instance")
 
 
@@ -267,7 +267,7 @@ def _torch_names() -> dict[type, str]:
     if module is None:
         return {}
     kinds = (module.IterDataPipe, module.MapDataPipe)
-    # torch keeps the methods as partial functions over the class they build.
+    # torch keeps each method as a partial function over the class that it builds.
     return {
         function.args[0]: name
         for kind in kinds
@@ -277,9 +277,9 @@ def _torch_names() -> dict[type, str]:
 
 
 def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
-    """Yield a pipe and all those above it, each once, from the last to the first.
+    """Yield a pipe and all that it reads, directly or not, each once, from last to first.
 
-    With ``to_splitters`` that goes only as far as they are read by nobody else.
+    With ``to_splitters`` the walk stops at splitters, which other pipes read too.
     """
     waiting, seen = [pipe], {id(pipe)}
     while waiting:
@@ -294,7 +294,7 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
 
 
 def drawn_above(pipe: Any) -> Any | None:
-    """Return a pipe above this one that gives its items another order each time, if any does."""
+    """Return a pipe that this one reads whose order is random in each pass, or None."""
     above = (each for each in pipes_from(pipe) if each is not pipe)
     return next((each for each in above if is_without_order(each) or _draws(each)), None)
 
@@ -306,11 +306,11 @@ def _draws(pipe: Any) -> bool:
 
 
 def part_of(source: Run[Any], cursors: Cursors) -> Cursors:
-    """Return those of a graph's cursors with which one of several sources is to go on.
+    """Return the cursors that one of several sources needs to resume.
 
-    They are those of what is above it. What it does not move on from it says again, and that
-    must not come upon what another source says of itself by then. Where the branches of a
-    splitter stand, however, each of them has to know of all.
+    These are the cursors of the pipes it reads: a source that does not move returns its first
+    cursors again, which must not overwrite newer ones of another source. All cursors of
+    branches are included, since a splitter needs those of all its branches.
     """
     branches = {place: each for place, each in cursors.items() if "splitter" in each}
     return branches | cursors_of(pipes_from(source.pipe, to_splitters=True), cursors)
@@ -322,9 +322,9 @@ def resume_one(source: Run[Any], position: int, cursors: Cursors) -> None:
 
 
 def beginning(source: Run[Any]) -> Cursors:
-    """Return the cursors with which a source is to begin, as far as no others read the same.
+    """Return the cursors with which a source begins, up to splitters.
 
-    A splitter, which others read too, knows itself where it is to begin.
+    A splitter has other readers too and knows itself where to begin.
     """
     first = source.first_cursors()
     return cursors_of(pipes_from(source.pipe, to_splitters=True), first) if first else {}

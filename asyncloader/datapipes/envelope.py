@@ -1,7 +1,7 @@
 """An item that belongs to a request.
 
-This file is about ``Envelope``: what travels through a graph that answers requests. It
-names whose item it is, and an error takes the item's place without ending the stream.
+This file is about ``Envelope``, which carries an item through a graph that answers requests. It
+names the request, and it can carry an error in the item's place, so that the stream goes on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Envelope:
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         kind = type(self.item)
         if kind in (bytes, bytearray) and protocol.__index__() >= 5:
-            # Bytes are no part of the pickle then: they travel in shared memory.
+            # The bytes are left out of the pickle and travel in shared memory.
             return _of_bytes, (self.key, kind, pickle.PickleBuffer(self.item))
         return Envelope, (self.key, self.item, self.error)
 

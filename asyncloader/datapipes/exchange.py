@@ -1,7 +1,7 @@
-"""What crosses between a thread and a loop, in groups.
+"""Items on their way between a thread and an event loop.
 
-This file is about ``Exchange``: crossing costs tens of microseconds, so items
-cross together, and an exchange holds the one group that is on its way.
+This file is about ``Exchange``: a handover costs tens of microseconds, so items
+are handed over in groups, and an exchange holds the current group.
 
     giver (a thread or a task)  ──give──▶  Exchange  ──take──▶  taker (a task or a thread)
 """
@@ -24,24 +24,24 @@ GROUP_SECONDS = 0.001
 
 
 class Waiter(Protocol):
-    """Whoever waits on the other side of an exchange."""
+    """The side of an exchange that waits."""
 
     def wake(self) -> None: ...
 
 
 class Nobody:
-    """The waiter of a side that has no one on it yet."""
+    """The waiter of a side where nobody waits yet."""
 
     def wake(self) -> None:
-        """There is no one to wake."""
+        """Do nothing."""
 
 
 class Exchange(Generic[T]):
     """At most one group of items, on its way from a giver to a taker.
 
-    A group is full at 64 items, or one millisecond after its first; what is
-    there may be taken at any moment. Every step is safe between threads because
-    it is a single operation on a list.
+    A group is full at 64 items, or one millisecond after its first; the items can
+    be taken at any time. It is thread-safe, because every step is a single
+    operation on a list.
 
     ``put`` adds the cursors of the giver's pipe, which began with ``first``.
     """
@@ -51,7 +51,7 @@ class Exchange(Generic[T]):
         self.taker = taker
         self._given = 0
         self._taken = 0
-        # How many were taken before the latest group, of which all were handed on.
+        # How many items were taken before the latest group; all of those were yielded.
         self._taken_before = 0
         self._marks = Marks(put, lambda: self._taken_before, first)
         self._items: list[T] = []
@@ -61,7 +61,7 @@ class Exchange(Generic[T]):
         self._error: LastingError | None = None
 
     def begin(self, first: Cursors) -> None:
-        """Say with which cursors the giver's pipe begins in fact."""
+        """Set the cursors with which the giver's pipe really begins."""
         self._marks.restart(0, first)
 
     def give(self, item: T) -> None:
@@ -74,7 +74,7 @@ class Exchange(Generic[T]):
         self._marks.passed(self._given)
 
     def give_group(self, items: list[T]) -> None:
-        """Add several items and wake the taker; to be followed by ``mark``."""
+        """Add several items and wake the taker; call ``mark`` afterwards."""
         if not self._items:
             self._begun = time.perf_counter()
         self._items += items
@@ -82,11 +82,11 @@ class Exchange(Generic[T]):
         self._given += len(items)
 
     def mark(self) -> None:
-        """Note where the giver's pipe stands behind what was given, if that is due."""
+        """Note the giver's cursors after the items given so far, if that is due."""
         self._marks.passed(self._given)
 
     def end(self, error: BaseException | None) -> None:
-        """Say that no item follows, and why if it is not the natural end."""
+        """Say that no item follows, with the error if there was one."""
         if not self._ended:
             self._error = None if error is None else LastingError(error)
             self._ended = True
@@ -95,15 +95,15 @@ class Exchange(Generic[T]):
         self.taker.wake()
 
     def drop(self) -> None:
-        """Let go of the items, now and at the giver's end: nobody will take any.
+        """Drop the items, now and later: nobody will take them.
 
-        The pipe may live on, and keep this.
+        The pipe may live longer and keep this object alive.
         """
         self._is_dropped = True
         self._items.clear()
 
     def has_room(self) -> bool:
-        """Whether the giver may go on."""
+        """Whether the giver may add items."""
         count = len(self._items)
         if count == 0:
             return True
@@ -118,19 +118,19 @@ class Exchange(Generic[T]):
         return bool(self._items) or self._ended
 
     def ask(self) -> None:
-        """Wake the giver, should an interrupt have kept ``take`` from doing so."""
+        """Wake the giver; ``take`` may have been interrupted before it did."""
         self.giver.wake()
 
     def take(self, into: list[T] | None = None) -> list[T]:
-        """Return the items that are there; at the end [] or the error, each time.
+        """Return the items that are there; at the end return [] or raise the error, every time.
 
         They are added to ``into``, which whoever may be interrupted holds already.
         """
         group = [] if into is None else into
-        # The giver may append in between: what it appends stays for the next group.
+        # The giver may append meanwhile; such items stay for the next group.
         count = len(self._items)
         if count:
-            # Nothing is called here: an interrupt finds the items in one list or in the other.
+            # No call in between: an interrupt finds the items in one list or in the other.
             group += self._items[:count]
             del self._items[:count]
             self._taken_before, self._taken = self._taken, self._taken + count
@@ -141,5 +141,5 @@ class Exchange(Generic[T]):
         return []
 
     def put_cursors(self, into: Cursors) -> None:
-        """Add where the giver's pipe stood, at the latest, when the last group was taken."""
+        """Add cursors of the giver's pipe that are not later than the taker's position."""
         into.update(self._marks.at(self._taken_before))

@@ -161,7 +161,7 @@ class FlatMapper(IterDataPipe[T]):
 
 
 def expanding(fn: Callable[..., Any] | None, input_col: Any) -> Callable[..., Any]:
-    """Return the function that says what is in an item; without ``fn``, what its columns hold."""
+    """Return the function that expands an item: ``fn``, or without it the item's columns."""
     if fn is None:
         function = _columns_of if isinstance(input_col, list | tuple) else itself
     else:
@@ -195,7 +195,7 @@ def _followed_by(error: Exception, items: list[Any]) -> Iterator[Any]:
     try:
         raise error
     finally:
-        # Its traceback holds this frame.
+        # Break the cycle: the traceback refers to this frame.
         del error
 
 
@@ -307,7 +307,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
         return is_async(self.expand)
 
     def __len__(self) -> int:
-        # Only what is in memory is looked at: another source would have to be read.
+        # Only data in memory is counted; any other source would have to be read.
         is_plain = self.fn is itself and self.input_col is None and not self.tolerance.leaves_out
         wrapped = self.source.iterable if isinstance(self.source, IterableWrapper) else None
         if is_plain and isinstance(wrapped, list | tuple | dict | set | frozenset):
@@ -333,7 +333,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
 
 
 _OPEN_WERE_TAKEN: Rule = (
-    "the expansions that are open are of different items that were taken",
+    "the open expansions are of different items that were taken",
     lambda cursor: (
         is_ascending(sorted(number for number, _ in cursor["open"]))
         and all(number < cursor["taken"] for number, _ in cursor["open"])
@@ -350,7 +350,7 @@ _EACH_DRAW_COUNTS: Rule = (
 
 @dataclass
 class OpenExpansion(Generic[T]):
-    """What a source item expands to, how much of it was taken, and whether that failed."""
+    """The items of one source item, how many of them were taken, and whether that failed."""
 
     held: Held[Any]
     parts: Iterator[T]
@@ -374,8 +374,8 @@ class ShuffledFlatMapPass(Pass[T]):
     yielded: int = 0
     errors: int = 0
     expansions: list[OpenExpansion[T]] = field(default_factory=list, repr=False)
-    #: The numbers of the source items that were open where this pass goes on from, and
-    #: how much of them was taken.
+    #: The numbers of the source items that were open where this pass resumes, and how many
+    #: of their items were taken.
     were_open: list[list[int]] = field(default_factory=list, repr=False)
     cursors: Cursors = field(default_factory=dict, repr=False)
 
@@ -432,18 +432,18 @@ class ShuffledFlatMapPass(Pass[T]):
 
     def cursor(self) -> Cursor:
         opened = [[each.held.number, each.offset] for each in self.expansions]
-        # What is open is opened once more, and fails once more where it failed.
+        # A resumed pass opens these again, and those that failed fail again.
         again = sum(each.errors for each in self.expansions)
         return {**super().cursor(), "errors": self.errors - again, "open": opened}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         oldest = min(self.expansions, key=lambda each: each.held.number, default=None)
         if oldest is not None:
             add_cursors(oldest.held.before, into)
         else:
             self.source.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in self.marks:

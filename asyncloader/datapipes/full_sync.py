@@ -1,9 +1,9 @@
-"""As many items on every rank.
+"""The same number of items on every rank.
 
-This file is about fullsync, which reads ahead of its consumer and lets items pass once
-all ranks have as many. The ranks agree on windows of items, however many there are when
-it is time to agree, so that a collective is shared by all items of a window. A ``Meeting`` is
-how they agree: ranks may leave an epoch at different places.
+This file is about fullsync, which reads ahead of its consumer and yields items once all ranks
+have as many. The ranks agree on windows, which are the items they hold at that time, so that
+one collective covers many items. A ``Meeting`` makes these agreements, also where ranks leave
+an epoch at different places.
 
     source ─▶ held: [ agreed │ not yet ] ─▶ consumer
                       ▲ the least that any rank has
@@ -42,10 +42,10 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where the ranks of a group agree, moment after moment.
+    """Agreements between the ranks of a group, one after another, numbered as moments.
 
-    Ranks that leave an epoch early may do so at different moments, and a collective cannot
-    be called back. So a rank repeats what it says until all others are at its moment too.
+    Ranks may leave an epoch early at different moments, and a collective that has begun cannot
+    be cancelled. So a rank repeats its statement until all others have reached its moment.
     """
 
     def __init__(self, group: RankGroup) -> None:
@@ -53,19 +53,19 @@ class Meeting:
         self.epoch = 0
 
     async def begin_epoch(self, seed: int, flags: Flags) -> list[Statement]:
-        """Begin an epoch with all ranks; return what each says of its seed."""
+        """Begin an epoch with all ranks; return each rank's statement of its seed."""
         self.epoch += 1
         while True:
             said = await self._exchange(Topic.SEED, 0, seed, flags)
             if len({each.moment for each in said}) == 1:
                 return said
-            # Who counted fewer epochs than the others, because of one it never read, catches up.
+            # A rank that never read an epoch has counted fewer than the others and catches up.
             self.epoch = max(each.epoch for each in said)
 
     async def agree(
         self, kind: Topic, *, window: int = 0, count: int = 0, flags: Flags = Flags.NONE
     ) -> list[Statement]:
-        """Return what each rank says at this moment; RankError if others have gone on."""
+        """Return each rank's statement at this moment; RankError if others are past it."""
         while True:
             said = await self._exchange(kind, window, count, flags)
             moment = (self.epoch, kind, window)
@@ -89,7 +89,7 @@ class Meeting:
 FIRST_ROOM = 2
 MOST_ROOM = 1024
 
-#: Items that come sooner after one another than this are agreed on together.
+#: Items that arrive within this many seconds of each other are agreed on together.
 WINDOW_SECONDS = 0.001
 
 
@@ -107,7 +107,7 @@ class FullSync(OneToOne, IterDataPipe[T]):
     [0, 1, 2]
     """
 
-    #: Where the ranks of a loader agree; a pipe that is used alone opens a group for each pass.
+    #: The meeting of the loader's ranks; a pipe that is used alone opens a group for each pass.
     meeting: Meeting | None = None
 
     def __init__(self, datapipe: IterDataPipe[T], timeout: float = 1800) -> None:
@@ -124,7 +124,7 @@ class FullSync(OneToOne, IterDataPipe[T]):
         return world_size() > 1
 
     def __len__(self) -> int:
-        """The number of this rank's own items, of which the last may have to go."""
+        """The number of this rank's own items; the last of them may be left out."""
         return len(self.source)
 
     def picks(self) -> bool:
@@ -135,7 +135,7 @@ class FullSync(OneToOne, IterDataPipe[T]):
 
 
 class FullSyncPass(Pass[T]):
-    """One pass over a FullSync: what was read ahead and agreed on, where there are ranks."""
+    """One pass over a FullSync: with several ranks, the items read ahead and agreed on."""
 
     marks = ()
 
@@ -151,15 +151,15 @@ class FullSyncPass(Pass[T]):
         """Yield the items in the lists in which the ranks agreed on them."""
         return self._agreed_groups() if world_size() > 1 else groups_of(self.source.abegin())
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position, cursors)
         return 0
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self._ahead is None:
             self.source.put_cursors(into)
         else:
-            self._ahead.put_above(into)
+            self._ahead.put_source_cursors(into)
 
     @property
     def yielded(self) -> int:
@@ -182,7 +182,7 @@ class FullSyncPass(Pass[T]):
                 del group
 
     async def _windows(self) -> AsyncGenerator[AgreedAhead[T], None]:
-        """Yield the pass whenever there are items in it that may be taken."""
+        """Yield the agreed items' holder whenever there are items to take."""
         pipe: FullSync[T] = self.pipe
         meeting, is_given = pipe.meeting, pipe.meeting is not None
         if meeting is None:
@@ -203,7 +203,7 @@ class FullSyncPass(Pass[T]):
 
 
 class AgreedAhead(Generic[T]):
-    """The items read ahead of a consumer on the same loop, as far as all ranks have them."""
+    """The items read ahead of a consumer on the same loop; those all ranks have may be taken."""
 
     def __init__(self, source: Run[T], meeting: Meeting) -> None:
         loop = asyncio.get_running_loop()
@@ -213,7 +213,7 @@ class AgreedAhead(Generic[T]):
         self.taken = 0
         self.yielded = 0
         self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
-        #: How many of those held may pass, and how many agreements there were.
+        #: How many of the held items may be yielded, and how many agreements there were.
         self.agreed = 0
         self.window = 0
         self.room = FIRST_ROOM
@@ -228,7 +228,7 @@ class AgreedAhead(Generic[T]):
         self._consumer = LoopWaiter(loop)
 
     async def fill(self) -> None:
-        """Read the source to its end, never more ahead than there is room."""
+        """Read the source to its end, as far ahead as there is room."""
         try:
             await self._read()
         except asyncio.CancelledError as error:
@@ -256,7 +256,7 @@ class AgreedAhead(Generic[T]):
             self._end(error)
 
     async def has_next(self) -> bool:
-        """Wait for items that all ranks have; False at the end, and the error in its place."""
+        """Wait for items that all ranks have; False at the end. Raise an error in its place."""
         self._is_wanted = not self.agreed
         self._agreer.wake()
         await self._consumer.until(lambda: self.agreed > 0 or self.is_over)
@@ -266,14 +266,14 @@ class AgreedAhead(Generic[T]):
         return self.agreed > 0
 
     def take(self) -> list[T]:
-        """Return the items that may pass."""
+        """Return the items that may be yielded."""
         group = [self.held.popleft() for _ in range(self.agreed)]
         self.agreed = 0
         self._reader.wake()
         return group
 
-    def put_above(self, into: Cursors) -> None:
-        """Add where the source stood for what was yielded."""
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add the source's cursors at the items that were yielded."""
         into.update(self.above.at(self.yielded))
 
     async def _read(self) -> None:
@@ -304,7 +304,7 @@ class AgreedAhead(Generic[T]):
             await asyncio.sleep(seconds)
 
     def _flags(self) -> Flags:
-        # What is said is true of the items counted now: the source is at its end, or goes on.
+        # This must match the items counted now: whether the source has ended after them.
         if not self.is_read:
             return Flags.NONE
         return Flags.ENDED if self.error is None else Flags.FAILED
@@ -314,7 +314,7 @@ class AgreedAhead(Generic[T]):
         decided = [each.flags if each.count == count else Flags.NONE for each in said]
         failed = [rank for rank, flags in enumerate(decided) if Flags.FAILED in flags]
         if count == counted and self._is_wanted and not self._has_room():
-            # This rank could have had more to agree on.
+            # This rank had all its room filled, so give it more.
             self.room = min(2 * self.room, MOST_ROOM)
             self._reader.wake()
         self.agreed += count

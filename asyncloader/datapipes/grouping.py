@@ -79,7 +79,7 @@ class Grouper(IterDataPipe[Any]):
 
 
 _HELD_WERE_TAKEN: Rule = (
-    "the items that are held were taken, and each was yielded or is held",
+    "the held items were taken, and each taken item was yielded or is held",
     lambda cursor: (
         (not cursor["held"] or cursor["held"][-1] < cursor["taken"])
         and cursor["yielded"] + len(cursor["held"]) <= cursor["taken"]
@@ -109,8 +109,8 @@ class GroupPass(Pass[Any]):
     held: int = 0
     groups: dict[Any, Group] = field(default_factory=dict, repr=False)
     above: Marks = field(init=False, repr=False)
-    # Minus the size, the first position and the key of every group, as it is and as it was;
-    # nothing while nobody asks for the largest.
+    # A heap of (minus the size, first position, key) of every group, with outdated entries
+    # too; empty until the largest is needed.
     _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
     _positions: list[int] = field(default_factory=list, init=False, repr=False)
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
@@ -140,7 +140,7 @@ class GroupPass(Pass[Any]):
         positions = [place for group in self.groups.values() for place in group.positions]
         return {**super().cursor(), "held": sorted(positions)}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self._oldest_held()))
 
     def _oldest_held(self) -> int:
@@ -148,7 +148,7 @@ class GroupPass(Pass[Any]):
         oldest = next(iter(self.groups.values()), None)
         return self.taken if oldest is None else oldest.positions[0]
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.taken, self.yielded = cursor["taken"], cursor["yielded"]
@@ -157,8 +157,8 @@ class GroupPass(Pass[Any]):
         return position - self.yielded
 
     def _refilled(self, function: Callable[..., Any]) -> Iterator[Any]:
-        """Hold the items again that were held; return those that follow."""
-        # Whoever holds cursors may keep all that is handed out from then on.
+        """Hold the items again that were held at the cursor; return the items after them."""
+        # Cursors may keep all later entries of unordered pipes alive, so drop these.
         cursors, self._cursors = self._cursors, {}
         positions = self._positions
         again, following = begin_with(self.source, positions, self.taken, cursors)
@@ -176,7 +176,7 @@ class GroupPass(Pass[Any]):
         if self._by_size:
             heapq.heappush(self._by_size, group.entry(key))
             if len(self._by_size) > 4 * self.pipe.buffer_size:
-                # Most are as they were: it is made anew when the buffer is full again.
+                # Most entries are outdated: rebuild it when the buffer is full again.
                 self._by_size.clear()
 
     def _yielded(self, key: Any) -> Any:
@@ -202,8 +202,8 @@ class GroupPass(Pass[Any]):
             heapq.heappop(self._by_size)
 
     def _may_leave(self, key: Any) -> bool:
-        # Whether the group may be yielded to make room. One that is too small is
-        # dropped here where that is allowed.
+        # Whether the group may be yielded to make room. A group that is too small is
+        # dropped if drop_remaining allows it.
         pipe, size = self.pipe, self.groups[key].size
         least = pipe.guaranteed_group_size or pipe.group_size or 1
         if size >= least:
@@ -219,7 +219,7 @@ class GroupPass(Pass[Any]):
 
 
 class Group:
-    """Items that belong together, and where in the source they were."""
+    """Items with the same key, and their positions in the source."""
 
     __slots__ = ("items", "positions")
 
@@ -233,7 +233,7 @@ class Group:
         return len(self.items)
 
     def entry(self, key: Any) -> tuple[int, int, Any]:
-        """Return what sorts groups by their sizes, and then by their ages."""
+        """Return a sort key: the largest group first, and of several the oldest."""
         return -len(self.items), self.positions[0], key
 
 
@@ -297,7 +297,7 @@ class BucketBatcher(OneToOne, IterDataPipe[list[T]]):
 
 
 class BucketSorter(FlatMapper[T]):
-    """Yields the items of buckets, as ``sort_key`` has them; errors are those of bucketbatch."""
+    """Yields the items of buckets sorted by ``sort_key``; errors name bucketbatch."""
 
     functional_name = "bucketbatch"
 
@@ -352,13 +352,13 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
 
     def cursor_form(self) -> Form:
         whole_sections: Rule = (
-            f"what was taken are sections of {self.section} items each",
+            f"the taken items are whole sections of {self.section} items",
             lambda cursor: cursor["taken"] % self.section == 0,
         )
         return fields(counts("taken", "yielded"), whole_sections, at_most("yielded", "taken"))
 
     def lets_pass(self, length: Any) -> bool:
-        """Whether an item of some length is not left out; TypeError for what is no number."""
+        """Whether an item of this length is kept; TypeError if the length is no number."""
         try:
             return bool(self.min_len <= length <= self.max_len)
         except TypeError:
@@ -376,8 +376,8 @@ class MaxTokenBucketizer(IterDataPipe[list[T]]):
 class BucketizePass(Pass[list[T]]):
     """One pass over a MaxTokenBucketizer, which knows where its latest section began.
 
-    Sections have nothing to do with one another, so a pass can go on from the beginning
-    of any: ``taken`` and ``yielded`` count what came before it.
+    Sections are independent, so a pass can resume at the beginning of any: ``taken`` and
+    ``yielded`` count the items before it.
     """
 
     marks = ("taken", "yielded")
@@ -423,10 +423,10 @@ class BucketizePass(Pass[list[T]]):
         self.began_with = {}
         self.source.put_cursors(self.began_with)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         add_cursors(self.began_with, into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.taken, self.yielded = cursor["taken"], cursor["yielded"]
@@ -435,7 +435,7 @@ class BucketizePass(Pass[list[T]]):
 
 
 class _Batch(Generic[T]):
-    """The batch that is being filled, and what it counts for."""
+    """The batch that is being filled, and its number of tokens."""
 
     def __init__(self, pipe: MaxTokenBucketizer[T]) -> None:
         self.pipe = pipe
@@ -444,7 +444,7 @@ class _Batch(Generic[T]):
         self.longest = 0
 
     def add(self, entry: tuple[Any, int, T]) -> Iterator[list[T]]:
-        """Take an item; yield the batch so far, and begin another, if it does not fit."""
+        """Add an item; if it does not fit, first yield the batch and begin another."""
         length, _, item = entry
         if self._with(length) > self.pipe.max_token_count:
             full, self.items, self.tokens, self.longest = self.items, [], 0, 0

@@ -46,18 +46,18 @@ class Joiner(IterDataPipe[Any]):
         return len(self.source)
 
     def result(self, key: Any, merge: Callable[[Any, Any], Any], item: Any, other: Any) -> Any:
-        """Return what is yielded for two items of one key."""
+        """Return the result for two items with the same key."""
         result = answer_of(self, merge, item, other)
         return (key, result) if self.keep_key else result
 
 
 def pair(item: Any, other: Any) -> tuple[Any, Any]:
-    """Return both: what joins two items unless a function was given."""
+    """Return both items: the default ``merge_fn``."""
     return item, other
 
 
 def checked_merge(merge_fn: Any) -> Callable[[Any, Any], Any]:
-    """Return what joins two items: the user's function, or ``pair`` without one."""
+    """Return the user's merge function, or ``pair`` if there is none."""
     return pair if merge_fn is None else checked_function("merge_fn", merge_fn, takes=2)
 
 
@@ -113,8 +113,8 @@ class IterKeyZipper(Joiner):
         most = MOST_HELD if self.buffer_size is None else self.buffer_size
         return fields(
             {"waiting": runs_form(most), **counts("yielded", "ref_taken")},
-            ("what waits was taken of ref_datapipe", _was_taken),
-            ("what was taken of ref_datapipe was yielded, was dropped, or waits", _is_somewhere),
+            ("the waiting items were taken of ref_datapipe", _was_taken),
+            ("each item taken of ref_datapipe was yielded, was dropped, or waits", _is_somewhere),
             may_have=counts("dropped"),
         )
 
@@ -138,8 +138,8 @@ class IterJoinPass(Pass[Any]):
     ref_taken: int = 0
     dropped: int = 0
     waiting: dict[Any, Held[Any]] = field(default_factory=dict, repr=False)
-    #: How many of the other source were taken where this pass goes on from, the numbers of
-    #: those that waited, and the cursors there.
+    #: Where this pass resumes: how many items of the other source were taken, the numbers of
+    #: those that waited, and the cursors.
     ref_began_at: int = 0
     waited: list[int] = field(default_factory=list, repr=False)
     cursors: Cursors = field(default_factory=dict, repr=False)
@@ -200,7 +200,7 @@ class IterJoinPass(Pass[Any]):
         dropped = {"dropped": self.dropped} if self.dropped else {}
         return {**super().cursor(), "waiting": waiting, **dropped}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         oldest = next(iter(self.waiting.values()), None)
         if oldest is not None:
@@ -210,7 +210,7 @@ class IterJoinPass(Pass[Any]):
         else:
             self.refs.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.yielded, self.ref_taken = cursor["yielded"], cursor["ref_taken"]

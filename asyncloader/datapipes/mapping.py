@@ -1,8 +1,8 @@
 """One item in, one item out.
 
-This file is about pipes that apply something to every item and keep their number and order: map,
-collate, enumerate, add_index, set_length; and those that take apart what an item holds: slice,
-drop, flatten, rows2columnar.
+This file is about pipes that yield one item for each item, in the same order: map, collate,
+enumerate, add_index, set_length; and slice, drop, flatten and rows2columnar, which change the
+structure of each item.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 def own_memory(nbytes: int) -> None:
-    """Have what is made allocate its memory itself."""
+    """Give no memory: results allocate their own."""
 
 
 class Collation:
     """Collates as torch's ``default_collate`` does; torch is imported with the first batch.
 
-    Where torch's stacks tensors of a worker into shared memory of its own, this one takes
-    what ``allocate`` gives, or none at all.
+    In a worker torch's version stacks tensors into shared memory that it creates; this one
+    uses the memory that ``allocate`` returns, or ordinary memory.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Collation:
 
         kinds = collate.default_collate_fn_map
         if kinds.get(torch.Tensor) is not collate.collate_tensor_fn:
-            # Somebody has a way of their own to collate tensors.
+            # The user registered another way to collate tensors.
             return torch.utils.data.default_collate(batch)
         kinds = {**kinds, torch.Tensor: self._stacked}
         return collate.collate(batch, collate_fn_map=kinds)
@@ -72,13 +72,13 @@ class Collation:
 
 
 def is_torchs_own(function: Any) -> bool:
-    """Whether a function is torch's ``default_collate``, which torch is not imported for."""
+    """Whether a function is torch's ``default_collate``; does not import torch."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and function is getattr(data, "default_collate", None)
 
 
 def _is_plain(batch: Sequence[Any]) -> bool:
-    """Whether stacking a batch is no more than copying its memory."""
+    """Whether a batch can be stacked by just copying its memory."""
     import torch
 
     first = batch[0]
@@ -242,7 +242,7 @@ class EnumeratePass(Pass[tuple[int, T]]):
     def __iter__(self) -> Iterator[tuple[int, T]]:
         yield from enumerate(self.source.begin(), self.first)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.first += position
         self.source.resume(position, cursors)
         return 0
@@ -318,14 +318,14 @@ class IndexPass(Pass[dict[Any, Any]]):
             self.yielded += 1
             yield {**item, self.pipe.index_name: index}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.source.resume(position, cursors)
         return 0
 
 
 class Reshaper(OneToOne, IterDataPipe[Any]):
-    """Yields for each item one of the same kind that holds something else."""
+    """Yields each item in another shape: the same kind of container with other contents."""
 
     def __init__(self, datapipe: Iterable[Any]) -> None:
         self.source = iterable_source(datapipe)
@@ -351,7 +351,7 @@ class Reshaper(OneToOne, IterDataPipe[Any]):
         raise NotImplementedError
 
     def complaints(self, item: Any) -> Iterator[str]:
-        """Yield what a user should know of an item that does not have what was asked for."""
+        """Yield warnings about an item that lacks a requested place or key."""
         raise NotImplementedError
 
 
@@ -385,7 +385,7 @@ class Slicer(Reshaper):
         self.step = None if step is None else checked_integer("step", step)
         if isinstance(index, list) and (stop is not None or step is not None):
             warnings.warn(
-                f"{self!r} has a list of indices, which count alone: leave out stop and step",
+                f"{self!r} ignores stop and step, because index is a list; leave out stop and step",
                 stacklevel=2,
             )
 
@@ -492,7 +492,7 @@ class Flattener(Reshaper):
             for key, value in item.items():
                 keys.extend(value if self._opens(key, value) else [key])
             if len(set(keys)) < len(keys):
-                yield "found a key more than once in a dict, and keeps one value"
+                yield "found the same key more than once in a dict and keeps one of the values"
 
 
 def _as_tuple(name: str, indices: Any) -> tuple[Any, ...]:
@@ -501,12 +501,12 @@ def _as_tuple(name: str, indices: Any) -> tuple[Any, ...]:
 
 
 def _plain(index: Any) -> Any:
-    # NumPy's integers are equal to Python's as keys, and are places as well.
+    # NumPy's integers equal Python's as keys, and count as places too.
     return operator.index(index) if hasattr(index, "__index__") else index
 
 
 def _present(item: Any, indices: tuple[Any, ...]) -> Collection[Any]:
-    """Return the places, from 0, or keys that indices mean in an item, which may lack some."""
+    """Return the places (from 0) or keys of ``indices`` that an item has."""
     if isinstance(item, dict):
         return [index for index in indices if index in item]
     return _places(indices, len(item), type(item).__name__)[0]
@@ -516,7 +516,7 @@ def _missing(item: Any, indices: tuple[Any, ...]) -> Iterator[str]:
     if not isinstance(item, tuple | list | dict):
         yield _unchanged(item)
     elif not _has_all(item, indices):
-        yield "got items that have nothing at some of its indices"
+        yield "got items that lack some of its indices"
 
 
 def _has_all(item: Any, indices: tuple[Any, ...]) -> bool:
@@ -533,7 +533,7 @@ def _places(indices: tuple[Any, ...], length: int, kind: str) -> tuple[frozenset
     return _places_there(indices, length)
 
 
-# Items of a stream are mostly of one length. 1.0 would be found here as 1.
+# Cached, as most items of a stream have the same length. Callers pass only int: 1.0 == 1.
 @functools.lru_cache(maxsize=256)
 def _places_there(indices: tuple[int, ...], length: int) -> tuple[frozenset[int], bool]:
     there = [index for index in indices if -length <= index < length]

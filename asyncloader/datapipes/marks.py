@@ -1,8 +1,8 @@
-"""Where a source stood now and then.
+"""A source's cursors at some of its items.
 
-This file is about ``Marks``, by which a pass that is ahead of its reader, or holds items, says
-where its source stood for what its reader has seen; and about ``Pace``, how often cursors may be
-gathered.
+This file is about ``Marks``, which a pass keeps that is ahead of its reader or holds items: they
+give it the source's cursors at the reader's position. ``Pace`` says how often cursors may be
+collected.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from asyncloader.datapipes.cursors import Cursors
 T = TypeVar("T")
 
 
-# Gathering cursors may cost one part in so many of the time.
+# Collecting cursors may take 1/50 of the time.
 _SHARE = 50
-# Of more marks than this every other one is forgotten.
+# If there are more marks than this, every other one is dropped.
 _MOST_MARKS = 512
 
 
 class Pace:
-    """Says when cursors are to be gathered: as often as a small part of the time allows."""
+    """Says when to collect cursors, so that this takes only a small part of the time."""
 
     def __init__(self) -> None:
-        #: They are due from then on; what is begun for every item looks at it by itself.
+        #: The time from which they are due. Code that runs for every item reads it directly.
         self.not_before = 0.0
 
     def is_due(self) -> bool:
-        """Whether cursors are to be gathered now."""
+        """Whether to collect cursors now."""
         return perf_counter() >= self.not_before
 
     def made(self, begun: float) -> None:
-        """Note that they were gathered, since the thread's own time ``begun``."""
-        # The time that others had the processor meanwhile costs nothing.
+        """Note that cursors were collected, from the thread time ``begun`` until now."""
+        # Thread time leaves out the time in which other threads had the processor.
         self.not_before = perf_counter() + _SHARE * (thread_time() - begun)
 
 
 class Marks:
-    """Where a source stood at some of its items, newest last.
+    """A source's cursors at some of its items, newest last.
 
-    A reader that is ahead of what its own reader has seen, or still holds an item, looks
-    back for the newest mark that is not too new. ``oldest`` says how far back it may still
-    have to look; what lies before that is forgotten. One thread makes marks, any looks.
+    A pass that is ahead of its reader, or still holds an item, asks for the newest mark that
+    is not after the position it needs. ``oldest`` returns the oldest position that can still
+    be needed; marks before that are dropped. One thread makes marks, any thread reads them.
 
     >>> marks = Marks(lambda into: into.update({0: {"taken": 7}}), oldest=lambda: 6)
     >>> marks.note(7)
@@ -66,11 +66,11 @@ class Marks:
         self.restart(0, {} if first is None else first)
 
     def restart(self, count: int, first: Cursors) -> None:
-        """Begin after ``count`` items, where the source went on from ``first``."""
+        """Begin after ``count`` items, where the source resumed from ``first``."""
         self._marks: list[tuple[int, Cursors]] = [(count, first)]
 
     def passed(self, count: int) -> None:
-        """Say that ``count`` items were taken from the source; a mark is made if one is due."""
+        """Note that ``count`` items were taken from the source; make a mark if one is due."""
         if perf_counter() >= self._pace.not_before:
             self.note(count)
 
@@ -80,7 +80,7 @@ class Marks:
         cursors: Cursors = {}
         self._put(cursors)
         kept = thinned(self._marks[_newest(self._marks, self._oldest()) :])
-        # Another thread may be looking: it sees either list whole.
+        # One assignment: a thread that reads meanwhile sees the old list or the new one.
         self._marks = [*kept, (count, cursors)]
         self._pace.made(begun)
 
@@ -91,9 +91,9 @@ class Marks:
 
 
 def thinned(marks: list[T]) -> list[T]:
-    """Return marks, oldest first, and only every other one where there are very many.
+    """Return marks, oldest first; only every other one where there are very many.
 
-    The oldest stays. Whoever looks for one that is gone goes on from the one before it.
+    The oldest stays. In place of a dropped mark the one before it is used.
     """
     return marks[::2] if len(marks) > _MOST_MARKS else marks
 

@@ -1,4 +1,4 @@
-"""What a pipe is called in messages.
+"""The names of pipes in messages.
 
 This file is about ``stage_name``: ``map(decode)``, ``batch(64)``,
 ``IterableWrapper(1000 items)``. It shows functions by name and plain settings
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def stage_name(pipe: object) -> str:
-    """Return what a pipe is called: its functional name and the settings it was given.
+    """Return a pipe's name in messages: its functional name and its settings.
 
     One that took the place of another may be known by that one's name.
     """
@@ -26,7 +26,7 @@ def stage_name(pipe: object) -> str:
 
 
 def brief_name(pipe: object) -> str:
-    """Return what a thread is called that iterates a pipe, or anything else: ``map(decode)``."""
+    """Return the name of a thread that iterates a pipe or another object: ``map(decode)``."""
     cls = type(pipe)
     name = getattr(cls, "functional_name", None) or cls.__name__
     function = getattr(pipe, "fn", None) if name != cls.__name__ else None
@@ -42,7 +42,7 @@ def function_name(function: object) -> str:
 
 
 def kind_name(value: object) -> str:
-    """Return what a value that is none of those wanted is called: by its type, a class by name."""
+    """Return the name of a wrong value's type; for a class, the class's own name."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -51,7 +51,7 @@ def _settings(pipe: object) -> list[str]:
     shown = []
     for position, parameter in enumerate(parameters):
         value = _value_of(pipe, parameter)
-        # None leaves a choice to the pipe, and False is what it mostly chooses.
+        # None and False are mostly defaults and say nothing.
         is_chosen = parameter.default is None and value is False
         text = None if is_chosen else _brief(value)
         if text is not None and text != _brief(parameter.default):
@@ -64,9 +64,9 @@ def _settings(pipe: object) -> list[str]:
 def _value_of(pipe: object, parameter: inspect.Parameter) -> Any:
     try:
         value = getattr(pipe, parameter.name, parameter.default)
-    except Exception:  # noqa: BLE001 - a property of the user's own ran; what is said goes on
+    except Exception:  # noqa: BLE001 - a user's property ran; the message must not fail
         return parameter.default
-    # A setting that is not kept under its name may have that of a fluent method.
+    # The attribute may be a fluent method with the same name as the parameter.
     return parameter.default if hasattr(value, "builds") else value
 
 

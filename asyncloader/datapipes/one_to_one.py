@@ -1,6 +1,6 @@
 """One item for each of a source.
 
-This file is about ``OneToOne``: pipes whose place is that of their source.
+This file is about ``OneToOne``, pipes that need no cursor: their position is their source's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OneToOne:
     source: Any
 
     def results(self, source: Run[Any]) -> Iterator[Any]:
-        """Read the source, and yield one item for each."""
+        """Read the source and yield one item for each of its items."""
         raise NotImplementedError
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
@@ -30,13 +30,13 @@ class OneToOne:
         return OneToOnePass(run)
 
     def picks(self) -> bool:
-        """Whether single items can be had by themselves."""
+        """Whether single items can be made without those before them."""
         return picks(self.source)
 
 
 @dataclass
 class OneToOnePass(Pass[Any]):
-    """One pass over a OneToOne, whose place is that of its source."""
+    """One pass over a OneToOne, at the position of its source."""
 
     marks = ()
     follows_source = True
@@ -49,11 +49,11 @@ class OneToOnePass(Pass[Any]):
         self.source.pick(positions)
         return iter(self)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position, cursors)
         return 0
 
 
 def is_one_to_one(pipe: Any) -> bool:
-    """Whether a pipe yields at most one item for each; a class of a user may do otherwise."""
+    """Whether a pipe yields at most one item for each of its source; no for a user's subclass."""
     return isinstance(pipe, OneToOne) and is_ours(pipe)

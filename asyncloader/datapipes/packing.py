@@ -108,7 +108,7 @@ class SequencePacker(IterDataPipe[list[T]]):
         )
 
     def _may_begin_at(self, start: int) -> bool:
-        """Whether the last piece of a sequence may begin there."""
+        """Whether the last piece of a sequence may begin at ``start``."""
         match self.split:
             case "never":
                 return start == 0
@@ -130,8 +130,7 @@ def slice_of(sequence: Any, start: int, stop: int) -> Any:
 class Part(Generic[T]):
     """A sequence, or a piece of one, in a pack."""
 
-    #: Of ``length`` tokens, which sequence of the source has, it holds those from ``start``
-    #: to ``stop``.
+    #: The sequence has ``length`` tokens; this part holds those from ``start`` to ``stop``.
     number: int
     start: int
     stop: int
@@ -142,13 +141,13 @@ class Part(Generic[T]):
 
 @dataclass(eq=False)
 class Pack(Generic[T]):
-    """Parts that will be yielded together, and how many tokens they leave room for."""
+    """Parts that will be yielded together, and the number of tokens that still fit."""
 
     room: int
     parts: list[Part[T]] = field(default_factory=list)
 
     def add(self, part: Part[T]) -> None:
-        """Take a part for which there is room."""
+        """Add a part, which must fit."""
         self.parts.append(part)
         self.room -= part.stop - part.start
 
@@ -170,10 +169,10 @@ class PackPass(Pass[list[T]]):
     offset: int = 0
     yielded: int = 0
     packs: list[Pack[T]] = field(default_factory=list, repr=False)
-    #: The sequence that was read last: of which ``offset`` tokens were packed, or all.
+    #: The sequence that was read last; ``offset`` tokens of it were packed, or all.
     current: Held[T] | None = field(default=None, repr=False)
-    #: Number, start, stop and length of the parts of each pack that was open where this
-    #: pass goes on from.
+    #: Number, start, stop and length of each part of each pack that was open where this
+    #: pass resumes.
     were_open: list[list[list[int]]] = field(default_factory=list, repr=False)
     cursors: Cursors = field(default_factory=dict, repr=False)
 
@@ -202,7 +201,7 @@ class PackPass(Pass[list[T]]):
         while self.taken == held.number:
             size = self._size_of_next(length - self.offset)
             pack = self._pack_for(size)
-            # A piece that fills a pack takes nobody's place: it is yielded right away.
+            # A piece that fills a pack needs no place among the open packs: it is yielded at once.
             if pack is None and size < self.pipe.budget and self._has_no_place():
                 yield self._yielded(self.packs[0])
             if pack is None:
@@ -266,16 +265,16 @@ class PackPass(Pass[list[T]]):
         ]
         return {**super().cursor(), "packs": packs}
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self.packs:
-            # The oldest pack was begun with the oldest of the parts that are held.
+            # The oldest pack begins with the oldest part that is held.
             add_cursors(self.packs[0].parts[0].before, into)
         elif self.current is not None and self.current.number == self.taken:
             add_cursors(self.current.before, into)
         else:
             self.source.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         for name in ("taken", "offset", "yielded"):

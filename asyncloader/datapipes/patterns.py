@@ -1,8 +1,8 @@
-"""What families of pipes have in common.
+"""Base classes of pipes and passes.
 
-This file is about the bases of pipes and their passes: ``Applier`` makes at most one result of
-each item, ``Expansion`` and ``Expander`` several items out of one, a ``LaggingPass`` is done with
-an item only later, and a ``Rereader`` gets items again that a pass had held.
+``Applier`` makes at most one result of each item, ``Expansion`` and ``Expander`` several items
+out of one. A ``LaggingPass`` holds items after it has read them, and a ``Rereader`` reads such
+items again for a resumed pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held(Generic[T]):
-    """An item, its number in the source, and where the source stood before it."""
+    """An item, its number in the source, and the source's cursors before it."""
 
     number: int
     item: T
@@ -50,20 +50,20 @@ class Held(Generic[T]):
 
 
 class Rereader(Generic[T]):
-    """Reads a source from item number ``taken`` on, after items that were held before then."""
+    """Reads the items that were held at a cursor, then the source from number ``taken`` on."""
 
     def __init__(self, source: Run[T], were_held: list[int], taken: int, cursors: Cursors) -> None:
         """Begin a pass over ``source``.
 
-        ``were_held`` are the numbers, which ascend, of the items to be held again, and
-        ``cursors`` are from before the first of them.
+        ``were_held`` are the ascending numbers of the items to hold again, and ``cursors``
+        are from before the first of them.
         """
         again, self._items = begin_with(source, were_held, taken, cursors)
         self.again = [
             Held(number, item, cursors) for number, item in zip(were_held, again, strict=True)
         ]
         self.taken = taken
-        # What is held keeps the mark it needs.
+        # Each held item keeps the cursors it needs, so the marks need not.
         self._marks = Marks(source.put_cursors, lambda: self.taken)
         self._marks.restart(taken, cursors)
 
@@ -78,7 +78,7 @@ class Rereader(Generic[T]):
         return held
 
     def close(self) -> None:
-        """Take no more items."""
+        """Close the source."""
         close_items(self._items)
 
 
@@ -87,8 +87,8 @@ def begin_with(
 ) -> tuple[list[T], Iterator[T]]:
     """Return the items at the ascending positions ``held``, and what follows the first ``taken``.
 
-    Only what is held is made once more where the source can pick it; otherwise all from
-    the first held item on, for which ``cursors`` have to be old enough.
+    If the source can pick items, only the held ones are made again; otherwise all items from
+    the first held one on, and ``cursors`` must be from before that.
     """
     if not held:
         if taken:
@@ -113,7 +113,7 @@ def _check_whole(source: Run[T], held: list[int], items: list[T]) -> None:
     if len(items) < len(held):
         raise SnapshotError(
             f"the state does not fit the data: item {held[len(items)]} of"
-            f" {stage_name(source.pipe)} was held, and there is none now"
+            f" {stage_name(source.pipe)} is missing, which was held when the state was taken"
         )
 
 
@@ -152,7 +152,7 @@ def runs_of(numbers: Iterable[int]) -> list[int]:
 
 
 def runs_form(most: int) -> Form:
-    """Return the form of what ``runs_of`` returns, for at most so many numbers."""
+    """Return the form of a result of ``runs_of`` for at most ``most`` numbers."""
 
     def check(value: Any, where: str, form_of: FormOf) -> None:
         list_of(COUNT)(value, where, form_of)
@@ -169,7 +169,7 @@ def runs_form(most: int) -> Form:
 
 
 def numbers_in(runs: list[int]) -> list[int]:
-    """Return the numbers of which ``runs_of`` made runs.
+    """Return the numbers that ``runs_of`` has put into runs.
 
     >>> numbers_in([3, 3, 9, 1])
     [3, 4, 5, 9]
@@ -178,13 +178,13 @@ def numbers_in(runs: list[int]) -> list[int]:
     return [number for first, length in pairs for number in range(first, first + length)]
 
 
-#: Of a LaggingPass.
+#: The form of a LaggingPass's cursors.
 LAGGING = fields(counts("taken", "yielded"))
 
 
 @dataclass
 class LaggingPass(Pass[T]):
-    """One pass over a pipe: ``taken`` items are done with, and those after them are held."""
+    """One pass that has finished with ``taken`` items and holds the items after them."""
 
     marks: ClassVar[tuple[str, ...]] = ("taken", "yielded")
 
@@ -195,17 +195,17 @@ class LaggingPass(Pass[T]):
     def __post_init__(self) -> None:
         self.above = Marks(self.source.put_cursors, lambda: self.taken)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self.taken))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        behind = super().go_on(position, cursor, cursors)
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().resume_at(position, cursor, cursors)
         self.above.restart(self.taken, cursors)
         return behind
 
 
 class Applier(OneToOne, IterDataPipe[T]):
-    """A pipe that yields what a function makes of each item, and may leave out what it cannot."""
+    """A pipe that yields a function's result for each item, and may skip items that fail."""
 
     makes_again = False
 
@@ -218,11 +218,11 @@ class Applier(OneToOne, IterDataPipe[T]):
         self.tolerance = Tolerance(on_error, max_errors)
 
     def function(self) -> Callable[[Any], Any]:
-        """Return what is called with each item."""
+        """Return the function to call with each item."""
         raise NotImplementedError
 
     def new_pass(self, run: Run[Any]) -> Pass[T]:
-        # One result for each item needs no counting. Where items may be left out one counts.
+        # With one result for each item no counts are needed; with skipped items they are.
         return OneToOnePass(run) if self.tolerance.is_strict else ApplyPass(run)
 
     def cursor_form(self) -> Form:
@@ -234,7 +234,7 @@ class Applier(OneToOne, IterDataPipe[T]):
     def results(self, source: Run[Any]) -> Iterator[T]:
         with calling(self.function(), self) as apply:
             for item in source.begin():
-                # As answer_of would, of which a call for each item would take its time.
+                # The body of answer_of: a call for each item would be slower.
                 try:
                     result = apply(item)
                 except BaseException as error:
@@ -243,13 +243,13 @@ class Applier(OneToOne, IterDataPipe[T]):
                 if result.__class__ is CoroutineType:
                     raise unawaited(self, result)
                 yield result
-                # Their memory, still warm, is wanted for the next.
+                # Free their memory now: it is in the CPU cache, and the next item can use it.
                 del item, result
 
 
 @dataclass
 class ApplyPass(Pass[T]):
-    """One pass over an Applier that goes on after errors, which knows how many there were."""
+    """One pass over an Applier that tolerates errors and counts them."""
 
     marks = ("taken", "yielded", "errors")
 
@@ -270,11 +270,11 @@ class ApplyPass(Pass[T]):
                 if result is not SKIPPED:
                     self.yielded += 1
                     yield result
-                # Their memory, still warm, is wanted for the next.
+                # Free their memory now: it is in the CPU cache, and the next item can use it.
                 del item, result
 
 
-#: What there is after the last part.
+#: Returned after the last part.
 END: Any = object()
 
 
@@ -282,7 +282,7 @@ def parts_of(running: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[
     """Return the parts of an item, in a pass that has a ``pipe`` and counts its ``errors``."""
     try:
         result = expand(item)
-        # Beginning to read it is the user's code as well.
+        # ``iter`` may run the user's code too.
         parts = iter(result) if isinstance(result, Iterable) else None
     except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
         return _instead(error, item, running)
@@ -292,7 +292,7 @@ def parts_of(running: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[
 
 
 def next_part(parts: Iterator[Any], pipe: object) -> Any:
-    """Return the next part, or END. The user's code goes on running while it is made."""
+    """Return the next part, or END. The user's code runs to make it."""
     try:
         return next(parts, END)
     except BaseException as error:
@@ -301,7 +301,7 @@ def next_part(parts: Iterator[Any], pipe: object) -> Any:
 
 
 def pass_over(parts: Iterator[Any], count: int, pipe: object) -> None:
-    """Make the next parts and drop them, as far as there are so many."""
+    """Make the next ``count`` parts and drop them; fewer if there are not so many."""
     for _ in range(count):
         if next_part(parts, pipe) is END:
             return
@@ -318,7 +318,7 @@ def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
             if part is END:
                 return
             yield part
-            # The part just yielded is not kept alive here while the next is made.
+            # Do not keep the yielded part alive while the next one is made.
             del part
 
 
@@ -341,28 +341,28 @@ def _no_parts(result: Any, pipe: object) -> TypeError:
 
 
 _INSIDE: Rule = (
-    "a pass is inside an item that it has taken, and has yielded parts of that one alone",
+    "a pass is inside an item that it has taken, and its offset counts parts of that item",
     lambda cursor: (cursor["taken"] > 0) if cursor["inside"] else not cursor["offset"],
 )
 _FIELDS = {**counts("taken", "offset", "before"), "inside": truth}
 
-#: Of an Expansion, and of a TolerantExpansion.
+#: The forms of an Expansion's cursors, and of a TolerantExpansion's.
 EXPANSION = fields(_FIELDS, _INSIDE)
 TOLERANT_EXPANSION = fields(_FIELDS | counts("errors_before"), _INSIDE)
 
 
 def yielded_at(cursor: Cursor) -> int:
-    """Return how many parts were yielded where a cursor of an Expansion was taken."""
+    """Return how many parts were yielded at a cursor of an Expansion."""
     return int(cursor["before"] + cursor["offset"])
 
 
 @dataclass
 class Expansion(Pass[T]):
-    """One pass over a pipe that yields several items for each that it takes.
+    """One pass over a pipe that yields several items for each item that it takes.
 
-    ``taken`` counts the items that were taken, ``offset`` the parts of the last of them
-    that were yielded, while the pass is ``inside`` it. To go on there, the item is taken
-    once more.
+    ``taken`` counts the items taken. While the pass is ``inside`` the last of them,
+    ``offset`` counts the parts of it that were yielded. To resume there, that item is
+    taken again.
     """
 
     marks: ClassVar[tuple[str, ...]] = ("taken", "inside", "offset", "before")
@@ -370,7 +370,7 @@ class Expansion(Pass[T]):
     taken: int = field(default=0, kw_only=True)
     inside: bool = field(default=False, kw_only=True)
     offset: int = field(default=0, kw_only=True)
-    #: How many parts were yielded of the items before.
+    #: How many parts of earlier items were yielded.
     before: int = field(default=0, kw_only=True)
     above: Marks = field(init=False, repr=False)
     _known: int = field(default=0, init=False, repr=False)
@@ -403,10 +403,10 @@ class Expansion(Pass[T]):
         self.inside = False
         self.above.passed(self.taken)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self.taken - self.inside))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.taken = cursor["taken"] - cursor["inside"]
@@ -419,22 +419,22 @@ class Expansion(Pass[T]):
 
 @dataclass
 class TolerantExpansion(Expansion[T]):
-    """An expansion that counts the items that could not be taken apart, or not to their end."""
+    """An expansion that counts the items that could not be expanded, or not to their end."""
 
     marks: ClassVar[tuple[str, ...]] = (*Expansion.marks, "errors_before")
 
     errors: int = field(default=0, kw_only=True)
-    #: How many of the errors were those of items before the last.
+    #: How many of the errors belong to items before the last.
     errors_before: int = field(default=0, kw_only=True)
 
     def finish(self) -> None:
         super().finish()
         self.errors_before = self.errors
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
             self.errors = self.errors_before = cursor["errors_before"]
-        return super().go_on(position, cursor, cursors)
+        return super().resume_at(position, cursor, cursors)
 
 
 class Expander(IterDataPipe[T]):
@@ -442,7 +442,7 @@ class Expander(IterDataPipe[T]):
 
     source: Iterable[Any]
 
-    #: What is done about an item that cannot be taken apart, or not to its end.
+    #: What happens to an item that cannot be expanded, or not to its end.
     tolerance = Tolerance()
 
     def parts(self, item: Any, skip: int = 0) -> Generator[T, None, None]:
@@ -463,7 +463,7 @@ class Expander(IterDataPipe[T]):
 
 
 class TolerantExpander(Expander[T]):
-    """An expander that goes on after such items, where that is wanted."""
+    """An expander that can skip or replace items that fail."""
 
     def __init__(
         self, datapipe: Iterable[Any], *, on_error: OnError, max_errors: int | None
@@ -476,7 +476,7 @@ class TolerantExpander(Expander[T]):
 
 @dataclass
 class ExpansionPass(TolerantExpansion[T]):
-    """One pass over an Expander. What was yielded of the item it goes on in is passed over."""
+    """One pass over an Expander. If it resumes inside an item, it skips the yielded parts."""
 
     def __iter__(self) -> Iterator[T]:
         for item in self.begin():
@@ -486,7 +486,7 @@ class ExpansionPass(TolerantExpansion[T]):
                 for part in parts:
                     self.offset += 1
                     yield part
-                    # The part just yielded is not kept alive here while the next is made.
+                    # Do not keep the yielded part alive while the next one is made.
                     del part
             self.finish()
 
@@ -495,7 +495,7 @@ class ExpansionPass(TolerantExpansion[T]):
         if self.pipe.tolerance.is_strict:
             parts: Iterator[T] = self.pipe.parts(item, known)
             return parts
-        # What stands in for the rest of an item comes again only where the item fails again.
+        # The replacement for the rest of an item is made again only if the item fails again.
         parts = parts_of(self, self.pipe.parts, item)
         pass_over(parts, known, self.pipe)
         return parts

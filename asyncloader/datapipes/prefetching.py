@@ -1,7 +1,7 @@
 """Running ahead of the consumer.
 
-This file is about pipes that work on what will be wanted next while the consumer is busy with
-what it has: prefetch and pin_memory; and about how many bytes an item takes.
+This file is about prefetch and pin_memory, which prepare the next items while the consumer works
+on the current one; and about how many bytes an item takes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from asyncloader.datapipes.sources import iterable_source
 
 T = TypeVar("T")
 
-# As deep as items are looked into.
+# How many levels of an item are weighed.
 _DEPTH = 4
 
-# What an item counts for that cannot tell.
+# The weight of an item that cannot tell its size.
 _UNKNOWN_BYTES = 64
 
-# What takes longer to pickle than to begin a thread for it.
+# Above this, pickling takes longer than starting a thread.
 _HEAVY_BYTES = 1 << 20
 _HEAVY_PARTS = 1000
 
 
 def weight_of(item: Any) -> int:
-    """Return about how many bytes an item takes: itself, and what it holds four levels deep.
+    """Return about how many bytes an item takes, with its contents four levels deep.
 
     Arrays and tensors count with their elements, and what is held twice counts twice.
     """
@@ -86,7 +86,7 @@ def _parts(item: Any) -> list[Any]:
         return [*item.keys(), *item.values()]
     if isinstance(item, list | tuple | set | frozenset):
         return list(item)
-    if _said(item, "is_sparse") is True:  # one of torch's, which is made of two others
+    if _said(item, "is_sparse") is True:  # a torch tensor that consists of two others
         return [item._indices(), item._values()]
     fields = _said(item, "__dict__")
     if not isinstance(fields, dict) or _elements(item) is not None:
@@ -95,7 +95,7 @@ def _parts(item: Any) -> list[Any]:
 
 
 def _said(item: Any, name: str) -> Any:
-    """Return what an item says of itself, or None: asking it may run code that fails."""
+    """Return an item's attribute, or None if reading it fails."""
     try:
         return getattr(item, name, None)
     except Exception:  # noqa: BLE001 - a property of the item's own ran
@@ -169,11 +169,11 @@ class PrefetchPass(Pass[T]):
         """How many items were read."""
         return 0 if self._ahead is None else self._ahead.taken
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.source.resume(position, cursors)
         return 0
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self._ahead is not None:
             into.update(self._ahead.above.at(self._ahead.yielded))
 
@@ -211,7 +211,7 @@ class ReadAhead(RunningAhead, Generic[T]):
         return bool(self.buffer)
 
     def next(self) -> T:
-        """Take the oldest; only after ``has_next`` said that there is one."""
+        """Take the oldest item; call it only after ``has_next`` returned True."""
         item = self.buffer.popleft()
         self.weights.remove()
         self.yielded += 1
@@ -230,10 +230,10 @@ class NoWeights:
     """The weights of items that are not weighed."""
 
     def add(self, item: Any) -> None:
-        """An item came last."""
+        """Add an item at the end."""
 
     def remove(self) -> None:
-        """The first went."""
+        """Remove the first item."""
 
     def have_room(self) -> bool:
         """Whether there may be more."""
@@ -296,7 +296,7 @@ class PinMemory(OneToOne, IterDataPipe[T]):
         return len(self.source)
 
     def waits(self) -> bool:
-        # A loader runs what waits in a thread beside its consumer.
+        # So that a loader runs it in a thread beside its consumer.
         return True
 
     def results(self, source: Run[Any]) -> Iterator[T]:
@@ -322,7 +322,7 @@ def pinned(item: Any, device: Any = None) -> Any:
         return item.pin_memory() if device is None else item.pin_memory(device)
     if isinstance(item, MutableMapping):
         changed = copy.copy(item)
-        # Whatever an update means to it: one that counts would count.
+        # ``update`` may mean something else here: a Counter would add.
         for key, value in item.items():
             changed[key] = pinned(value, device)
         return changed
@@ -340,5 +340,5 @@ def _as_it_is(item: Any, device: Any) -> Any:
 def _has_accelerator() -> bool:
     import torch
 
-    # Older versions of torch know no accelerators but CUDA's.
+    # Older versions of torch know only CUDA.
     return bool(getattr(torch, "accelerator", torch.cuda).is_available())

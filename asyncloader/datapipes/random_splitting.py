@@ -1,8 +1,7 @@
 """One source split at random, for example into training and validation.
 
-This file is about random_split. Which share an item belongs to depends on the seed,
-the weights and the item's number alone, so every share draws for all items by itself
-and nothing is held:
+This file is about random_split. Only the seed, the weights and an item's number decide which
+share it belongs to. So every share can draw for all items by itself, and no item is held:
 
     source ──▶ split ──┬──▶ share "train"
                        └──▶ share "valid"
@@ -118,8 +117,8 @@ class RandomSplit(IterDataPipe[T]):
         if drawn is None:
             return ""
         return (
-            f"{self!r} reads its source once for each share, and {drawn!r} before it gives another"
-            " order each time, so that an item may be in several shares, or in none. Split first,"
+            f"{self!r} reads its source once for each share, but {drawn!r} before it yields another"
+            " order each time, so an item could be in several shares, or in none. Split first,"
             " and shuffle the shares"
         )
 
@@ -148,7 +147,7 @@ class Share(IterDataPipe[T]):
         return int(expected[list(self.source.weights).index(self.key)])
 
     def override_seed(self, seed: int) -> Self:
-        """Split by another seed from the next pass on, over all shares; return this one."""
+        """Split all shares by another seed from the next pass on; return this share."""
         self.source.seed = _checked_seed(seed)
         return self
 
@@ -157,7 +156,7 @@ class Share(IterDataPipe[T]):
             raise ValueError(refusal)
         split = self.source
         begun: SharePass[T] = SharePass(run, split.seed)
-        # The pass before, over whichever share, is over.
+        # This ends the pass before, of any share.
         tree = run.tree if run.tree.has(split) else own_tree_of(split)
         before: SharePass[T] | None = tree.latest_pass(split)
         if before is not None:
@@ -177,7 +176,7 @@ class Share(IterDataPipe[T]):
 
 @dataclass
 class SharePass(Pass[T]):
-    """One pass over a share: the items of the source that were drawn for, and its own."""
+    """One pass over a share: it counts the source's items and its own."""
 
     marks = ("seed", "taken", "yielded")
 
@@ -191,7 +190,7 @@ class SharePass(Pass[T]):
 
     @property
     def split(self) -> RandomSplit[T]:
-        """What says which items are of which share."""
+        """The split, which says which share an item belongs to."""
         split: RandomSplit[T] = self.pipe.source
         return split
 
@@ -205,7 +204,7 @@ class SharePass(Pass[T]):
         for item in self.source.begin():
             if self.taken == split.total_length:
                 raise ValueError(
-                    f"{split!r} has a source of more than {self.taken} items; give its"
+                    f"the source of {split!r} has more than {self.taken} items; pass its real"
                     " length as total_length"
                 )
             is_own = draws.next() == own
@@ -224,7 +223,7 @@ class SharePass(Pass[T]):
 
 
 class Draws:
-    """Draws shares, each the likelier the more of its items are still to come.
+    """Draws shares, each with a probability by how many of its items are still to come.
 
     >>> draws = Draws([1.0, 2.0], total=3, seed=3)
     >>> [draws.next() for _ in range(3)]
@@ -243,7 +242,7 @@ class Draws:
         self._to_come[share] -= 1
         self._count -= 1
         if self._to_come[share] < 0:
-            # It had a fraction of an item to come, and got a whole one.
+            # The share expected only a fraction of an item and got a whole one.
             self._to_come[share] = 0
             self._to_come = _scaled(self._to_come, self._count)
         return share
@@ -252,7 +251,7 @@ class Draws:
 def _scaled(weights: list[float], total: int) -> list[float]:
     whole = sum(weights)
     if whole == total:
-        # Multiplied and divided, large ones would not all be what they were.
+        # Scaling would change large whole numbers by rounding.
         return [*weights]
     return [float(weight) * total / whole for weight in weights] if whole else weights
 
@@ -267,7 +266,7 @@ def _checked_weights(weights: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _checked_seed(seed: Any) -> int:
-    # Without one, every share would be drawn in another way, and items lost.
+    # Without a seed each share would draw differently, and items would be lost.
     try:
         return operator.index(seed)
     except TypeError:
@@ -279,5 +278,5 @@ def _length_of(source: Any) -> int:
         return len(source)
     except TypeError as error:
         raise TypeError(
-            f"the source of random_split cannot say its length ({error}); give total_length"
+            f"the source of random_split has no length ({error}); pass total_length"
         ) from None

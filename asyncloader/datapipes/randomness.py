@@ -1,7 +1,7 @@
-"""Where pipes get their seeds.
+"""The seeds of random pipes.
 
-This file is about ``set_seed`` and ``set_shuffle``: a seed that was set counts for
-the next pass, and a pass for which none was set draws its own.
+This file is about ``set_seed`` and ``set_shuffle``. A seed is for the next pass; a pass
+without a seed draws its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Self
 
 from asyncloader.seeds import SeedStream, checked_seed, entropy
 
-# The seed of a pass leads to the next one's so far along its stream.
+# The seed of the next pass is this far along the stream of the present pass's seed.
 _NEXT_AT = 2**32
 
 
@@ -37,25 +37,25 @@ class Seeded:
         return seed
 
     def follow_seed(self, seed: int) -> None:
-        """Note the seed of the pass under way: that of the next one follows from it."""
+        """Note the seed of the current pass; the seed of the next pass follows from it."""
         self._seed = SeedStream(seed, _NEXT_AT).draw() if self._is_seeded else None
 
     def fixed_seed(self) -> int:
         """Return the seed that the next pass will have, whenever it begins.
 
-        Where none was ever set it is drawn from torch's global generator, or from
-        Python's while torch is not imported.
+        If none was ever set, it is drawn from torch's global generator, or from Python's
+        while torch is not imported.
         """
         seed = self.seed_to_come()
         self._seed = entropy(otherwise=lambda: random.getrandbits(64)) if seed is None else seed
         return self._seed
 
     def seed_to_come(self) -> int | None:
-        """Return the seed of the next pass, or None where none was ever set."""
+        """Return the seed of the next pass, or None if none was ever set."""
         return self._seed
 
     def settle_seed(self, seed: int) -> None:
-        """Have the next pass draw from a seed."""
+        """Let the next pass draw from a seed."""
         self._seed = seed
 
 

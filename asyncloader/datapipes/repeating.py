@@ -1,7 +1,7 @@
 """Sources one after the other.
 
-This file is about pipes that begin a source where another, or the same, has
-ended: concat (in its iter and map forms), cycle, and repeat.
+This file is about pipes that read one source after another, or the same again:
+concat (in its iter and map forms), cycle, and repeat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.edges import edges_of, pipes_from
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.randomness import Seeded
-from asyncloader.datapipes.replaying import put_to_come, with_orders
+from asyncloader.datapipes.replaying import begin_unordered, put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import Branch, OutlastingPass
@@ -41,10 +41,10 @@ T = TypeVar("T")
 #: The seeds of pipes, by their numbers.
 Seeds = dict[int | None, int]
 
-#: What a cursor says of them.
+#: The form of seeds in a cursor.
 ROUND_SEEDS: dict[str, Form] = dict.fromkeys(("seeds", "following"), list_of(row(COUNT, SEED)))
 
-# What was taken is of the present source, or of the present round.
+# ``taken`` counts the items of the present source or round only.
 _TAKEN_AT_MOST = at_most("taken", "yielded")
 
 
@@ -88,7 +88,7 @@ class ConcatPass(OutlastingPass[T]):
 
     def __post_init__(self) -> None:
         self.sources = [self.run.of(source) for source in self.pipe.sources]
-        # As the shares of one random_split are, all of which read its source.
+        # Such as the shares of one random_split, which all read its source.
         self._seeds = RoundSeeds(self.run.tree, _read_again(self.pipe.sources))
 
     @property
@@ -98,17 +98,17 @@ class ConcatPass(OutlastingPass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), **self._seeds.cursor()}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
-            self._seeds.go_on(cursor)
-        return super().go_on(position, cursor, cursors)
+            self._seeds.resume_at(cursor)
+        return super().resume_at(position, cursor, cursors)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         self.source.put_cursors(into)
         for turn, source in enumerate(self.sources):
             if turn != self.current:
-                put_to_come(source, into)
-        super().put_above(into)
+                put_unordered_cursors(source, into)
+        super().put_source_cursors(into)
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
@@ -205,10 +205,10 @@ class CyclePass(Pass[T]):
     def cursor(self) -> Cursor:
         return {**super().cursor(), **self._seeds.cursor()}
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
-            self._seeds.go_on(cursor)
-        return super().go_on(position, cursor, cursors)
+            self._seeds.resume_at(cursor)
+        return super().resume_at(position, cursor, cursors)
 
     def __iter__(self) -> Iterator[T]:
         self._seeds.begin()
@@ -226,15 +226,15 @@ class CyclePass(Pass[T]):
 class RoundSeeds:
     """The seeds of pipes that are read several times in one pass.
 
-    They say where they stand only as far as they have come in a round, and every round has
-    other seeds, so that these are part of the cursor.
+    Their cursors give a position within a round, and every round has other seeds, so the seeds
+    are part of the cursor.
     """
 
     def __init__(self, tree: RunTree, pipes: Iterable[Any]) -> None:
         self._tree = tree
         self._pipes = list(pipes)
         self._seeded = [pipe for pipe in self._pipes if isinstance(pipe, Seeded)]
-        # By number: the seeds of this round, and those that follow if nothing more is begun in it.
+        # By number: the seeds of this round, and of the next if no more passes begin in this one.
         self._seeds: Seeds = {}
         self._following: Seeds = {}
 
@@ -245,21 +245,21 @@ class RoundSeeds:
             "following": [[number, seed] for number, seed in self._seeds_to_come().items()],
         }
 
-    def go_on(self, cursor: Cursor) -> None:
-        """Go on in the round that a cursor says."""
+    def resume_at(self, cursor: Cursor) -> None:
+        """Resume in the round of a cursor."""
         self._seeds, self._following = dict(cursor["seeds"]), dict(cursor["following"])
         self._set_seeds(self._seeds)
 
     def begin(self) -> None:
-        """Begin the first round, or the one that is gone on with."""
+        """Begin the first round, or resume the cursor's round."""
         if not self._seeds:
             self._settle()
 
     def begin_next(self) -> None:
         """Begin the next round."""
-        # What had ended when this pass went on was not begun: it begins anew now.
+        # A pipe that had ended where this pass resumed may still have a start: it begins anew.
         self._tree.forget_starts(self._pipes)
-        with_orders(self._tree, self._pipes, {})
+        begin_unordered(self._tree, self._pipes, {})
         unused = self._seeds.items() & self._seeds_to_come().items()
         following = self._following
         self._set_seeds({number: following.get(number, seed) for number, seed in unused})
@@ -267,11 +267,11 @@ class RoundSeeds:
         self._settle()
 
     def _settle(self) -> None:
-        # Also of what is begun late in the round, or not at all.
+        # For all pipes, also those that begin late in the round or not at all.
         self._seeds = {**self._seeds_to_come(), **self._seeds_under_way()}
 
     def _seeds_under_way(self) -> Seeds:
-        """Return the seeds of passes that the first round joins, as another branch began them."""
+        """Return the seeds of running passes that the first round joins through a branch."""
         tree = self._tree
         branches = [pipe for pipe in self._pipes if isinstance(pipe, Branch)]
         joining = [branch for branch in branches if branch.joins_others(tree)]
@@ -291,7 +291,7 @@ class RoundSeeds:
 
 
 def _read_again(sources: Sequence[Any]) -> list[Any]:
-    """Return the pipes that are read once more where one source follows another."""
+    """Return the pipes that more than one of the sources read."""
     found: dict[int, Any] = {}
     read: set[int] = set()
     for source in sources:
@@ -304,7 +304,7 @@ def _read_again(sources: Sequence[Any]) -> list[Any]:
 
 
 def _up_to_branches(pipe: Any) -> dict[int, Any]:
-    """Return what is above a pipe, as far as the branches of splitters, which share a pass."""
+    """Return the pipes that a pipe reads, up to branches, which share their splitter's pass."""
     found, waiting = {id(pipe): pipe}, [pipe]
     while waiting:
         current = waiting.pop()
@@ -348,12 +348,12 @@ class RepeatPass(Pass[T]):
         source = self.source
         self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
 
-    def put_above(self, into: Cursors) -> None:
-        # An item that is still to be repeated has to be taken again.
+    def put_source_cursors(self, into: Cursors) -> None:
+        # An item that must still be repeated is taken again.
         is_done = self.repeated == self.pipe.times
         into.update(self.above.at(self.taken if is_done else self.taken - 1))
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.taken, behind = divmod(position, int(self.pipe.times))
         self.repeated = self.pipe.times
         self.above.restart(self.taken, cursors)

@@ -1,7 +1,8 @@
-"""Pipes that know no place, and what is above them.
+"""Pipes that cannot resume in the middle, and the pipes that they read.
 
-This file is about passes that can only be made once more. What they read is read again from
-where it was when they began; what has no order there has to note it from then on.
+This file is about passes that are resumed by running them again from their beginning. Their
+sources are read again from where they were then; sources without a fixed order have to record
+their order from that point on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from asyncloader.datapipes.run import Run, RunTree, has_passes
 
 
 def is_replayed(pipe: Any) -> bool:
-    """Whether a pipe knows no place, so that going on runs it, and all above it, once more."""
+    """Whether a pipe has no cursor, so that it and all that it reads are run again to resume."""
     if not isinstance(pipe, IterDataPipe):
         return True
     if is_splitter(pipe):
@@ -35,9 +36,9 @@ def is_replayed(pipe: Any) -> bool:
 
 
 def needs_replay(pipe: Any) -> bool:
-    """Whether no state says where a pipe stands, be it that it has no number in the graph.
+    """Whether a state has no cursor of a pipe: it is replayed, or has no number in the graph.
 
-    Without a number are those that reading services and functions put there.
+    Pipes that reading services or functions added have no number.
     """
     return is_replayed(pipe) or (number_of(pipe) is None and not _is_where_its_source_is(pipe))
 
@@ -45,12 +46,12 @@ def needs_replay(pipe: Any) -> bool:
 def _is_where_its_source_is(pipe: Any) -> bool:
     if is_splitter(pipe) or pipe.is_stand_in:
         return True
-    # What goes on after errors counts them.
+    # A pipe that skips errors counts them, so its source's position is not enough.
     return isinstance(pipe, OneToOne) and getattr(pipe, "on_error", "raise") == "raise"
 
 
 def unnumbered(unordered: Iterable[Any]) -> str:
-    """Return the name of a pipe, of some without order, of which no state can be taken, or none."""
+    """Return the name of a pipe without order whose state cannot be taken, or ""."""
     for pipe in unordered:
         if number_of(pipe) is None:
             return stage_name(pipe)
@@ -59,11 +60,10 @@ def unnumbered(unordered: Iterable[Any]) -> str:
     return ""
 
 
-def with_orders(tree: RunTree, pipes: Iterable[Any], cursors: Cursors) -> Cursors:
-    """Return cursors to which those belong of all that hand out as they come.
+def begin_unordered(tree: RunTree, pipes: Iterable[Any], cursors: Cursors) -> Cursors:
+    """Let a graph's pipes without order record what they yield; return cursors that include it.
 
-    They know what is handed out from now on. To be called with a graph's pipes before a
-    pass that goes on from ``cursors``, which stay as they are.
+    Call this before a pass that resumes from ``cursors``, which are not changed.
     """
     pipes = list(pipes)
     unordered = [pipe for pipe in pipes if is_without_order(pipe)]
@@ -75,24 +75,24 @@ def with_orders(tree: RunTree, pipes: Iterable[Any], cursors: Cursors) -> Cursor
     for pipe in unordered:
         put_cursor(pipe, _to_begin_with(tree, pipe, cursor_of(pipe, noting)), noting)
     for pipe in pipes:
-        # Who holds a cursor keeps all that was handed out since: it goes to nobody above.
+        # A cursor keeps all entries that follow it alive, so only the reader gets it.
         own = cursors_of(filter(is_without_order, pipes_from(pipe)), noting)
         if needs_replay(pipe):
             tree.set_beginnings(pipe, own)
-        # A splitter is not read itself, but through its branches.
+        # A splitter is read only through its branches.
         if not is_splitter(pipe):
             tree.set_start(pipe, others | own)
     return noting
 
 
-def put_to_come(source: Run[Any], into: Cursors) -> None:
-    """Add, for a source that will begin a pass, what is handed out in it without order."""
+def put_unordered_cursors(source: Run[Any], into: Cursors) -> None:
+    """Add cursors of the beginning for a source's pipes without order; its next pass begins."""
     for pipe in filter(is_without_order, pipes_from(source.pipe, to_splitters=True)):
         put_cursor(pipe, pipe.first_cursor(source.tree), into)
 
 
 def _with_those_above(cursors: Cursors) -> Cursors:
-    """Return cursors, and those of what is above splitters, which are in their branches' own."""
+    """Return the cursors, and those of splitters' sources, which are inside the branches'."""
     found = dict(cursors)
     for cursor in cursors.values():
         above = _with_those_above(dict(cursor.get("above", ())))
@@ -106,9 +106,9 @@ def _to_begin_with(tree: RunTree, pipe: Any, cursor: Cursor | None) -> Cursor:
         return first
     if "begun" not in cursor:
         return cursor
-    tree.course_of(pipe).count_as(cursor)
+    tree.yield_order_of(pipe).count_as(cursor)
     if cursor["begun"]:
         return cursor
-    tree.course_of(pipe).expect(cursor)
-    to_come: Cursor = pipe.first_cursor(tree)
-    return to_come
+    tree.yield_order_of(pipe).expect(cursor)
+    expected: Cursor = pipe.first_cursor(tree)
+    return expected

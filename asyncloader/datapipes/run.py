@@ -1,17 +1,17 @@
-"""What is known of a graph while it runs.
+"""The state of a graph while it runs.
 
-A pipe describes what is to be done, and holds nothing of its iterations. This file is about
-the three things that do:
+A pipe only describes the work; it holds no state of an iteration. This file is about the three
+things that do:
 
     RunTree   one epoch of a graph in one process: the latest pass of each pipe, and what
-              outlasts a pass
-    Run       one reader's use of a pipe in an epoch: where the reader wants it to begin, and
-              where it stands, as the reader sees it
-    Pass      one iteration of a pipe from its first item to its last, or from where its run
-              was told to begin. It reads the pipe's sources by runs of its own, so that runs
-              and passes are a tree, parallel to the graph
+              is kept from one pass to the next
+    Run       one reader's use of a pipe in an epoch: where the next pass begins, and the
+              pipe's cursors at the reader's position
+    Pass      one iteration of a pipe, from its first item or from where its run resumes. It
+              reads the pipe's sources through runs of its own, so that runs and passes form
+              a tree parallel to the graph
 
-A pipe that is iterated by itself, as by ``list(pipe)``, has a tree of its own.
+A pipe that is iterated alone, as by ``list(pipe)``, gets a tree of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
 )
 from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.datapipes.unordered import Course
+from asyncloader.datapipes.unordered import YieldOrder
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Stride(NamedTuple):
-    """``width`` items from ``start`` on, and again so many after each ``step``.
+    """``width`` items from ``start`` on, and as many after every further ``step`` positions.
 
     >>> list(Stride(start=1, step=3).positions(8))
     [1, 4, 7]
@@ -58,15 +58,15 @@ class Stride(NamedTuple):
 
     @property
     def before(self) -> int:
-        """How many items of the share come before its start, where an earlier pass had them."""
+        """How many items of the share lie before its start; an earlier pass had them."""
         return self.start // self.step * self.width
 
     def of_batches(self, size: int) -> Stride:
-        """Return where the items are of which the share's batches of ``size`` are made."""
+        """Return the positions of the items that the share's batches of ``size`` are made of."""
         return Stride(self.start * size, self.step * size, self.width * size)
 
     def positions(self, length: int) -> Iterable[int]:
-        """Return the positions in a stream of so many items."""
+        """Return the positions of the share in a stream of ``length`` items."""
         starts = range(self.start, length, self.step)
         if self.width == 1:
             return starts
@@ -74,33 +74,33 @@ class Stride(NamedTuple):
 
 
 class RunTree:
-    """What is known in one epoch of a graph, in one process.
+    """The state of one epoch of a graph, in one process.
 
-    Built-in pipes know the tree they are run in, so that a user's pipe that iterates one takes
-    part in it. A copy of a pipe is in no tree.
+    A built-in pipe knows its tree, so that it is used when a user's pipe iterates the built-in
+    one. A copy of a pipe belongs to no tree.
     """
 
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         self._ids: set[int] = set()
         self._passes: dict[int, Pass[Any]] = {}
-        self._courses: dict[int, Course] = {}
+        self._yield_orders: dict[int, YieldOrder] = {}
         self._starts: dict[int, Cursors] = {}
         self._beginnings: dict[int, Cursors] = {}
         self.add(pipes)
 
     def add(self, pipes: Iterable[Any]) -> None:
-        """Run these pipes too."""
+        """Add pipes to those that this tree runs."""
         for pipe in pipes:
             self._ids.add(id(pipe))
             if has_passes(pipe) or (hasattr(type(pipe), "has_passes") and pipe.is_splitter()):
                 pipe._tree = self
 
     def has(self, pipe: Any) -> bool:
-        """Whether the pipe is one of those that are run here."""
+        """Whether this tree runs the pipe."""
         return id(pipe) in self._ids
 
     def __reduce__(self) -> Any:
-        # A copy of a pipe is one that nobody has iterated yet.
+        # A copy of a pipe has not been iterated yet, so it must not share the tree.
         return _nothing, ()
 
     # Passes -----------------------------------------------------------------------------
@@ -114,22 +114,22 @@ class RunTree:
         return self._passes.get(id(pipe))
 
     def set_paused(self, is_paused: bool) -> None:
-        """Have all passes read nothing ahead of what is waited for, or do so again."""
+        """Stop all passes from reading ahead of their consumers, or let them again."""
         for each in list(self._passes.values()):
             each.set_paused(is_paused)
 
     # What outlasts a pass -----------------------------------------------------------------
 
-    def course_of(self, pipe: Any) -> Course:
-        """Return the order in which a pipe without order yields, pass after pass."""
-        return self._courses.setdefault(id(pipe), Course())
+    def yield_order_of(self, pipe: Any) -> YieldOrder:
+        """Return the order in which a pipe without a fixed order has yielded its items."""
+        return self._yield_orders.setdefault(id(pipe), YieldOrder())
 
     def set_start(self, pipe: Any, cursors: Cursors) -> None:
-        """Have a pipe's next pass begin with these cursors, if its reader does not say how."""
+        """Let a pipe's next pass begin with these cursors, unless its reader gives others."""
         self._starts[id(pipe)] = cursors
 
     def take_start(self, pipe: Any) -> Cursors | None:
-        """Return the cursors that were set for a pipe's next pass; they are for that one alone."""
+        """Return the cursors set for a pipe's next pass, and forget them."""
         return self._starts.pop(id(pipe), None)
 
     def start_of(self, pipe: Any) -> Cursors:
@@ -142,7 +142,7 @@ class RunTree:
             self._starts.pop(id(pipe), None)
 
     def set_beginnings(self, pipe: Any, cursors: Cursors) -> None:
-        """Note where some pipes above one stood when it began, as it will begin there again."""
+        """Note the cursors of the pipes that a pipe reads, at its beginning; it is run again."""
         self._beginnings[id(pipe)] = cursors
 
     def beginnings_of(self, pipe: Any) -> Cursors | None:
@@ -151,17 +151,17 @@ class RunTree:
 
 
 def _nothing() -> None:
-    """What a copy has in place of the tree of its original."""
+    """The tree of a copied pipe: none."""
 
 
 def tree_of(pipe: Any) -> RunTree:
-    """Return the tree in which a pipe is run, or a new one for a pipe that is used by itself."""
+    """Return the tree that runs a pipe, or a new one for a pipe that is used alone."""
     tree: RunTree | None = getattr(pipe, "_tree", None)
     return tree if tree is not None and tree.has(pipe) else RunTree()
 
 
 def own_tree_of(pipe: Any) -> RunTree:
-    """Return the tree in which a pipe is run, or one that a pipe used by itself keeps."""
+    """Return the tree that runs a pipe; a pipe that is used alone gets one and keeps it."""
     tree = tree_of(pipe)
     if not tree.has(pipe):
         tree.add([pipe])
@@ -169,27 +169,27 @@ def own_tree_of(pipe: Any) -> RunTree:
 
 
 def has_passes(pipe: Any) -> bool:
-    """Whether a pipe is run by passes; others are iterated, as users' and torch's are."""
+    """Whether a pipe is run by passes; users' and torch's pipes are just iterated."""
     return hasattr(type(pipe), "has_passes") and bool(pipe.has_passes())
 
 
 def is_async_pipe(pipe: Any) -> bool:
-    """Whether a loop iterates a pipe by itself, without a thread; torch's pipes never."""
+    """Whether an event loop iterates a pipe without a thread; never so for torch's pipes."""
     return hasattr(type(pipe), "has_passes") and bool(pipe.is_async())
 
 
 def waits(pipe: Any) -> bool:
-    """Whether a pipe, used in a ``for``, needs an event loop; torch's pipes never do."""
+    """Whether a pipe needs an event loop in a ``for``; torch's pipes never do."""
     return hasattr(type(pipe), "has_passes") and bool(pipe.waits())
 
 
 def is_ours(pipe: Any) -> bool:
-    """Whether a pipe is of a class of this package, and so yields what that says."""
+    """Whether a pipe is of a class of this package, not of a user's subclass."""
     return type(pipe).__module__.startswith("asyncloader.")
 
 
 def picks(pipe: Any) -> bool:
-    """Whether single items of a pipe can be had without all before them."""
+    """Whether a pipe can make single items without making all before them."""
     return is_ours(pipe) and hasattr(pipe, "picks") and bool(pipe.picks())
 
 
@@ -204,7 +204,8 @@ class Run(Generic[T]):
     def __init__(self, pipe: Any, tree: RunTree) -> None:
         self.pipe = pipe
         self.tree = tree
-        #: Where the next pass begins: a position and cursors from before it, or positions.
+        #: Where the next pass begins: a position with cursors from there or earlier, or a list
+        #: of the only positions to yield.
         self._start: tuple[int, Cursors] | list[int] | None = None
         self._crossing: Exchange[T] | None = None
         self._pass: Pass[T] | None = None
@@ -219,8 +220,8 @@ class Run(Generic[T]):
     def resume(self, position: int, cursors: Cursors) -> None:
         """Let the next pass begin after its first ``position`` items.
 
-        The cursors may be from somewhat before: what lies between is skipped, or made and
-        dropped.
+        The cursors may be from an earlier position: the items in between are skipped, or made
+        and dropped.
         """
         self.tree.take_start(self.pipe)
         self._start = position, cursors
@@ -228,7 +229,7 @@ class Run(Generic[T]):
     def pick(self, positions: list[int]) -> None:
         """Let the next pass yield the items at these ascending positions only.
 
-        To be asked of the run of a pipe that ``picks``.
+        Only for a pipe that ``picks``.
         """
         self.tree.take_start(self.pipe)
         self._start = positions
@@ -246,17 +247,17 @@ class Run(Generic[T]):
             return 0, expected
         return start
 
-    # How it is read ---------------------------------------------------------------------
+    # Reading ----------------------------------------------------------------------------
 
     def begin(self) -> Iterator[T]:
-        """Iterate the pipe in this thread; one that waits crosses from a loop."""
+        """Iterate the pipe in this thread; an async pipe runs on a loop and is bridged."""
         if not (is_async_pipe(self.pipe) and waits(self.pipe)):
             self._crossing = None
             return self.started()
         return from_loop(self, self._crossed())
 
     def abegin(self) -> AsyncIterable[T]:
-        """Iterate the pipe on the running loop; one that computes crosses from a thread."""
+        """Iterate the pipe on the running loop; a sync pipe runs in a thread and is bridged."""
         if is_async_pipe(self.pipe):
             self._crossing = None
             return self.astarted()
@@ -267,7 +268,7 @@ class Run(Generic[T]):
         return self._crossing
 
     def begin_share(self, share: Stride, cursors: Cursors) -> Iterator[T]:
-        """Iterate one share of a pipe that ``can_share``, given cursors from before it."""
+        """Iterate one share of a pipe that ``can_share``, given earlier cursors."""
         self._crossing = None
         items: Iterator[T] = self.pipe.iter_share(self, share, cursors)
         return items
@@ -287,7 +288,9 @@ class Run(Generic[T]):
         begun = self.new_pass()
         if isinstance(start, list):
             return begun.iter_at(start)
-        behind = 0 if start is None else begun.go_on(start[0], self._cursor_in(start[1]), start[1])
+        behind = (
+            0 if start is None else begun.resume_at(start[0], self._cursor_in(start[1]), start[1])
+        )
         return dropped(iter(begun), behind)
 
     def astarted(self) -> AsyncIterable[T]:
@@ -297,21 +300,23 @@ class Run(Generic[T]):
         if has_own_state(pipe):
             return OwnState.of(self, start).aitems()
         if not has_passes(pipe):
-            # One that yields groups is asked for those instead.
+            # A pipe that yields groups is asked for those instead.
             items = pipe if hasattr(pipe, "groups") else aiter(pipe)
             return items if start is None else adropped(aiter(items), position)
         begun: Any = self.new_pass()
-        behind = 0 if start is None else begun.go_on(position, self._cursor_in(cursors), cursors)
+        behind = (
+            0 if start is None else begun.resume_at(position, self._cursor_in(cursors), cursors)
+        )
         return begun if behind == 0 else adropped(aiter(begun), behind)
 
     def new_pass(self) -> Pass[T]:
-        """Begin a pass at the first item, of a pipe that has passes."""
+        """Begin a pass at the first item."""
         begun: Pass[T] = self.pipe.new_pass(self)
         self.note(begun)
         return begun
 
     def note(self, begun: Pass[T]) -> None:
-        """Note the pass that is under way."""
+        """Make this the current pass."""
         self._pass = begun
         self.tree.note_pass(self.pipe, begun)
 
@@ -319,15 +324,15 @@ class Run(Generic[T]):
         return cursor_of(self.pipe, cursors)
 
     def is_made_elsewhere(self) -> bool:
-        """Whether what is yielded next is made, by processes, whoever waits for it."""
+        """Whether other processes make the next items, even while nobody waits for them."""
         return hasattr(self.pipe, "is_made_elsewhere") and bool(self.pipe.is_made_elsewhere())
 
-    # Where it stands --------------------------------------------------------------------
+    # Cursors ----------------------------------------------------------------------------
 
     def put_cursors(self, into: Cursors) -> None:
-        """Add where the pipe and all above it stand, as the reader sees it.
+        """Add the cursors of the pipe and all pipes that it reads, at the reader's position.
 
-        To be called between two items, after the first. Torch's pipes have no cursors.
+        Call this between two items, after the first. Torch's pipes have no cursors.
         """
         if self._crossing is not None:
             self._crossing.put_cursors(into)
@@ -335,18 +340,19 @@ class Run(Generic[T]):
             self.put_own_cursors(into)
 
     def put_own_cursors(self, into: Cursors) -> None:
-        """Add where the pipe and all above it stand, where it is iterated."""
+        """Add the same cursors at the position of the thread or task that iterates the pipe."""
         beginnings = self.tree.beginnings_of(self.pipe)
         into.update(beginnings or {})
         if self._own_state is not None:
             put_cursor(self.pipe, self._own_state.cursor(), into)
         elif beginnings is None and self._pass is not None and self._pass.marks is not None:
-            self._pass.put_above(into)
-            # What has not moved on since it began adds the whole graph's cursors of then.
+            self._pass.put_source_cursors(into)
+            # The own cursor comes last: a pass that has not moved yet adds all of the graph's
+            # cursors from its beginning.
             put_cursor(self.pipe, self._pass.cursor(), into)
 
     def keep_own_state(self, state: OwnState) -> None:
-        """Note the pass over a source that says itself where it stands."""
+        """Note the pass over a source that has a ``state_dict``."""
         self._own_state = state
 
 
@@ -354,20 +360,20 @@ class Run(Generic[T]):
 class Pass(Generic[T_co]):
     """One pass over a pipe, from its first item to its last.
 
-    Where a pass stands is in its fields, never in the locals of a generator, so
-    that it can be read between any two items. ``marks`` names the fields that say it:
-    whole numbers, of which ``taken`` counts the source's items that the pass is done
-    with, and ``yielded`` its own. Without ``marks`` a pass can begin only at its first
-    item, and what comes before the item that is wanted is made and dropped.
+    A pass keeps its position in its fields, never in the locals of a generator, so that
+    it can be read between any two items. ``marks`` names these fields, which are whole
+    numbers: ``taken`` counts the source's items that the pass has finished with, and
+    ``yielded`` its own items. A pass with ``marks = None`` can begin only at its first
+    item; to resume it, the items before the wanted one are made and dropped.
 
     A pass is iterated by ``for``, or by ``async for`` where its pipe is async.
     """
 
     marks: ClassVar[tuple[str, ...] | None] = None
-    #: Whether what a pass holds are calls under way, so that it is busy when it is full.
+    #: Whether a pass holds calls that are running, so that it is busy when it is full.
     holds_calls: ClassVar[bool] = False
 
-    #: Whether it yields one item for each of its source's, which need not be counted.
+    #: Whether it yields one item for each item of its source, so that nobody need count them.
     follows_source: ClassVar[bool] = False
 
     run: Run[Any] = field(repr=False)
@@ -376,7 +382,7 @@ class Pass(Generic[T_co]):
 
     @property
     def pipe(self) -> Any:
-        """The pipe that is passed over."""
+        """The pipe that this iterates."""
         return self.run.pipe
 
     @property
@@ -401,34 +407,34 @@ class Pass(Generic[T_co]):
         return picked(iter(self), positions)
 
     def cursor(self) -> Cursor:
-        """Return where the pass stands between two items, as plain data."""
+        """Return the position of the pass between two items, as plain data."""
         return {name: getattr(self, name) for name in self.marks or ()}
 
-    def put_above(self, into: Cursors) -> None:
-        """Add the cursors of what the pass reads, as far as it has begun to."""
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add the cursors of the pipes that the pass reads, if it has begun to."""
         self.source.put_cursors(into)
 
     def fullness(self) -> tuple[int, int]:
-        """Return how many items the pass holds or has under way, and how many it may.
+        """Return how many items the pass holds or is making, and the limit of that.
 
-        To be called at any moment, in any thread; 0 and 0 where there is no such bound.
+        May be called at any time, in any thread. It is 0 and 0 where there is no limit.
         """
         return 0, 0
 
     def set_paused(self, is_paused: bool) -> None:
-        """Read nothing ahead of what is waited for, or do so again; from any thread."""
+        """Stop reading ahead of the consumer, or do so again; from any thread."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        """Be where ``cursor`` says; return how many items are to be dropped from there.
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        """Move to ``cursor``; return how many items to drop from there to reach ``position``.
 
-        It was taken at item ``position`` or earlier; None is the beginning. ``cursors``
-        are for what the pass reads. To be called before the pass is iterated.
+        The cursor was taken at item ``position`` or earlier; None is the beginning.
+        ``cursors`` are for the pipes that the pass reads. Call this before iterating.
         """
         if cursor is None or self.marks is None:
             return position
         missing = {"taken", "yielded", *self.marks} - cursor.keys()
         if missing:
-            # Of a pipe that does not say its cursor_form.
+            # A pipe that defines no cursor_form is checked only here.
             raise SnapshotError(f"the state of a {type(self).__qualname__} has no {min(missing)!r}")
         for name in self.marks:
             setattr(self, name, cursor[name])
@@ -437,7 +443,7 @@ class Pass(Generic[T_co]):
 
 
 class OwnState:
-    """One pass over a user's source that says itself where it stands, by its ``state_dict``."""
+    """One pass over a user's source that has ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, pipe: Any, cursor: Cursor | None) -> None:
         self._pipe = pipe
@@ -449,7 +455,7 @@ class OwnState:
 
     @classmethod
     def of(cls, run: Run[Any], start: tuple[int, Cursors] | list[int] | None) -> OwnState:
-        """Return a new pass of a run, which begins where its reader says."""
+        """Return a new pass that begins where the run's reader wants it."""
         position, cursors = start if isinstance(start, tuple) else (0, {})
         state = cls(run.pipe, cursor_of(run.pipe, cursors))
         state._position = position
@@ -465,18 +471,17 @@ class OwnState:
         return adropped(self._acounted(), self._position - self._before)
 
     def cursor(self) -> Cursor:
-        """Return where the source stands."""
+        """Return the source's state, and how many items it has yielded."""
         if self._count is None:
-            # A pass that has yielded nothing yet stands where it began.
+            # Nothing was yielded yet: this pass is where it began.
             return self._loaded or {}
-        # It may be the very object that the pipe goes on changing.
+        # state_dict may return the object that the pipe keeps changing.
         cursor = {"yielded": self._count, "state": copy.deepcopy(self._pipe.state_dict())}
-        # Many are at their beginning again by then.
+        # Many sources reset themselves at their end, so their state does not say it.
         return {**cursor, "ended": True} if self._has_ended else cursor
 
     def _counted(self) -> Iterator[Any]:
-        # A pass that ends without asking this source for an item leaves it as it is, so its own
-        # state is given back here, and not before.
+        # Loaded only here: a pass that never asks for an item must leave the source unchanged.
         self._give_back()
         count, items = self._before, iter(self._pipe)
         try:

@@ -1,8 +1,8 @@
-"""Where an epoch runs.
+"""The loop, threads and tasks in which an epoch runs.
 
-This file is about ``Home``: the loop of one epoch over a graph, and the threads and tasks that
-give its items; and about ``Makers``, threads that make one thing each. Closing a home ends them
-all, in a bounded time.
+This file is about ``Home``, the loop of one epoch over a graph with the threads and tasks that
+make its items; and about ``Makers``, threads that make one thing each. Closing a home ends them
+all within a bounded time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-# The close of a whole loader leaves less where it has more to do.
+# Less when a whole loader closes and its deadline is nearer.
 GRACE_SECONDS = 2.0
 
 
 class Startable(Protocol[T_co]):
-    """The run of a pipe, which is begun in the thread or on the loop that iterates it."""
+    """A run of a pipe, as the thread or task needs it that iterates the pipe."""
 
     pipe: Any
 
@@ -54,7 +54,7 @@ class Startable(Protocol[T_co]):
         """Begin to iterate on the running loop."""
 
     def is_made_elsewhere(self) -> bool:
-        """Whether what is yielded next is made, by processes, whoever waits for it."""
+        """Whether other processes make the next items, even while nobody waits for them."""
 
 
 class Home:
@@ -62,7 +62,7 @@ class Home:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching | None = None) -> None:
         self.loop = loop
-        #: Where the threads' time goes.
+        #: Measures the threads' time.
         self.watching = watching or Watching()
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
 
@@ -79,7 +79,7 @@ class Home:
         return giver
 
     def forget(self, giver: ThreadGiver[Any] | TaskGiver[Any]) -> None:
-        """Own a giver no longer: it is closed."""
+        """Drop a giver that is closed."""
         self._givers.discard(giver)
 
     def is_empty(self) -> bool:
@@ -87,14 +87,14 @@ class Home:
         return not self._givers
 
     def stop(self) -> None:
-        """Tell all to end, without waiting for them; on the loop, unless that is closed."""
+        """Tell all threads and tasks to end, without waiting; on the loop, unless it is closed."""
         for giver in list(self._givers):
             giver.stop()
 
     async def aclose(self) -> None:
         """End all threads and tasks within a bounded time in total."""
         self.stop()
-        # A thread that was about to begin a task of its own, when it was told, has begun it.
+        # Again: a thread may have begun a task after it was told to stop.
         with ends_within(GRACE_SECONDS):
             while self._givers:
                 await asyncio.gather(*(giver.aclose() for giver in list(self._givers)))
@@ -110,7 +110,7 @@ class ThreadGiver(Generic[T]):
         self._exchange = exchange
         self._finished: asyncio.Future[None] = home.loop.create_future()
         self._is_left_behind = False
-        #: The items' own iterator, once the thread has it.
+        #: The iterator over the items, once the thread has begun it.
         self.iterator: Iterator[T] = iter(())
         self.error: BaseException | None = None
         exchange.giver = self._waiter
@@ -124,7 +124,7 @@ class ThreadGiver(Generic[T]):
             raise
 
     async def finish(self) -> None:
-        """Wait until the thread is done with its items; raise the error it met."""
+        """Wait until the thread has made all items; raise its error."""
         await asyncio.shield(self._finished)
         if self.error is not None:
             raise self.error
@@ -149,7 +149,7 @@ class ThreadGiver(Generic[T]):
         try:
             self._give_all()
         except Stopped:
-            # One without a traceback, by which all that was under way would live on.
+            # A new exception: the traceback of this one would keep the pass's objects alive.
             self.error = Stopped()
         except asyncio.CancelledError as error:
             self.error = not_cancelled(error)
@@ -169,19 +169,19 @@ class ThreadGiver(Generic[T]):
         try:
             for item in iterator:
                 exchange.give(item)
-                # The item just given is not kept alive here while the next is made.
+                # Do not keep the given item alive while the next one is made.
                 del item
                 if not exchange.has_room():
                     self._watched.rest()
                     waiter.until(exchange.has_room)
-                    self._watched.go_on()
+                    self._watched.resume()
                 if waiter.stopped:
                     raise Stopped
         finally:
             close_items(iterator)
 
 
-# Within this function a thread works for its pipes.
+# Frames below this one are the pipes' work.
 _GIVE_ALL = ThreadGiver._give_all.__code__
 
 
@@ -198,7 +198,7 @@ class TaskGiver(Generic[T]):
         self.is_done = False
 
     def start(self) -> None:
-        """Begin the task; to be called on the home's loop."""
+        """Begin the task; call it on the home's loop."""
         if self._stopped:
             self._finish(Stopped())
             return
@@ -207,8 +207,8 @@ class TaskGiver(Generic[T]):
         self._task.add_done_callback(self._ended)
 
     def stop(self) -> None:
-        """Cancel the task; to be called on the home's loop, unless that is closed."""
-        # Once is enough: a second cancel would disturb the cleaning up.
+        """Cancel the task; call it on the home's loop, unless that is closed."""
+        # Only once: a second cancel would interrupt the cleanup.
         if self._stopped:
             return
         self._stopped = True
@@ -235,7 +235,7 @@ class TaskGiver(Generic[T]):
             if not is_being_cancelled():
                 self._finish(not_cancelled(error))
                 return
-            # Whoever takes must not mistake a closed pass for the end of the data.
+            # The taker must not take a closed pass for the end of the data.
             self._finish(Stopped())
             raise
         except BaseException as error:  # noqa: BLE001 - user code ran; the taker raises it
@@ -244,7 +244,7 @@ class TaskGiver(Generic[T]):
             self._finish(None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs nothing of its own.
+        # A task that is cancelled before its first step never runs ``_run``.
         if not self.is_done:
             self._finish(Stopped())
 
@@ -273,17 +273,17 @@ async def give_groups(
             exchange.give_group(group)
             del group
             if is_patient:
-                # What comes next is under way already: whoever waits for this goes first.
+                # Other processes already make the next item, so let the taker of this run first.
                 await asyncio.sleep(0)
             exchange.mark()
             await waiter.until(exchange.has_room)
     finally:
-        # A task that is collected after its loop was closed can await nothing.
+        # A task that is collected after its loop was closed cannot await.
         if running_loop() is loop:
             await groups.aclose()
 
 
-# What runs in this context: its home, and the waiter of the thread if it is a giver's.
+# The home of this context, and the waiter of its thread if that was started there.
 PLACE: ContextVar[tuple[Home, ThreadWaiter | None] | None] = ContextVar(
     "asyncloader_place", default=None
 )
@@ -303,7 +303,7 @@ _own = threading.local()
 def thread_at(
     name: str, home: Home, waiter: ThreadWaiter, work: Callable[..., object], *args: Any
 ) -> threading.Thread:
-    """Return a daemon thread to be started, whose waits end when its waiter is stopped."""
+    """Return an unstarted daemon thread whose waits end when its waiter is stopped."""
 
     def run() -> None:
         _own.waiter = waiter
@@ -318,7 +318,7 @@ def present_waiter() -> ThreadWaiter:
     """Return a waiter for this thread, which ends its waits when its pass is closed."""
     place = PLACE.get()
     own: ThreadWaiter | None = getattr(_own, "waiter", None)
-    # Threads that were begun here have the place too, but a waiter is for one thread.
+    # Threads started from here inherit the context, but a waiter is for one thread only.
     if own is None or place is None or place[1] is not own:
         return ThreadWaiter()
     return own
@@ -334,7 +334,7 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def ended_threads(threads: Iterable[threading.Thread]) -> None:
-    """Wait for threads that were told to end; warn of those that do not in time."""
+    """Wait for threads that were told to end; warn about those that do not end in time."""
     end = time.monotonic() + GRACE_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
@@ -343,7 +343,7 @@ def ended_threads(threads: Iterable[threading.Thread]) -> None:
 
 
 def warn_left_behind(thread: threading.Thread, seconds: float) -> None:
-    """Say which function kept a thread from ending."""
+    """Warn which function keeps a thread from ending."""
     with present_frames() as frames:
         frame = frames.get(thread.ident or 0)
         where = f"{frame.f_code.co_qualname}()" if frame is not None else "its last function"
@@ -365,14 +365,14 @@ class Making(Generic[T]):
 
     @classmethod
     def done(cls, result: T) -> Making[T]:
-        """Return what is there already."""
+        """Return a Making that is done already."""
         making = cls()
         making.is_done, making._result = True, result
         return making
 
     @classmethod
     def failed(cls, error: BaseException) -> Making[T]:
-        """Return what cannot be made."""
+        """Return a Making that has failed."""
         making = cls()
         making.is_done, making._error = True, error
         return making
@@ -381,12 +381,12 @@ class Making(Generic[T]):
         """Make it."""
         try:
             self._result = function(*args)
-        except BaseException as error:  # noqa: BLE001 - user code ran; whoever takes it raises it
+        except BaseException as error:  # noqa: BLE001 - user code ran; ``outcome`` raises it
             self._error = error
         self.is_done = True
 
     def outcome(self) -> T:
-        """Return what was made, or raise what kept it from being made."""
+        """Return the result, or raise the error."""
         if self._error is not None:
             raise self._error
         result: T = self._result
@@ -400,7 +400,7 @@ class Makers:
         self._home = home
         self._waiter = present_waiter()
         self._threads: dict[threading.Thread, ThreadWaiter] = {}
-        # A thread may begin others while this is left.
+        # A thread may start others while ``__exit__`` runs.
         self._lock = threading.Lock()
         self._is_left = False
 
@@ -421,7 +421,7 @@ class Makers:
         ended_threads(threads)
 
     def start(self, function: Callable[..., T], *args: Any) -> Making[T]:
-        """Begin to make something; what waits in there is stopped when the makers are left."""
+        """Begin to make something in a thread; ``__exit__`` ends its waits."""
         making: Making[T] = Making()
         waiter = ThreadWaiter()
         thread = thread_at(
@@ -439,16 +439,16 @@ class Makers:
         return making
 
     def outcome(self, making: Making[T]) -> T:
-        """Wait until something is made, and return it or raise the error."""
+        """Wait until it is made; return the result or raise the error."""
         self.until(lambda: making.is_done)
         return making.outcome()
 
     def until(self, ready: Callable[[], bool]) -> None:
-        """Let the consumer wait until something is so; it looks whenever something was made."""
+        """Let the consumer wait until ``ready()``; it is checked after each thing that was made."""
         self._waiter.until(ready)
 
     def wake(self) -> None:
-        """Make the consumer look again; from any thread."""
+        """Make the consumer check again; from any thread."""
         self._waiter.wake()
 
     def _make(self, making: Making[T], function: Callable[..., T], *args: Any) -> None:
@@ -459,7 +459,7 @@ class Makers:
 
 @contextlib.contextmanager
 def some_home() -> Iterator[Home]:
-    """Give the home of the running pass, or one of its own."""
+    """Give the home of the running pass, or a new one."""
     place = PLACE.get()
     if place is not None and place[0].loop is not running_loop():
         yield place[0]

@@ -72,7 +72,7 @@ class Filter(IterDataPipe[T]):
         return SIEVE
 
     def verdict(self, answer: Any) -> bool:
-        """Return what an answer that is no plain bool says; raise where it says nothing."""
+        """Return a non-bool answer as True or False; raise if it cannot be one."""
         if answer.__class__ is CoroutineType:
             raise unawaited(self, answer)
         if not hasattr(answer, "dtype"):
@@ -89,7 +89,7 @@ class Filter(IterDataPipe[T]):
 
 @dataclass
 class FilterPass(Pass[T]):
-    """One pass over a Filter, which knows what it has taken and what it let pass."""
+    """One pass over a Filter, which counts the items it has taken and yielded."""
 
     marks = ("taken", "yielded", "errors")
 
@@ -135,8 +135,8 @@ class Header(IterDataPipe[T]):
             if self.limit is None:
                 raise
             warnings.warn(
-                f"the length of {self!r} is taken to be its limit; its source cannot say whether"
-                " it has as many items. Use set_length to say what is so",
+                f"the length of {self!r} is assumed to be its limit; its source has no length, so"
+                " it may have fewer items. Use set_length to set the real length",
                 stacklevel=2,
             )
             return self.limit
@@ -148,13 +148,13 @@ class Header(IterDataPipe[T]):
 
 @dataclass
 class HeaderPass(Pass[T]):
-    """One pass over a Header, which knows how many items it has let pass."""
+    """One pass over a Header, which counts the items it has yielded."""
 
     marks = ()
 
     yielded: int = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.source.resume(position, cursors)
         return 0

@@ -1,8 +1,8 @@
-"""Each worker its share.
+"""Dividing the items among ranks and workers.
 
-This file is about pipes at which a graph is divided: sharding_filter, which lets
-each instance have every n-th item, and sharding_round_robin_dispatch, above which
-a graph runs only once.
+This file is about the pipes that divide a graph: sharding_filter, which gives each instance every
+n-th item, and sharding_round_robin_dispatch, whose sources run only once, in the dispatching
+process, which deals each item to one worker.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class ShardingFilter(IterDataPipe[T]):
     ``rank * workers + worker``. With ``sharding_group_filter`` only that group's
     sharding counts.
 
-    What is above makes the items of all instances, in each of them. Only a list, tuple or
-    range and the items of a map pipe, shuffled as such or not, in batches or not, are
-    looked up for the share alone, if nothing else stands in between.
+    The pipes before this one make the items of all instances, in each of them. Only two kinds
+    of sources make the items of the share alone: a list, tuple or range; and the items of a
+    map pipe, shuffled by the map pipe's own shuffle or not. They may be in batches, but no
+    other pipe may come in between.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> pipe = IterableWrapper(range(6)).sharding_filter()
@@ -95,7 +96,7 @@ class ShardingFilter(IterDataPipe[T]):
         groups = {**self.groups, group: (num_of_instances, instance_id)}
         if SHARDING_PRIORITIES.DEFAULT in groups and len(groups) > 1:
             raise RuntimeError(
-                f"{self!r} cannot be sharded by DEFAULT and by another group as well, got"
+                f"{self!r} cannot be sharded by DEFAULT and by another group too, got"
                 f" {', '.join(group.name for group in sorted(groups))}"
             )
         self.groups = groups
@@ -125,24 +126,24 @@ class ShardPass(Pass[T]):
     marks = ()
 
     count: int
-    #: Where in the source the share begins.
+    #: The position in the source where the share begins.
     start: int
     _counted: int = 0
-    #: How many were yielded that were not counted: by what knows how many it has left.
+    #: Counts items that ``__iter__`` does not: its iterator knows how many it has left.
     _uncounted: Callable[[], int] = field(default=int, repr=False)
     _cursors: Cursors = field(default_factory=dict, repr=False)
-    _has_gone_on: bool = False
+    _has_resumed: bool = False
 
     @property
     def yielded(self) -> int:
         """How many items of the share were yielded."""
         return self._counted + self._uncounted()
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.start += position * self.count
         self._counted = position
         self._cursors = cursors
-        self._has_gone_on = True
+        self._has_resumed = True
         return 0
 
     def __iter__(self) -> Iterator[T]:
@@ -160,9 +161,9 @@ class ShardPass(Pass[T]):
 
     def _sifted(self) -> Iterator[T]:
         left_out = self.start
-        if self._has_gone_on:
+        if self._has_resumed:
             self.source.resume(self.start, self._cursors)
-            # Whoever holds cursors may keep all that is handed out from then on.
+            # Cursors may keep all later entries of unordered pipes alive, so drop these.
             self._cursors = {}
             left_out = 0
         items = self.source.begin()
@@ -177,7 +178,7 @@ class ShardPass(Pass[T]):
             close_items(items)
 
 
-#: Iterators that know how many items they have left.
+#: Iterators that can tell how many items they have left.
 _KNOWING = frozenset[type]({type(iter([])), type(iter(())), type(iter(range(0)))})
 
 
@@ -224,7 +225,7 @@ def _group_or_none(group: SHARDING_PRIORITIES | int | None) -> SHARDING_PRIORITI
     if group is None:
         return None
     try:
-        # True would pass for DEFAULT.
+        # True would be taken for DEFAULT, which is 1.
         return SHARDING_PRIORITIES(-1 if isinstance(group, bool) else group)
     except ValueError:
         names = ", ".join(f"{each.name} ({each.value})" for each in SHARDING_PRIORITIES)

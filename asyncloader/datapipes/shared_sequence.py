@@ -1,8 +1,8 @@
 """Rows in memory that all workers share.
 
-This file is about ``SharedSequence``, and about ``RowPacking``: one row in a few bytes and back.
-It is pickle, without what the pickles of a million rows would repeat: their headers, the keys
-of dicts that are alike, and code that another process could not import.
+This file is about ``SharedSequence``, and about ``RowPacking``, which packs a row into a few bytes
+and back. It uses pickle, and leaves out what the pickles of a million rows would repeat: headers,
+equal dict keys, and code that another process could not import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncloader.safe_error_text import note
 
 T = TypeVar("T")
 
-#: The first byte of a packed row: a pickle, one that names code, or a dict's values.
+#: The first byte of a packed row: a pickle, a pickle that refers to code, or a dict's values.
 _PLAIN, _WITH_CODE, _FIRST_SHAPE = 0, 1, 2
 _SHAPES = 256 - _FIRST_SHAPE
 _HEADS = [bytes([kind]) for kind in range(256)]
@@ -36,19 +36,18 @@ _ONLY_TEXT = {str}
 class RowPacking:
     """Packs rows, and unpacks them in any order and any process.
 
-    A row comes back as a new object every time. What it shares with other rows it
-    shares with them no more.
+    A row comes back as a new object every time. Objects that rows shared are copied for each.
     """
 
     def __init__(self) -> None:
-        #: The keys of dicts, in their order, and their numbers.
+        #: The tuples of dict keys, in order, and their numbers.
         self._shapes: dict[tuple[str, ...], int] = {}
         self._keys: list[tuple[str, ...]] = []
-        #: Classes and functions that rows are made of, and are not found by their names.
+        #: Classes and functions in rows that another process cannot import by name.
         self._code: list[Any] = []
 
     def pack(self, row: Any) -> bytes:
-        """Return a row's bytes; whatever pickle raises where it cannot be pickled."""
+        """Return a row's bytes; raise pickle's error if it cannot be pickled."""
         if type(row) is dict:
             number = self._shape_of(row)
             if number is not None:
@@ -59,7 +58,7 @@ class RowPacking:
         return _HEADS[_PLAIN] + data if data is not None else self._pack_with_code(row)
 
     def unpack(self, packed: memoryview) -> Any:
-        """Return the row again."""
+        """Return the row of these bytes."""
         kind = packed[0]
         if kind >= _FIRST_SHAPE:
             return dict(zip(self._keys[kind - _FIRST_SHAPE], pickle.loads(packed[1:]), strict=True))
@@ -68,9 +67,9 @@ class RowPacking:
         return _CodeUnpickler(packed[1:], self._code).load()
 
     def _shape_of(self, row: dict[Any, Any]) -> int | None:
-        """Return the number of a dict's keys, unless they are too many or no texts."""
+        """Return the number of a dict's keys; None if not all are texts, or no number is left."""
         keys = tuple(row)
-        # A key that equals a text and is none would come back as the text.
+        # A subclass of str may equal a text, but must not come back as a plain str.
         if set(map(type, keys)) != _ONLY_TEXT:
             return None
         if keys not in self._shapes:
@@ -87,7 +86,7 @@ class RowPacking:
 
 
 def _pickle(value: Any) -> bytes | None:
-    """Return a pickle without its header, or None where code must be beside it."""
+    """Return a pickle without its header, or None if it must refer to code."""
     try:
         data = pickle.dumps(value, protocol=5)
     except Exception:  # noqa: BLE001 - pickle refuses in many ways; it is tried again with code
@@ -133,7 +132,7 @@ def _is_out_of_reach(code: Any) -> bool:
 
 
 class SharedSequence(MapDataPipe[T]):
-    """Look rows up in a buffer that this process and all its workers have in common.
+    """Look rows up in a buffer that this process shares with all its workers.
 
     A list of a million rows is a million objects in every worker, which copies them as
     it looks at them. Here the rows are packed once, when the pipe is made, and any
@@ -182,7 +181,7 @@ class SharedSequence(MapDataPipe[T]):
         return row
 
 
-#: Two neighbours in the index: where a row begins, and where the next does.
+#: Two neighbours in the index: where a row begins, and where the next one begins.
 _ENTRIES = Struct("=2Q")
 _ENTRY_BYTES = _ENTRIES.size // 2
 
@@ -192,12 +191,15 @@ def _packed(rows: Iterable[Any], packing: RowPacking) -> Iterator[bytes]:
         try:
             yield packing.pack(row)
         except Exception as error:
-            note(error, f"row {number} of a SharedSequence, {type(row).__name__}, must pickle")
+            note(
+                error,
+                f"row {number} of a SharedSequence, {type(row).__name__}, must pickle",
+            )
             raise
 
 
 def _with_index(chunks: Iterable[bytes], begins: array[int]) -> Iterator[bytes | memoryview]:
-    """Yield the chunks and then where each of them begins, which is noted in ``begins``."""
+    """Yield the chunks, then the index of their beginnings, which is collected in ``begins``."""
     end = 0
     for chunk in chunks:
         yield chunk

@@ -1,8 +1,8 @@
 """Items in another order.
 
 This file is about shuffle, in its iter and map forms, and in_batch_shuffle. Equal
-seeds give equal orders, and a pass knows its seed and how many draws it has made
-from it, so its place can be found again by drawing.
+seeds give equal orders. A pass knows its seed and how many draws it has made, so a
+resumed pass repeats the draws to find its place.
 
 An order of the keys of a map pipe is a permutation that need not be stored: where the order
 goes at any position is computed from the seed, so resuming at position n takes no longer than
@@ -41,7 +41,7 @@ ROUNDS = 3
 
 
 def permutation(length: int, seed: int) -> Sequence[int]:
-    """Return the numbers from 0 to ``length - 1`` in an order drawn from a seed."""
+    """Return the numbers from 0 to ``length - 1`` in a random order given by the seed."""
     random = Random(seed)
     if length <= STORED:
         return random.sample(range(length), length)
@@ -124,7 +124,7 @@ class Shuffler(Shuffling, IterDataPipe[T]):
     def cursor_form(self) -> Form:
         size = self.buffer_size if self.shuffles else 0
         held: Rule = (
-            f"from 0 to {size} items were taken that were not drawn yet",
+            f"from 0 to {size} of the taken items are not drawn yet",
             lambda cursor: 0 <= cursor["taken"] - cursor["drawn"] <= size,
         )
         taken = whole(most=most_items(self.source))
@@ -156,12 +156,12 @@ class ShufflePass(Pass[T]):
         self._cursors = self.source.first_cursors()
         self.above = Marks(self.source.put_cursors, self._oldest_held, self._cursors)
         self._order = BufferOrder(self.seed, self.buffer_size)
-        # Then the buffer holds every item with its position.
+        # To resume, the buffer holds every item with its position.
         self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
 
     @property
     def yielded(self) -> int:
-        """How many items were yielded; what passes without a buffer is not drawn."""
+        """How many items were yielded; without a buffer there are no draws to count."""
         return self.drawn if self.buffer_size else self.taken
 
     def __iter__(self) -> Iterator[T]:
@@ -196,9 +196,9 @@ class ShufflePass(Pass[T]):
             self.drawn += 1
             yield swapped_out(buffer, pick)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self._looks_back:
-            # What is held is made once more, from the oldest item on.
+            # A resumed pass makes the held items again, from the oldest on.
             into.update(self.above.at(self._oldest_held()))
         else:
             self.source.put_cursors(into)
@@ -206,7 +206,7 @@ class ShufflePass(Pass[T]):
     def _oldest_held(self) -> int:
         return min((position for position, _ in self.buffer), default=self.taken)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
         self.seed, self.taken, self.drawn = cursor["seed"], cursor["taken"], cursor["drawn"]
@@ -219,8 +219,8 @@ class ShufflePass(Pass[T]):
         return position - self.drawn
 
     def _refilled(self) -> Iterator[T]:
-        """Fill the buffer as it was, and return what follows."""
-        # Whoever holds cursors may keep all that is handed out from then on.
+        """Fill the buffer as it was at the cursor; return the items after those."""
+        # Cursors may keep all later entries of unordered pipes alive, so drop these.
         cursors, self._cursors = self._cursors, {}
         self._order.advance(self.taken, self.drawn)
         held = self._order.held
@@ -233,7 +233,7 @@ class ShufflePass(Pass[T]):
 
 
 class BufferOrder:
-    """The order of a shuffle by the positions of its items, which ``ShufflePass`` draws alike."""
+    """The positions in a shuffle's buffer, drawn in the same way as ``ShufflePass`` does."""
 
     def __init__(self, seed: int, buffer_size: int) -> None:
         self.random = Random(seed)
@@ -243,7 +243,7 @@ class BufferOrder:
         self._drawn = 0
 
     def advance(self, taken: int, drawn: int) -> None:
-        """Go on to where so many items were taken and drawn."""
+        """Move to where ``taken`` items were taken and ``drawn`` were drawn."""
         held, draw, size = self.held, self.random.random, self.buffer_size
         while self._drawn < drawn:
             filling = range(self._taken, min(taken, self._taken + size - len(held)))
@@ -301,14 +301,14 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
 
     def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         begun: Any = run.new_pass()
-        begun.go_on(share.before, cursor_of(self, cursors), cursors)
+        begun.resume_at(share.before, cursor_of(self, cursors), cursors)
         begun.positions = share.positions(len(begun.keys))
         return iter(begun)
 
 
 @dataclass
 class MapShufflePass(Pass[T]):
-    """One pass over a MapShuffler, which can go on from any position at once."""
+    """One pass over a MapShuffler, which can resume at any position at once."""
 
     marks = ("seed",)
 
@@ -316,7 +316,7 @@ class MapShufflePass(Pass[T]):
     shuffles: bool
     seed: int
     yielded: int = 0
-    #: Where in the order those are that are looked up; otherwise all from ``yielded`` on.
+    #: The positions in the order to look up; None for all from ``yielded`` on.
     positions: Iterable[int] | None = field(default=None, repr=False)
 
     def __iter__(self) -> Iterator[T]:
@@ -329,10 +329,10 @@ class MapShufflePass(Pass[T]):
             self.yielded += 1
             yield item
 
-    def put_above(self, into: Cursors) -> None:
-        """What is looked up has no place."""
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add nothing: a map pipe has no cursor."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
             self.seed = cursor["seed"]
             self.pipe.follow_seed(self.seed)
@@ -380,7 +380,7 @@ class InBatchPass(Pass[list[T]]):
     yielded: int = 0
     drawn: int = 0
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if not self.shuffles:
             self.yielded = position
             self.source.resume(position, cursors)
@@ -394,7 +394,7 @@ class InBatchPass(Pass[list[T]]):
 
     def __iter__(self) -> Iterator[list[T]]:
         draw = Random(self.seed).random
-        # Every item takes one draw, so that the place can be found again by drawing.
+        # One draw for every item, so that a resumed pass can count its draws.
         deque((draw() for _ in range(self.drawn)), maxlen=0)
         for batch in self.source.begin():
             if not self.shuffles:

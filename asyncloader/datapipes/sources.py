@@ -1,7 +1,7 @@
-"""Where items come from.
+"""Pipes that read no other pipe.
 
-This file is about pipes that read no other pipe: iterables and sequences that
-are already in memory or make their own items.
+This file is about wrappers of iterables and sequences that are in memory or make their
+own items.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-#: What no one can change in place, so that a copy would be the same thing.
+#: Immutable types: they need no copy.
 _UNCHANGING = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
-#: What no code of anybody's runs in while it is iterated.
+#: Types whose iteration runs no user code.
 _CANNOT_ASK = frozenset({list, tuple, range, dict, set, frozenset, str, bytes})
 
 
@@ -41,8 +41,8 @@ class IterableWrapper(IterDataPipe[T]):
     ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
     that asks ``get_worker_info``, and as Hugging Face's iterable data sets do. False hides the
     worker from it: ``get_worker_info``, ours and torch's, answers None in it.
-    A set has the same order in all processes of a loader; sort it where another run is to go
-    on with a state.
+    A set has the same order in all processes of a loader; sort it if another run will resume
+    from a state.
 
     >>> list(IterableWrapper([1, 2, 3]))
     [1, 2, 3]
@@ -78,13 +78,13 @@ class IterableWrapper(IterDataPipe[T]):
 
     def __len__(self) -> int:
         if self.shards_itself:
-            raise TypeError(f"{self!r} has no length: how many items are a worker's is not known")
+            raise TypeError(f"{self!r} has no length: nobody knows how many items each worker gets")
         return len(self.iterable)  # type: ignore[arg-type]  # a TypeError, as for any iterable
 
     def __getstate__(self) -> Any:
         state = vars(self)
         if isinstance(self.iterable, set | frozenset):
-            # Every process has another order for a set of texts: their shares would not fit.
+            # A set of texts has another order in every process, so shares would overlap.
             return {**state, "iterable": list(self.iterable)}
         return state
 
@@ -112,7 +112,7 @@ class IterableWrapper(IterDataPipe[T]):
         return aiter(iterable)
 
     def _must_not_ask(self) -> bool:
-        # Nothing of what Python itself holds items in asks which worker it is in.
+        # Python's own containers never ask which worker they are in.
         can_ask = type(self.iterable) not in _CANNOT_ASK and this_worker() is not None
         return can_ask and (self._hides_worker or bool(self.divided_by))
 
@@ -129,7 +129,7 @@ class IterableWrapper(IterDataPipe[T]):
         return (data[position] for position in positions if position < len(data))
 
     def can_share(self) -> bool:
-        # A list that is read as it is may grow while it is read.
+        # A list that is not copied may grow while it is read.
         return type(self.iterable) in (tuple, range) or (
             type(self.iterable) is list and self.deepcopy
         )
@@ -137,7 +137,7 @@ class IterableWrapper(IterDataPipe[T]):
     def iter_share(self, run: Run[Any], share: Stride, cursors: Cursors) -> Iterator[T]:
         data: Any = self.iterable
         if share.width == 1:
-            # What is left out need not be copied either.
+            # Copy only the items of the share.
             wanted = data[share.start :: share.step]
             return iter(changeable_copy(wanted) if self.deepcopy else wanted)
         data = changeable_copy(data) if self.deepcopy else data
@@ -151,7 +151,7 @@ class IterableWrapper(IterDataPipe[T]):
         return from_thread(Run(self, RunTree()))
 
 
-# These stand outside of the pipe, whose time is that of the iterable: see ``watch.frames``.
+# Outside of the class, so that the time counts as the iterable's own: see ``watch.frames``.
 
 
 def _unaware_items(begin: Callable[[], Iterator[T]], unaware: Unaware) -> Iterator[T]:
@@ -187,13 +187,13 @@ async def _unaware_aitems(
 
 
 def _is_of_hugging_face(iterable: object) -> bool:
-    """Whether it is an ``IterableDataset`` of theirs, which asks torch for the worker's share."""
+    """Whether it is Hugging Face's ``IterableDataset``, which asks torch for the worker."""
     name = ("datasets.iterable_dataset", "IterableDataset")
     return any((kind.__module__, kind.__qualname__) == name for kind in type(iterable).__mro__)
 
 
 def twice(pipe: object, divider: str) -> str:
-    """Say that a pipe and another one both divide the items among the workers."""
+    """Return the error message for two pipes that both divide the items among the workers."""
     return (
         f"the items would be divided twice, and most lost: {pipe!r} takes a worker's share by"
         f" itself (get_worker_info), and {divider} divides again. Keep one of them: drop {divider}"
@@ -205,8 +205,8 @@ def twice(pipe: object, divider: str) -> str:
 class Passes:
     """The passes over an iterable that is its own iterator, as generators and prefetchers are.
 
-    What is written in C (generators, files, ``zip``) is read once. A class of Python's may
-    begin again when ``iter`` is called, or by itself at its end; one pass at a time is read.
+    Iterators written in C (generators, files, ``zip``) are read once. A Python class may begin
+    again when ``iter`` is called, or by itself at its end. Only one pass at a time is read.
     """
 
     def __init__(self, iterable: object) -> None:
@@ -215,21 +215,21 @@ class Passes:
         method = getattr(type(iterable), "__aiter__" if is_async else "__iter__", None)
         code = getattr(method, "__code__", None)
         self.is_only_one = code is None
-        #: Whether ``iter`` does more than ``return self``, which would name nothing.
+        #: Whether ``__iter__`` does more than ``return self`` and so may begin again.
         self.may_begin_again = code is not None and bool(code.co_names or code.co_freevars)
         self.count = 0
         self.has_ended = True
         self.gave_items = False
 
     def items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
-        """Iterate once more; TypeError where the iterable does not begin again."""
+        """Begin another pass; TypeError if the iterable cannot begin again."""
         if self.is_only_one:
             self._begin(pipe)
             return iter(iterable)
         return OwnItems(self, pipe, self._begin(pipe), iterable)
 
     def aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
-        """Iterate once more; TypeError where the iterable does not begin again."""
+        """Begin another pass; TypeError if the iterable cannot begin again."""
         if self.is_only_one:
             self._begin(pipe)
             return aiter(iterable)
@@ -243,7 +243,7 @@ class Passes:
         return self.count
 
     def check_latest(self, number: int, pipe: object) -> None:
-        """Raise IteratorInvalidated in a pass that another has followed."""
+        """Raise IteratorInvalidated if a later pass has begun."""
         if number != self.count:
             raise IteratorInvalidated(
                 f"this iterator has been invalidated: {pipe!r} wraps an object that is its own"
@@ -252,20 +252,20 @@ class Passes:
 
 
 class _OwnPass:
-    """One pass over what is its own iterator, whose attributes are this one's too."""
+    """One pass over an iterable that is its own iterator, with the iterable's attributes."""
 
     def __init__(self, passes: Passes, pipe: object, number: int, iterable: object) -> None:
         self._iterable = iterable
         self._passes = passes
         self._pipe = pipe
         self._number = number
-        # The pass before had items, and none has come of this one.
+        # The pass before had items, and this one has none so far.
         self._begins_empty = passes.gave_items
         self._items: Any = iter(())
         self._is_over = False
 
     def _check(self) -> bool:
-        """Whether there may be more; IteratorInvalidated where another pass was begun."""
+        """Whether there may be more items; IteratorInvalidated if another pass has begun."""
         self._passes.check_latest(self._number, self._pipe)
         return not self._is_over
 
@@ -279,7 +279,7 @@ class _OwnPass:
         return item
 
     def __getattr__(self, name: str) -> Any:
-        # The iterable itself belongs to whoever wrapped it, and may be read again.
+        # Closing the iterable is the user's business: it may be read again.
         is_close = name in ("close", "aclose") and self._items is self._iterable
         if name.startswith("_") or is_close:
             raise AttributeError(name)
@@ -287,7 +287,7 @@ class _OwnPass:
 
 
 class OwnItems(_OwnPass, Iterator[Any]):
-    """Yields the items of an iterable, for as long as no other pass over it was begun."""
+    """Yields the items of an iterable until another pass over it begins."""
 
     def __init__(self, passes: Passes, pipe: object, number: int, iterable: Iterable[Any]) -> None:
         super().__init__(passes, pipe, number, iterable)
@@ -327,7 +327,7 @@ def _read_only_once(pipe: object) -> TypeError:
 
 
 class Lookup(Protocol[T_co]):
-    """What items are looked up in by ``[...]``: a list, a dict, a dataset of torch's."""
+    """Something with ``[...]``: a list, a dict, a torch dataset."""
 
     def __getitem__(self, key: Any, /) -> T_co: ...
 
@@ -351,8 +351,8 @@ class SequenceWrapper(MapDataPipe[T]):
             )
         if not hasattr(type(sequence), "__getitem__"):
             raise TypeError(
-                f"sequence must be looked up in by [...], got {type(sequence).__name__}; for what"
-                " is only iterated use IterableWrapper"
+                f"sequence must support [...], got {type(sequence).__name__}; for"
+                " something that can only be iterated use IterableWrapper"
             )
         self.sequence: Any = changeable_copy(sequence) if deepcopy else sequence
         self.deepcopy = deepcopy
@@ -366,7 +366,7 @@ class SequenceWrapper(MapDataPipe[T]):
 
 
 def changeable_copy(data: Any) -> Any:
-    """Return a copy of data that someone might change in place, or the data itself."""
+    """Return a copy of data that could be changed in place; immutable data itself."""
     if isinstance(data, str | bytes | range) or hasattr(data, "__next__"):
         return data
     if type(data) in (list, tuple) and _UNCHANGING.issuperset(map(type, data)):
@@ -383,7 +383,7 @@ def changeable_copy(data: Any) -> Any:
 
 
 def iterable_source(value: Any) -> Any:
-    """Return the pipe that reads ``value``, or ``value`` where it is one; TypeError otherwise."""
+    """Return a pipe over ``value``, or ``value`` itself if it is a pipe; TypeError otherwise."""
     if is_pipe(value):
         return value
     _check_is_one_source(value)
@@ -421,7 +421,7 @@ def keyed_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _check_is_one_source(value: Any) -> None:
-    # As of fork, or where the sources of zip are put together by hand.
+    # Such as the list that fork returns.
     if isinstance(value, list | tuple) and value and is_pipe(value[0]):
         raise TypeError(
             f"a pipe reads from pipes and iterables, got a {type(value).__name__} of pipes; pass"

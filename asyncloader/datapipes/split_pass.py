@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Split(Protocol):
-    """How a pipe is split: what its pass has to know."""
+    """What a pass needs to know of its splitter."""
 
     source: Any
     num_instances: int
@@ -48,20 +48,20 @@ class Split(Protocol):
         ...
 
     def takers(self, item: Any, number: int, function: Callable[..., Any]) -> Iterable[int]:
-        """Return the branches that get an item, given its number and the callable function."""
+        """Return the branches that get item ``number``; ``function`` is the user's, made sync."""
         ...
 
     def held(self, lengths: Iterable[int]) -> int:
-        """Return what ``buffer_size`` bounds, given how many items wait for each other branch."""
+        """Return the count that ``buffer_size`` limits, given the other queues' lengths."""
         ...
 
     def branches_above(self) -> list[Any]:
-        """Return the branches of other splitters that the source is made of."""
+        """Return the branches of other splitters that the source reads."""
         ...
 
 
 def split_form(branches: int, splitter: int | None, index: int) -> Form:
-    """Return the form of what ``SplitPass.cursor_of`` returns for a branch."""
+    """Return the form of a branch's cursor, which ``SplitPass.cursor_of`` makes."""
     indices = ascending(below=branches)
     return fields(
         {
@@ -83,7 +83,7 @@ def _were_taken(cursor: Cursor) -> bool:
 
 @dataclass(frozen=True)
 class SplitStart:
-    """A place in the source, and how many of the items before it each branch was given."""
+    """A position in the source, and how many items each branch had been given there."""
 
     taken: int
     given: tuple[int, ...]
@@ -95,10 +95,9 @@ def _taken(start: SplitStart) -> int:
 
 
 class SplitPass(Pass[T]):
-    """One pass over a splitter: what was taken, what waits for whom, and who is in it.
+    """One pass over a splitter: the items taken, the branches' queues, and who is reading.
 
-    To go on where an earlier pass stood, it begins at the latest ``SplitStart`` that none
-    of its branches was behind.
+    A resumed pass begins at the latest ``SplitStart`` that no branch is behind.
     """
 
     def __init__(self, run: Run[Any]) -> None:
@@ -106,48 +105,48 @@ class SplitPass(Pass[T]):
         split: Split = run.pipe
         self.split = split
         self.taken = 0
-        #: How many items each branch was given so far; the last of them wait in its queue.
+        #: How many items each branch was given so far; those not read yet are in its queue.
         self.given = [0] * split.num_instances
         self.queues: list[deque[T]] = [deque() for _ in range(split.num_instances)]
         self._starts = deque([SplitStart(0, tuple(self.given), beginning(self.source))])
         self._expected: dict[int, SplitStart] = {}
-        #: Where the branches of all splitters stand, which may be above this one.
+        #: The cursors of all splitters' branches: the source may read other splitters.
         self._others: Cursors = {}
-        # Who has said itself where it goes on; another thread may come in between joining and that.
+        # Branches that called ``expect``. Another thread may act between ``join`` and that.
         self._settled: set[int] = set()
-        #: Those who needed no more where this pass goes on.
+        #: Branches that had finished where this pass resumes.
         self._gone: set[int] = set()
-        #: Those who were further on than their readers are, and have not come yet.
+        #: Branches that had left ahead of their readers, and have not joined again yet.
         self._awaited: set[int] = set()
-        #: The seeds that those above begin this pass with.
+        #: The seeds of the random pipes in the source, at the beginning of this pass.
         self._seeds: dict[Seeded, int] = {}
         self._wanted_from = [0] * split.num_instances
         self._pace = Pace()
-        #: Whether items were drawn, and whether the source is open.
+        #: Whether drawing has begun, and whether the source is open.
         self._is_drawing = False
         self._is_reading = False
         self.joined: set[int] = set()
         self.left: set[int] = set()
-        #: Those that are read by another splitter, in whose pass nobody is at present.
+        #: Branches that another splitter reads whose pass is deserted at present.
         self._resting: set[int] = set()
         self.at_end = False
         self.is_invalid = False
         self._errors: dict[int, LastingError] = {}
-        #: Those that were too far ahead of others. What comes for them is counted, as for any.
+        #: Branches that ran too far ahead of others. Their items are still counted.
         self._overrun: dict[int, LastingError] = {}
         self._drawing = threading.Lock()
         self._draws = self._draw_all()
 
-    def join(self, index: int, *, goes_on: bool = False) -> bool:
-        """Let a branch take part, if it can still get all of its items."""
+    def join(self, index: int, *, resumes: bool = False) -> bool:
+        """Let a branch join the pass; False if it has missed items, so that it needs a new one."""
         with self._drawing:
             if self.is_invalid or index in self.joined:
                 return False
-            # One that was at its end is there again, and needs nothing of what was drawn.
-            if index in self.left and not (goes_on and index in self._gone):
+            # A resumed branch that had finished needs no items, so it may join again.
+            if index in self.left and not (resumes and index in self._gone):
                 return False
-            # One that was to go on begins anew: its readers are in another pass already.
-            if self._wanted_from[index] and not goes_on:
+            # A branch that should resume begins anew: its reader is in another pass already.
+            if self._wanted_from[index] and not resumes:
                 return False
             self.left.discard(index)
             self._awaited.discard(index)
@@ -155,7 +154,7 @@ class SplitPass(Pass[T]):
             return True
 
     def is_open_to(self, index: int) -> bool:
-        """Whether items are drawn already, and a branch would join."""
+        """Whether drawing has begun and the branch has not been in this pass."""
         is_new = index not in self.joined | self.left
         return self._is_drawing and is_new and not self.is_invalid
 
@@ -165,12 +164,12 @@ class SplitPass(Pass[T]):
         while True:
             if self.is_invalid:
                 raise IteratorInvalidated(
-                    f"this iterator has been invalidated: a branch of {self.split!r} that had"
-                    " taken part in its pass is being iterated again"
+                    f"this iterator has been invalidated: a branch of {self.split!r} was iterated"
+                    " again, which began a new pass"
                 )
             if index in self._overrun:
                 raise self._overrun[index].again()
-            # Only a draw takes the lock: a deque is safe between threads by itself.
+            # A deque is thread-safe; only drawing needs the lock.
             if queue:
                 return queue.popleft()
             with self._drawing:
@@ -178,13 +177,13 @@ class SplitPass(Pass[T]):
                     self._draw_for(index)
 
     def cursor_of(self, index: int) -> Cursor:
-        """Return where a branch stands, and from where all of the pass can be made again."""
+        """Return a branch's position, and a start from which the pass can be made again."""
         with self._drawing:
             start = self._latest_start()
             return {
                 "splitter": number_of(self.split),
                 "index": index,
-                "yielded": self._handed_out(index),
+                "yielded": self._yielded(index),
                 "left": sorted(self.left),
                 "gone": sorted(self._gone & self.left),
                 "taken": start.taken,
@@ -193,7 +192,7 @@ class SplitPass(Pass[T]):
             }
 
     def expect(self, index: int, position: int, cursors: Cursors) -> int:
-        """Let a branch go on after its first items; return how many it has to drop itself."""
+        """Resume a branch after ``position`` items; return how many it must drop itself."""
         with self._drawing:
             if self._is_drawing:
                 return max(0, position - self._wanted_from[index])
@@ -210,10 +209,10 @@ class SplitPass(Pass[T]):
         return {cursor["index"]: cursor for cursor in own}
 
     def _believe(self, cursors: dict[int, Cursor]) -> None:
-        """Take from what the branches said where each of them is to begin, and who had left.
+        """Set where each branch begins, and which branches had left, from their cursors.
 
-        Those that run ahead say what was so when they were at what their readers have seen.
-        So each is believed about itself; what has left ahead of its reader comes again.
+        Each cursor is from the moment when the branch was at its reader's position, so each
+        is trusted about its own branch. A branch that left ahead of its reader joins again.
         """
         left = {index for cursor in cursors.values() for index in cursor["left"]}
         gone = {index for cursor in cursors.values() for index in cursor["gone"]} - cursors.keys()
@@ -230,19 +229,19 @@ class SplitPass(Pass[T]):
                 self._wanted_from[index] = cursor["yielded"]
 
     def leave(self, index: int) -> None:
-        """Give a branch no more items; while nobody is in the pass, the source is closed."""
+        """Give a branch no more items; close the source while no branch is reading."""
         self.left.add(index)
         self.queues[index].clear()
         self._rest_if_deserted()
 
     def rest(self, index: int) -> None:
-        """Keep what comes for a branch, which nobody reads at present."""
+        """Keep a branch's items while nobody reads it."""
         self._resting.add(index)
         self._rest_if_deserted()
 
     def _rest_if_deserted(self) -> None:
-        # Whoever is drawing has not left and sees to the rest when it does. So nobody
-        # waits here, which an iterator that is dropped within a draw never could.
+        # A branch that is drawing has not left, and calls this when it does. So this need not
+        # wait for the lock; an iterator that is dropped within a draw would wait for ever.
         if self._is_deserted() and self._drawing.acquire(blocking=False):
             try:
                 if self._is_deserted():
@@ -251,24 +250,24 @@ class SplitPass(Pass[T]):
                 self._drawing.release()
 
     def invalidate(self) -> None:
-        """End the pass for all who are in it."""
+        """End the pass for all its branches."""
         with self._drawing:
             self.is_invalid = True
             self._close()
 
     def _is_deserted(self) -> bool:
-        # If the source was read to its end, what the others get waits in their queues.
+        # After the source's end the other branches' items are all in their queues.
         return not self.at_end and bool(self.joined) and self.joined <= self.left | self._resting
 
     def _rest(self) -> None:
-        """Close the source; a branch that has not been in the pass yet may go on with it."""
-        # A branch may leave twice, and what was closed no longer says where it stood.
+        """Close the source; a branch that joins later reads on from there."""
+        # A branch may leave twice, and a closed source has no cursors any more.
         if not self._is_reading:
             return
         if self._is_drawing and not self._errors and len(self.left) < self.split.num_instances:
             above = self.split.branches_above()
             if above:
-                # A branch that has left cannot come back to what its sisters read.
+                # A branch that left could not get items that its siblings read meanwhile.
                 for branch in above:
                     split: SplitPass[Any] | None = branch.split_in(self.run.tree)
                     if split is not None:
@@ -290,7 +289,7 @@ class SplitPass(Pass[T]):
         except StopIteration:
             self.at_end = True
         except BaseException as error:
-            # No branch may take a source that failed for the end of the data.
+            # Every branch must raise this, or it would take the failure for the end of the data.
             self._errors = dict.fromkeys(range(self.split.num_instances), LastingError(error))
             raise
         else:
@@ -308,7 +307,7 @@ class SplitPass(Pass[T]):
                         if is_wanted and taker not in self.left:
                             queues[taker].append(item)
                     self.taken += 1
-                    # The queues alone keep the item alive.
+                    # Only the queues may keep the item alive.
                     del item
                     yield
                     if self._pace.is_due():
@@ -324,18 +323,18 @@ class SplitPass(Pass[T]):
         self._is_drawing = self._is_reading = True
         start = self._starts[-1]
         self.taken, self.given = start.taken, list(start.given)
-        # What is made once more, as by those that ran ahead, is drawn as it was.
+        # Items that are made again must be drawn as they were the first time.
         for pipe, seed in self._seeds.items():
             pipe.settle_seed(seed)
         if start.taken or start.cursors:
-            # A splitter above goes on where the last of all its branches was, of which this
-            # one's start knows only its own.
+            # A splitter in the source resumes at the slowest of all its branches; this start
+            # knows only those that this source reads.
             self.source.resume(start.taken, self._others | start.cursors)
         return self.source.begin()
 
     def _first_start(self) -> SplitStart:
         """Return the latest start that no branch is behind."""
-        # One that needed no more, and is there again to be told so, is behind nothing.
+        # A branch that had finished is behind nothing, even if it joined again.
         present = set(range(self.split.num_instances)) - self.left - self._gone
         if not present <= self._expected.keys():
             return self._starts[0]
@@ -347,7 +346,7 @@ class SplitPass(Pass[T]):
         begun = thread_time()
         cursors: Cursors = {}
         self.source.put_cursors(cursors)
-        # A branch may stay behind for as long as the others go on.
+        # A slow branch may keep many starts alive.
         starts = thinned([*self._starts])
         self._starts = deque([*starts, SplitStart(self.taken, tuple(self.given), cursors)])
         self._latest_start()
@@ -361,20 +360,20 @@ class SplitPass(Pass[T]):
 
     def _all_are_past(self, start: SplitStart) -> bool:
         present = set(range(self.split.num_instances)) - self.left
-        return all(start.given[index] <= self._handed_out(index) for index in present)
+        return all(start.given[index] <= self._yielded(index) for index in present)
 
-    def _handed_out(self, index: int) -> int:
+    def _yielded(self, index: int) -> int:
         return max(self._wanted_from[index], self.given[index] - len(self.queues[index]))
 
     def _check_room(self, index: int) -> None:
         size = self.split.buffer_size
-        # What waits for those who were further on than this before is no more than it was.
+        # Items for branches that were further before the resume were not counted then either.
         counted = set(range(self.split.num_instances)) - self._awaited - {index}
         others = (len(self.queues[place]) for place in counted)
         if size == -1 or self.split.held(others) <= size:
             return
-        # The branch that ran ahead fails, for good. The others go on until it is too far
-        # behind them: it takes no more, and reading them to the end would hide its error.
+        # The branch that ran ahead fails for good. Its items still count as waiting, so the
+        # others fail too before they could end normally and hide this error.
         self.queues[index].clear()
         overrun = BufferError(
             f"{self.split!r} would have to hold more than {size} items for branches that are"

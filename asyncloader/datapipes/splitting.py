@@ -6,10 +6,10 @@ the source, and each of its branches is a pipe that reads the splitter:
     source ──▶ splitter ──┬──▶ branch 0
                           └──▶ branch 1
 
-All branches share a pass over the source. What one branch draws for another waits
-in that one's queue. An iterator of a branch joins the pass that is under way if the
-branch is not in it yet; otherwise it begins a new one, and the iterators of the
-pass before are invalid. Branches may be read in different threads.
+All branches share a pass over the source. Items that one branch draws for another wait in
+the other's queue. An iterator of a branch joins the running pass if the branch is not in it
+yet; otherwise it begins a new one, and the iterators of the old pass become invalid.
+Branches may be read in different threads.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Branch(IterDataPipe[T]):
 
     @property
     def copied(self) -> Callable[[Any], Any]:
-        """What the branch does to an item that it hands out."""
+        """The function that the branch applies to each item before yielding it: a copy, or none."""
         return self.source.copied
 
     def new_pass(self, run: Run[Any]) -> BranchPass[T]:
@@ -59,12 +59,12 @@ class Branch(IterDataPipe[T]):
         return split_form(self.source.num_instances, number_of(self.source), self.index)
 
     def split_in(self, tree: RunTree) -> SplitPass[T] | None:
-        """Return the latest pass that the branches share, if there was one."""
+        """Return the latest shared pass of the branches, or None."""
         found: SplitPass[T] | None = tree.latest_pass(self.source)
         return found
 
     def joins_others(self, tree: RunTree) -> bool:
-        """Whether the next pass is one in which other branches have drawn items already."""
+        """Whether the next iterator joins a pass in which other branches have drawn items."""
         split = self.split_in(tree)
         return split is not None and split.is_open_to(self.index)
 
@@ -74,25 +74,25 @@ class Branch(IterDataPipe[T]):
 
 @dataclass
 class BranchPass(Pass[T]):
-    """A branch's part in the pass that it shares with its sisters."""
+    """One branch's part in the pass that it shares with the other branches."""
 
     marks = ()
 
     _split: SplitPass[T] | None = field(default=None, init=False, repr=False)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self._split = split = self._joined(goes_on=True)
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        self._split = split = self._joined(resumes=True)
         return split.expect(self.pipe.index, position, cursors)
 
     def __iter__(self) -> Iterator[T]:
         split = self._joined() if self._split is None else self._split
         return BranchIterator(split, self.pipe.index, self.pipe.copied)
 
-    def _joined(self, *, goes_on: bool = False) -> SplitPass[T]:
+    def _joined(self, *, resumes: bool = False) -> SplitPass[T]:
         splitter = self.pipe.source
-        # The branches of a splitter that is used by itself are iterated one by one.
+        # Branches used without a loader are iterated one by one, so the splitter keeps their tree.
         tree = self.run.tree if self.run.tree.has(splitter) else own_tree_of(splitter)
-        joined: SplitPass[T] = splitter.join(tree, self.pipe.index, goes_on=goes_on)
+        joined: SplitPass[T] = splitter.join(tree, self.pipe.index, resumes=resumes)
         return joined
 
     def cursor(self) -> Cursor:
@@ -100,30 +100,30 @@ class BranchPass(Pass[T]):
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
         return cursor
 
-    def put_above(self, into: Cursors) -> None:
-        """Add nothing: what is above is part of the branch's own cursor."""
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add nothing: the branch's own cursor includes those of the splitter's sources."""
 
 
 @dataclass
 class OutlastingPass(Pass[T]):
-    """A pass that goes on where a source of it has ended, and needs no more of its branches."""
+    """A pass that continues after one of its sources has ended."""
 
     _ended_branches: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def note_end(self, source: Run[Any]) -> None:
-        """Say that a source has ended, right after its last item."""
+        """Note that a source has ended; call it right after its last item."""
         self._ended_branches |= _branches_read_by(source)
 
-    def put_above(self, into: Cursors) -> None:
-        """Add where the branches stand through which the sources were read that have ended.
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add the cursors of the branches that the ended sources had read.
 
-        What is read now adds its own before: it may read the same branches once more.
+        The present source adds its own first: it may read the same branches again.
         """
         add_cursors(self._ended_branches, into)
 
 
 def _branches_read_by(source: Run[Any]) -> Cursors:
-    """Return the cursors of the branches through which a source is read, as they stand."""
+    """Return the present cursors of the branches that a source reads."""
     into: Cursors = {}
     waiting = [source.pipe]
     while waiting:
@@ -138,7 +138,7 @@ def _branches_read_by(source: Run[Any]) -> Cursors:
 
 
 class BranchIterator(Iterator[T]):
-    """Reads a branch's share of one pass; dropped or closed, it leaves the pass."""
+    """Reads a branch's items of one pass; it leaves the pass when it is closed or dropped."""
 
     def __init__(self, split: SplitPass[T], index: int, copied: Callable[[T], T]) -> None:
         self.split = split
@@ -156,7 +156,7 @@ class BranchIterator(Iterator[T]):
             raise
 
     def close(self) -> None:
-        """Take no more; the pass is over when no branch takes any."""
+        """Leave the pass; it is over when all branches have left."""
         self.split.leave(self.index)
 
     def __del__(self) -> None:
@@ -166,7 +166,7 @@ class BranchIterator(Iterator[T]):
 class Splitter(IterDataPipe[T]):
     """Reads the source for all branches."""
 
-    #: What a branch does to an item that it hands out.
+    #: The function that a branch applies to each item before yielding it.
     copied: Callable[[Any], Any] = staticmethod(itself)
 
     def is_splitter(self) -> bool:
@@ -179,7 +179,7 @@ class Splitter(IterDataPipe[T]):
         self._joining = threading.Lock()
         if buffer_size == -1:
             warnings.warn(
-                f"{self!r} holds as many items as one branch is ahead of another, without bound",
+                f"{self!r} holds all items that one branch is ahead of another, without limit",
                 stacklevel=5,
             )
 
@@ -187,24 +187,24 @@ class Splitter(IterDataPipe[T]):
         """Return a pipe for each branch."""
         return [Branch(self, index) for index in range(self.num_instances)]
 
-    def join(self, tree: RunTree, index: int, *, goes_on: bool = False) -> SplitPass[T]:
+    def join(self, tree: RunTree, index: int, *, resumes: bool = False) -> SplitPass[T]:
         """Return the pass under way, now with this branch in it, or a new pass.
 
         A branch that goes on where it was may be one that had left then.
         """
         with self._joining:
             split: SplitPass[T] | None = tree.latest_pass(self)
-            if split is None or not split.join(index, goes_on=goes_on):
+            if split is None or not split.join(index, resumes=resumes):
                 if split is not None:
                     split.invalidate()
                 split = SplitPass(Run(self, tree))
                 tree.note_pass(self, split)
-                split.join(index, goes_on=goes_on)
+                split.join(index, resumes=resumes)
             return split
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The user's function that a split needs, if it needs one."""
+        """The user's function that ``takers`` needs, if it needs one."""
         return itself
 
     def takers(self, item: T, number: int, function: Callable[..., Any]) -> Iterable[int]:
@@ -212,11 +212,11 @@ class Splitter(IterDataPipe[T]):
         raise NotImplementedError
 
     def held(self, lengths: Iterable[int]) -> int:
-        """Return what ``buffer_size`` bounds: the items that wait for the other branches."""
+        """Return the count that ``buffer_size`` limits: items waiting for the other branches."""
         return sum(lengths)
 
     def branches_above(self) -> list[Branch[Any]]:
-        """Return the branches of other splitters that the source is made of."""
+        """Return the branches of other splitters that the source reads."""
         above = pipes_from(self.source, to_splitters=True)
         return [pipe for pipe in above if isinstance(pipe, Branch)]
 
@@ -281,7 +281,7 @@ class ForkSplitter(Splitter[T]):
         return range(self.num_instances)
 
     def held(self, lengths: Iterable[int]) -> int:
-        # The branches share the items: the one that is furthest behind needs them all.
+        # The branches share the items, so the slowest branch's queue holds them all.
         return max(lengths, default=0)
 
     def branch_length(self, index: int) -> int:
@@ -360,7 +360,7 @@ class DemuxSplitter(Splitter[T]):
                 f"classifier_fn returned None; return 0 to {last}, or pass drop_none=True"
             )
         try:
-            # Python's bools are integers, NumPy's are not.
+            # Python's bools are integers, NumPy's are not, but both are accepted.
             index = operator.index(answer.item() if _is_bool_of_numpy(answer) else answer)
         except TypeError:
             raise TypeError(
@@ -438,7 +438,7 @@ class UnZipper(IterDataPipe[T]):
 
 
 class UnzipSplitter(ForkSplitter[Any]):
-    """Gives every branch every sequence, of which it hands out one place."""
+    """Gives every branch every sequence; each branch yields one place of it."""
 
     functional_name = "unzip"
 
@@ -521,7 +521,7 @@ class MapColumn(MapDataPipe[T]):
 
 
 def columns_of(sequence_length: int, columns_to_skip: Sequence[int] | None) -> list[int]:
-    """Return the places of a sequence that are not to be skipped."""
+    """Return the places of a sequence that are not skipped."""
     columns = range(checked_count("sequence_length", sequence_length, at_least=1))
     if not isinstance(columns_to_skip, Iterable | None):
         raise TypeError(
@@ -538,7 +538,7 @@ def columns_of(sequence_length: int, columns_to_skip: Sequence[int] | None) -> l
 
 
 def check_places(sequence: Any, count: int, pipe: object) -> None:
-    """Raise a TypeError for what is no sequence, and a ValueError for one that is too long."""
+    """Raise TypeError for an item that is no sequence, ValueError for one of another length."""
     if not hasattr(type(sequence), "__getitem__"):
         raise TypeError(f"{pipe!r} reads sequences, got {type(sequence).__name__}")
     if isinstance(sequence, Sized) and len(sequence) > count:

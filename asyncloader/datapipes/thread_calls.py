@@ -1,8 +1,7 @@
 """Functions called in several threads.
 
-This file is about thread_map, for functions that compute without holding the GIL, and
-threadpool_map, as torchdata called it. Jobs are begun in one thread, run by several, and taken in
-another:
+This file is about thread_map, for functions that release the GIL, and threadpool_map, which is
+torchdata's name for it. One thread begins the jobs, several run them, and the consumer takes them:
 
     a reader ──begin──▶ jobs ──▶ threads ──▶ results ──jobs──▶ a consumer
 """
@@ -69,23 +68,23 @@ class Job:
 
 @dataclass(frozen=True)
 class ThreadSettings:
-    """What the threads are called, and what each calls before its first job."""
+    """The threads' name, and the function that each calls before its first job."""
 
     thread_name_prefix: str = "asyncloader thread_map"
     initializer: Callable[..., object] | None = None
     initargs: tuple[Any, ...] = ()
 
     def initialize(self) -> None:
-        """Make a thread ready."""
+        """Call the initializer; in the new thread."""
         if self.initializer is not None:
             self.initializer(*self.initargs)
 
 
 class Crew:
-    """Up to ``count`` threads, and up to ``room`` jobs that were begun and not yet taken.
+    """Up to ``count`` threads, and up to ``room`` jobs that have begun and were not taken yet.
 
-    A thread in which its initializer fails has that error for every job it gets. To be
-    made by the consumer.
+    A thread whose initializer fails raises that error for every job it gets. The consumer
+    creates the crew.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Crew:
         self._reader = ThreadWaiter()
         self._done: deque[Job] = deque()
         self._results = calls_in_order(ordered, turns)
-        # The reader adds to the results what the consumer takes from them.
+        # Guards the results: the reader adds to them while the consumer takes from them.
         self._lock = threading.Lock()
         self._begun = 0
         self._taken = 0
@@ -119,21 +118,21 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def __len__(self) -> int:
-        """Return how many jobs were begun and not yet taken."""
+        """Return how many jobs have begun and were not taken yet."""
         return self._begun - self._taken
 
     # The reader's side ----------------------------------------------------------------
 
     def attend(self) -> None:
-        """Be what the present thread waits for, which begins the jobs."""
+        """Make this thread the reader, which begins the jobs."""
         self._reader = present_waiter()
 
     def begin(self, position: int, item: Any) -> None:
         """Hand a job to the threads, and wait until there is room for another."""
         if self._is_closed:
-            # Who could not be waited for comes late.
+            # The thread came too late to be waited for.
             raise Stopped
-        # Where no thread can be started no job may be waited for.
+        # If no thread could be started, nobody may wait for a job.
         if len(self._threads) < self._count:
             self._threads.append(self._start_thread(len(self._threads)))
         job = Job(position, item)
@@ -151,7 +150,7 @@ class Crew:
         self._consumer.wake()
 
     def set_paused(self, is_paused: bool) -> None:
-        """Let no job begin ahead of what is waited for, or do so again; from any thread."""
+        """Stop beginning jobs ahead of the consumer, or do so again; from any thread."""
         self._is_paused = is_paused
         self._reader.wake()
 
@@ -166,7 +165,7 @@ class Crew:
     # The consumer's side --------------------------------------------------------------
 
     def jobs(self) -> Iterator[Job]:
-        """Yield the jobs when they are done, until the last one that was begun."""
+        """Yield the finished jobs, until the last that was begun."""
         while True:
             self._is_wanted = True
             if self._is_paused:
@@ -178,7 +177,7 @@ class Crew:
             yield self._next()
 
     def close(self) -> None:
-        """Let the threads end after the jobs in progress; to be called after the reader's end."""
+        """Let the threads end after their current jobs; call it after the reader has ended."""
         self._is_closed = True
         with contextlib.suppress(Exception):
             while True:
@@ -188,7 +187,7 @@ class Crew:
         ended_threads(self._threads)
 
     def _is_ready_or_over(self) -> bool:
-        # Before it is looked whether all were taken: the reader begins, and then it ends.
+        # Check the end first: the reader may begin one more job before it ends.
         has_ended = self._has_ended
         return self._is_ready() or (has_ended and self._begun == self._taken)
 
@@ -237,7 +236,7 @@ class Crew:
         return fail
 
 
-#: Results that wait for an earlier one may be as many as this for each thread.
+#: For each thread, this many results may wait for an earlier one.
 HELD_PER_THREAD = 2
 
 
@@ -292,7 +291,7 @@ class ThreadMapper(IterDataPipe[T]):
         return self.tolerance.length(self, self.source)
 
     def first_cursor(self, tree: RunTree) -> Cursor:
-        return first_cursor(tree.course_of(self))
+        return first_cursor(tree.yield_order_of(self))
 
     def cursor_form(self) -> Form:
         return form_ahead(self)
@@ -304,7 +303,7 @@ class ThreadMapper(IterDataPipe[T]):
         return ThreadMapPass(run)
 
     def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
-        """Return the threads of one pass, which call this; some items have known turns."""
+        """Return the crew of one pass; ``turns`` are positions that must be yielded first."""
         count = self.concurrency or os.cpu_count() or 1
         return Crew(
             call,
@@ -316,7 +315,7 @@ class ThreadMapper(IterDataPipe[T]):
         )
 
     def call(self, item: Any) -> Any:
-        """Return the function's result for an item, or its Failure where that is tolerated."""
+        """Return the function's result for an item, or its Failure if errors are tolerated."""
         try:
             result = self._apply(item)
         except BaseException as error:
@@ -332,12 +331,12 @@ class ThreadMapper(IterDataPipe[T]):
 class ThreadMapPass(AheadPass[T]):
     """One pass over a ThreadMapper, whose source is read in a thread of its own."""
 
-    #: What it holds are also results that nobody has taken yet.
+    #: It also holds results that were not taken yet, so full does not mean busy.
     holds_calls = False
 
     def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
-        # The reader notes what it has read while the consumer looks where the pass stands.
+        # The reader notes what it has read while the consumer asks for cursors.
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[T]:
@@ -356,7 +355,7 @@ class ThreadMapPass(AheadPass[T]):
         for job in crew.jobs():
             with self._lock:
                 result = self.finish(job.position, job.outcome())
-            # What is handed out is not kept alive here while the next is made.
+            # Do not keep the yielded item alive while the next one is made.
             del job
             if result is not SKIPPED:
                 yield result
@@ -366,9 +365,9 @@ class ThreadMapPass(AheadPass[T]):
         with self._lock:
             return super().cursor()
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         with self._lock:
-            super().put_above(into)
+            super().put_source_cursors(into)
 
     def _read(self, crew: Crew) -> None:
         crew.attend()
@@ -382,7 +381,7 @@ class ThreadMapPass(AheadPass[T]):
                         crew.begin(position, item)
                     del item
         finally:
-            # The consumer waits for more until then, also where the source cannot be begun.
+            # The consumer waits until this, also if the source cannot begin.
             crew.end()
 
 

@@ -1,8 +1,8 @@
-"""What happens when a user's function fails on an item.
+"""Failures of a user's function on single items.
 
-This file is about ``on_error`` and ``max_errors``, and about ``Omissions``: whoever keeps what a
-part of a graph makes hears whether something was left out because it failed. What failed today
-may do better tomorrow.
+This file is about ``on_error`` and ``max_errors``, and about ``Omissions``: a cache asks whether
+items were left out because they failed, since it must not keep such a result. The items may
+succeed the next time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncloader.errors import TooManyErrors
 
 
 class Omissions:
-    """Whether anything was left out since one began to listen; who listened before hears it too."""
+    """Whether anything was left out since listening began; it also tells outer listeners."""
 
     def __init__(self, outer: Omissions | None = None) -> None:
         self._outer = outer
@@ -35,13 +35,13 @@ class Omissions:
             self._outer.add()
 
 
-# A pass that runs in other threads and tasks has the context of whoever began it.
+# Threads and tasks of a pass inherit the context in which the pass began.
 _LISTENING: ContextVar[Omissions | None] = ContextVar("asyncloader_omissions", default=None)
 
 
 @contextlib.contextmanager
 def listening_for_omissions() -> Iterator[Omissions]:
-    """Give what will tell whether anything is left out in this context."""
+    """Give Omissions that record whether anything is left out in this context."""
     omissions = Omissions(_LISTENING.get())
     token = _LISTENING.set(omissions)
     try:
@@ -51,19 +51,19 @@ def listening_for_omissions() -> Iterator[Omissions]:
 
 
 def note_omission() -> None:
-    """Tell whoever listens that something is left out here."""
+    """Tell the listeners of this context that something is left out."""
     listening = _LISTENING.get()
     if listening is not None:
         listening.add()
 
 
 #: "raise" ends the pass, "skip" leaves the item out, and a function of the error and the
-#: item answers in place of the one that failed (or raises).
+#: item returns a replacement (or raises).
 OnError = Literal["raise", "skip"] | Callable[[Exception, Any], Any]
 
 
 class Failure:
-    """What a call that failed comes to, where a pipe has to do something about it."""
+    """The result of a failed call, for a pipe that tolerates errors."""
 
     __slots__ = ("error", "item")
 
@@ -72,13 +72,13 @@ class Failure:
         self.item = item
 
 
-#: What stands in for the result of an item that is left out.
+#: The result of an item that is left out.
 SKIPPED: Any = object()
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a pipe does about an item that its function fails on."""
+    """What a pipe does when its function fails on an item."""
 
     on_error: OnError = "raise"
     max_errors: int | None = None
@@ -109,13 +109,13 @@ class Tolerance:
         return self.on_error == "skip"
 
     def length(self, pipe: object, source: Any) -> int:
-        """Return how many items there are; raise TypeError where failures decide it."""
+        """Return the source's length; raise TypeError if items may be left out."""
         if self.leaves_out:
             raise TypeError(f"{stage_name(pipe)} leaves out what fails, so it has no length")
         return len(source)
 
     def answer(self, pipe: object, failure: Failure, errors: int) -> Any:
-        """Return what stands in for a result, or SKIPPED; raise if it is one error too many.
+        """Return the replacement for a result, or SKIPPED; raise if there are too many errors.
 
         ``errors`` is how many items failed in this pass, this one included.
         """
@@ -142,7 +142,7 @@ class Tolerance:
 
 
 def stand_in(error: BaseException, item: Any, running: Any) -> Any:
-    """Return what stands in for the result of an item that failed in a pass, or SKIPPED.
+    """Return the replacement for the result of an item that failed in a pass, or SKIPPED.
 
     To be called where the error is caught; where it is not tolerated, it is raised again.
     """
@@ -154,10 +154,10 @@ def stand_in(error: BaseException, item: Any, running: Any) -> Any:
 
 
 def answered(failure: Failure, running: Any) -> Any:
-    """Return what stands in for a failed result, or SKIPPED; a pass counts it in ``errors``."""
+    """Return the replacement for a failed result, or SKIPPED; count it in ``running.errors``."""
     errors = running.errors + 1
     result = running.pipe.tolerance.answer(running.pipe, failure, errors)
-    # One error too many ends the pass, and the item is not done with.
+    # With one error too many the pass ends, and the item does not count as done.
     running.errors = errors
     if result is SKIPPED:
         note_omission()
@@ -167,8 +167,8 @@ def answered(failure: Failure, running: Any) -> Any:
 def failure_of(error: BaseException, item: Any, pipe: object) -> Failure:
     """Return that a pipe's function failed on an item.
 
-    To be called where the error is caught. Errors that end the process or the pass are
-    no failures of the function: they are raised again.
+    Call this where the error is caught. Errors that end the process or the pass are not
+    failures of the function: they are raised again.
     """
     try:
         blame(error, pipe)

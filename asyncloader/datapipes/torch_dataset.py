@@ -50,26 +50,26 @@ def _dataset_class() -> type:
             worker = get_worker_info()
             if worker is None:
                 return iter(self.pipe)
-            # The seed is the same for all epochs of a persistent worker.
+            # torch gives a persistent worker the same seed in all epochs.
             seeds = SeedGenerator((worker.seed - worker.id) % 2**64).spawn(self.epoch)
             self.epoch += 1
             return share_of(self.pipe, seeds.generate_seed(), worker.num_workers, worker.id)
 
         def __reduce__(self) -> Any:
-            # The class exists only where it was asked for.
+            # The class is made on demand, so it cannot be pickled by name.
             return as_torch_dataset, (self.pipe,)
 
     return PipeDataset
 
 
 def share_of(pipe: Iterable[Any], seed: int, workers: int, worker: int) -> Iterator[Any]:
-    """Return an iterator over one worker's share of a graph, which is set up for it."""
+    """Return an iterator over one worker's share of a graph; sets the graph up for that."""
     seeds = SeedGenerator(seed)
     sharding = [found for found in pipes_from(pipe) if hasattr(found, "apply_sharding")]
     for found in sharding:
         found.apply_sharding(workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-    # What lies below the division differs from worker to worker: it draws its own seed
-    # from torch's generator, which the DataLoader has seeded for this worker.
+    # Pipes after the division should differ between workers: they draw their own seeds from
+    # torch's generator, which the DataLoader has seeded for this worker.
     for shared in _each_once(sharding or [pipe]):
         if hasattr(shared, "set_seed"):
             shared.set_seed(seeds.generate_shared_seed())

@@ -1,10 +1,14 @@
-"""Items that are yielded as they are ready, in another order each time.
+"""Pipes that yield items as they become ready, in an order that differs from run to run.
 
-This file is about exactness where there is no order. To a cursor belongs all that is yielded
-after it, over the ends of passes: a ``Journal`` notes it, a ``Course`` is the journal of one
-pipe, ``AsTheyCome`` knows which items a pass holds, and a ``Teller`` says it piece by piece to
-another process. Whoever resumes from the cursor yields in that order again what is wanted
-again. In the source's order two numbers say it all (``InOrder``).
+This file is about resuming such pipes exactly. A cursor of theirs includes everything that is
+yielded after it, in later passes too, so that a resumed pass can repeat that order:
+
+    Journal     the entries, one for each item that was yielded
+    YieldOrder  the journal of one pipe
+    AsReady     which items a pass has read and not yielded yet
+    Teller      sends new entries to another process, piece by piece
+
+A pipe that keeps its source's order needs only a few counts (``InOrder``).
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import SnapshotError
 
-#: Of so many entries those are forgotten that nobody goes back to.
+#: Entries that no cursor needs are dropped once there are this many.
 _MANY = 1024
 
 
@@ -46,17 +50,17 @@ class Journal:
     """Entries in their order. One thread writes, any thread reads."""
 
     def __init__(self) -> None:
-        # How many entries were forgotten, and those that follow them.
+        # The number of dropped entries, and the entries after them.
         self._kept: tuple[int, list[Any]] = (0, [])
         self._held: list[weakref.ref[Since]] = []
         self._most = _MANY
 
     def begin_at(self, count: int) -> None:
-        """Count the entries from here on as those after the first ``count``; before all others."""
+        """Number the first entry ``count``. Call this before any entry is added."""
         self._kept = (count, [])
 
     def add(self, entry: Any) -> None:
-        """Write an entry, if anybody goes back so far."""
+        """Write an entry, if a ``Since`` needs it."""
         if self._held:
             entries = self._kept[1]
             entries.append(entry)
@@ -64,7 +68,7 @@ class Journal:
                 self._forget()
 
     def since_now(self, before: Iterable[Any] = ()) -> Since:
-        """Return ``before`` and what will have happened since now."""
+        """Return ``before`` and all entries that are added from now on."""
         self._forget()
         forgotten, entries = self._kept
         since = Since(self, forgotten + len(entries), [*before])
@@ -81,13 +85,13 @@ class Journal:
         self._held = [reference for _, reference in held]
         forgotten, entries = self._kept
         oldest = min((start for start, _ in held), default=forgotten + len(entries))
-        # Another thread may be reading: it sees either pair whole.
+        # One assignment: a thread that reads meanwhile sees the old pair or the new one.
         self._kept = (oldest, entries[oldest - forgotten :])
         self._most = max(_MANY, 2 * len(self._kept[1]))
 
 
 class Since:
-    """Some entries, and those of a journal since a moment; made a list when it is copied."""
+    """Some entries, and those added to a journal later. A copy or pickle of it is a list."""
 
     def __init__(self, journal: Journal, start: int, before: list[Any]) -> None:
         self.start = start
@@ -96,11 +100,11 @@ class Since:
 
     @property
     def first(self) -> int:
-        """How many entries there were before all of these."""
+        """The number of the first of these entries in the journal."""
         return self.start - len(self._before)
 
     def told(self) -> tuple[int, list[Any]]:
-        """Return ``first`` and the entries so far, and be those that follow them."""
+        """Return ``first`` and the entries so far; from now on hold only later ones."""
         first, entries = self.first, list(self)
         self._before, self.start = [], first + len(entries)
         return first, entries
@@ -113,7 +117,7 @@ class Since:
 
 
 def settled(value: Any) -> Any:
-    """Return plain data in which each Since has become the list of its entries so far."""
+    """Return plain data with each Since replaced by the list of its entries so far."""
     if isinstance(value, Since):
         return list(value)
     if isinstance(value, dict):
@@ -123,36 +127,36 @@ def settled(value: Any) -> Any:
     return value
 
 
-#: A position, and how many had been yielded and how many were errors once it was handed out.
+#: An item's position, and the counts of yielded items and of errors after it was yielded.
 Entry = list[int]
 
-# Stands between the entries of two passes.
+# Separates the entries of two passes.
 _NEXT_PASS: Entry = []
 
 
-class Course:
-    """What one pipe hands out as it is ready, in this epoch."""
+class YieldOrder:
+    """The order in which one pipe yields items in this epoch, pass after pass."""
 
     def __init__(self) -> None:
         self._journal = Journal()
-        # What passes to come are to hand out first, where that was noted.
+        # For each of the next passes, the items that it must yield first.
         self._known: deque[list[Entry]] = deque()
 
     def count_as(self, cursor: Cursor) -> None:
-        """Count what will be noted as it was where a cursor was taken; before all passes."""
-        # The beginning of a pass that is gone on with is noted once more.
+        """Continue the numbers of the journal that a cursor is from. Call it before all passes."""
+        # A resumed pass adds its separator again.
         self._journal.begin_at(cursor["at"] - int(cursor["begun"]))
 
     def begin(self) -> list[Entry]:
-        """Begin a pass; return what is handed out first in it, which need not be added."""
-        # Who has noted that this pass is to come finds it begin here.
+        """Begin a pass; return the entries of the items it must yield first."""
+        # Cursors taken before this pass include it, from this separator on.
         self._journal.add(_NEXT_PASS)
         return self._added(self._expected())
 
-    def go_on(self, cursor: Cursor) -> list[Entry]:
-        """Go on with a pass, or begin one; return what its cursor says of it, as ``begin``.
+    def resume_at(self, cursor: Cursor) -> list[Entry]:
+        """Resume a pass, or begin one; return its entries that the cursor already has.
 
-        The cursor has, from then on, what is handed out later.
+        From then on the cursor also includes what is yielded later.
         """
         if cursor["begun"]:
             entries, *following = _by_pass(cursor["later"])
@@ -174,17 +178,17 @@ class Course:
         return entries
 
     def expect(self, cursor: Cursor) -> None:
-        """Have the passes to come hand out first what the cursor of the next one says."""
+        """Let the next passes yield first what this cursor lists for them."""
         following = _by_pass(cursor["later"])[1:]
         if following:
             self._known = deque(following)
 
     def add(self, entry: Entry) -> None:
-        """Note what was handed out."""
+        """Note that an item was yielded."""
         self._journal.add(entry)
 
     def since_now(self, before: Iterable[Entry] = ()) -> Since:
-        """Return ``before`` and what will be handed out from now on."""
+        """Return ``before`` and the entries of what is yielded from now on."""
         return self._journal.since_now(before)
 
 
@@ -198,19 +202,19 @@ def _by_pass(entries: Iterable[Entry]) -> list[list[Entry]]:
     return passes
 
 
-#: The position of an item that was read again, and whose result was handed out before.
+#: The position of an item that was read again although its result was yielded before.
 BEFORE = -1
 
 
 class InOrder:
-    """Results are handed out in the order of their items."""
+    """The positions of a pass that yields results in the order of their items."""
 
     def __init__(self) -> None:
         self.read = 0
         self.done = 0
 
     def turns(self) -> deque[int]:
-        """Return the positions that are handed out before those before them: none."""
+        """Return no positions: nothing is yielded out of order."""
         return deque()
 
     def begin(self) -> int:
@@ -220,49 +224,48 @@ class InOrder:
         return position
 
     def finish(self, position: int, yielded: int, errors: int) -> None:
-        """Note that the result of the item at a position was handed out, or left out."""
+        """Note that the result of the item at a position was yielded, or left out."""
         self.done += 1
 
     def oldest(self) -> int:
-        """Return the first position whose result was not handed out."""
+        """Return the first position whose result was not yielded."""
         return self.done
 
     def cursor(self) -> Cursor:
-        """Return where this stands, as plain data."""
+        """Return the fields that this adds to the pass's cursor."""
         return {"taken": self.done}
 
-    def go_on(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
-        """Be where ``cursor`` says; return how many were yielded and were errors there."""
+    def resume_at(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
+        """Resume at ``cursor``; return the counts of yielded items and of errors there."""
         self.read = self.done = cursor["taken"]
         return cursor["yielded"], cursor["errors"]
 
 
-class AsTheyCome:
-    """Results are handed out as they are ready.
+class AsReady:
+    """The positions of a pass that yields results as they become ready.
 
-    A cursor says what was read and what of it is held. To it belongs, too, all that is
-    handed out later, because the order of it cannot be had again: a position, how many had
-    been yielded then, and how many were errors. Going on, what is wanted of that again is
-    handed out in that order.
+    A cursor says how many items were read and which of them were not yielded yet. It also
+    lists everything that is yielded later, because another run would have another order.
+    A resumed pass yields those items again in the listed order.
     """
 
-    def __init__(self, course: Course, most: int) -> None:
+    def __init__(self, yield_order: YieldOrder, most: int) -> None:
         self.read = 0
-        # How many items a pass may have been ahead of what it had handed out.
+        # How many items a pass can have read ahead of what it has yielded.
         self._most = most
         self.held: set[int] = set()
-        # Which of the items before this position are wanted again.
+        # Of the items before position ``_known``, only those in ``_again`` are made again.
         self._known = 0
         self._again: set[int] = set()
-        self._course = course
-        self._goes_on = False
-        # What is handed out first, in this order.
+        self._yield_order = yield_order
+        self._resumes = False
+        # What must be yielded first, in this order.
         self._first: deque[Entry] = deque()
 
     def turns(self) -> deque[int]:
-        """Return the positions that are handed out first, in this order; the pass begins."""
-        if not self._goes_on:
-            self._expect(0, (), [], self._course.begin())
+        """Begin the pass; return the positions that must be yielded first, in this order."""
+        if not self._resumes:
+            self._expect(0, (), [], self._yield_order.begin())
         return deque(position for position, *_ in self._first)
 
     def begin(self) -> int:
@@ -275,21 +278,21 @@ class AsTheyCome:
         return position
 
     def finish(self, position: int, yielded: int, errors: int) -> None:
-        """Note that the result of the item at a position was handed out, or left out."""
+        """Note that the result of the item at a position was yielded, or left out."""
         self.held.discard(position)
         self._again.discard(position)
         if self._first and self._first[0][0] == position:
             self._first.popleft()
         else:
-            self._course.add([position, yielded, errors])
+            self._yield_order.add([position, yielded, errors])
 
     def oldest(self) -> int:
-        """Return the first position whose result was not handed out."""
+        """Return the first position whose result was not yielded."""
         return min(self._again | self.held, default=max(self.read, self._known))
 
     def cursor(self) -> Cursor:
-        """Return where this stands, and all that is handed out later."""
-        later = self._course.since_now(self._first)
+        """Return the fields that this adds to the cursor, with all that is yielded later."""
+        later = self._yield_order.since_now(self._first)
         return {
             "begun": True,
             "taken": max(self.read, self._known),
@@ -298,13 +301,13 @@ class AsTheyCome:
             "at": later.first,
         }
 
-    def go_on(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
-        """Be where ``cursor`` and the later say there were so many yielded.
+    def resume_at(self, cursor: Cursor, yielded: int) -> tuple[int, int]:
+        """Resume where ``yielded`` items had been yielded, at ``cursor`` or later.
 
-        Return how many were yielded and were errors there.
+        Return the counts of yielded items and of errors there.
         """
-        self._goes_on = True
-        later = self._course.go_on(cursor)
+        self._resumes = True
+        later = self._yield_order.resume_at(cursor)
         seen = [entry for entry in later if entry[1] <= yielded]
         self._expect(cursor["taken"], cursor["held"], seen, later[len(seen) :])
         counts = seen[-1][1:] if seen else [cursor["yielded"], cursor["errors"]]
@@ -313,7 +316,7 @@ class AsTheyCome:
     def _expect(
         self, taken: int, held: Iterable[int], seen: list[Entry], following: list[Entry]
     ) -> None:
-        """Want what is held after so many were taken, but not what was seen since."""
+        """Make again what was held at ``taken`` or read later, except what was ``seen``."""
         self._first = deque(following)
         done = {position for position, *_ in seen}
         ends = (position + 1 for position, *_ in (*seen, *following))
@@ -327,7 +330,7 @@ class AsTheyCome:
         self.read = self.oldest()
 
 
-#: How many items a pass may hold, on a machine with however many processors.
+#: More items than a pass holds on any machine.
 _MOST_AHEAD = 100_000
 
 
@@ -338,7 +341,7 @@ def form_ahead(pipe: Any) -> Form:
     return no_cursor if pipe.tolerance.is_strict else SIEVE
 
 
-#: How many entries there were before; fewer than none where more is to come than there was.
+#: How many entries there were before. Negative where a state lists more than was counted.
 FIRST_ENTRY = whole(least=-MOST)
 
 
@@ -355,7 +358,7 @@ def _as_they_came(most: int) -> Form:
 
 
 def entries_form(value: Any, where: str, form_of: FormOf) -> None:
-    """What was handed out after one another, over the ends of passes."""
+    """A list of entries, of one pass or of several."""
     list_of(_entry)(value, where, form_of)
 
 
@@ -364,30 +367,30 @@ def _entry(value: Any, where: str, form_of: FormOf) -> None:
         row(COUNT, COUNT, COUNT)(value, where, form_of)
 
 
-def first_cursor(course: Course) -> Cursor:
-    """Return the cursor of a pass to come, with all that is handed out in it and later."""
-    later = course.since_now()
+def first_cursor(yield_order: YieldOrder) -> Cursor:
+    """Return a cursor of the next pass's beginning, which includes all that is yielded later."""
+    later = yield_order.since_now()
     return cursor_to_begin_with(later, later.first)
 
 
 def cursor_to_begin_with(later: Iterable[Entry], at: int) -> Cursor:
-    """Return the cursor of a pass to come, given what follows the course's first ``at`` entries."""
+    """Return a cursor of a pass's beginning, given the pipe's entries from number ``at`` on."""
     counts = {"yielded": 0, "errors": 0, "taken": 0}
     return {"begun": False, **counts, "held": [], "later": later, "at": at}
 
 
-def positions_for(pipe: Any, course: Course) -> InOrder | AsTheyCome:
+def positions_for(pipe: Any, yield_order: YieldOrder) -> InOrder | AsReady:
     """Return what keeps the positions of one pass of a pipe."""
-    return InOrder() if pipe.ordered else AsTheyCome(course, _most_ahead(pipe))
+    return InOrder() if pipe.ordered else AsReady(yield_order, _most_ahead(pipe))
 
 
 def _most_ahead(pipe: Any) -> int:
-    # On another machine, by which a thread map goes, it may have been more than it would be here.
+    # The state may be from a machine with more processors, where thread_map runs more calls.
     return max(_MOST_AHEAD, 4 * (pipe.concurrency or 0))
 
 
-#: A pipe's number, how many entries its course had before these, and these. Of a pipe that has
-#: no number there is its name instead.
+#: A pipe's number, the number of the first entry, and the entries. A pipe without a number gives
+#: None, 0 and its name.
 Piece = list[Any]
 
 
@@ -397,37 +400,34 @@ def piece(value: Any, where: str, form_of: FormOf) -> None:
     of_name, of_pipe = (just(None), COUNT, row(anything)), (COUNT, FIRST_ENTRY, entries_form)
     row(*(of_name if has_name else of_pipe))(value, where, form_of)
     if not has_name:
-        # What is told of a pipe is added to its cursor.
+        # The pipe's own form must accept this: it is added to the pipe's cursor.
         form_of(value[0])(cursor_to_begin_with([], 0), where, form_of)
 
 
 class Teller:
-    """Tells what pipes without order hand out from now on."""
+    """Tells which items pipes without order yield from now on."""
 
-    def __init__(self, pipes: Iterable[Any], course_of: Callable[[Any], Course]) -> None:
+    def __init__(self, pipes: Iterable[Any], yield_order_of: Callable[[Any], YieldOrder]) -> None:
         pipes = list(pipes)
         numbered = [pipe for pipe in pipes if number_of(pipe) is not None]
-        self._since = [(number_of(pipe), course_of(pipe).since_now()) for pipe in numbered]
+        self._since = [(number_of(pipe), yield_order_of(pipe).since_now()) for pipe in numbered]
         self._unnumbered = [
             [None, 0, [stage_name(pipe)]] for pipe in pipes if number_of(pipe) is None
         ]
 
     def pieces(self) -> list[Piece]:
-        """Return what was handed out since the last call, by any thread."""
+        """Return what was yielded since the last call, in any thread."""
         told = ([number, *since.told()] for number, since in self._since)
         return [*self._unnumbered, *(piece for piece in told if piece[-1])]
 
 
 def unnumbered_in(pieces: Iterable[Piece]) -> str:
-    """Return the name of a pipe of which nothing can be told, or nothing."""
+    """Return the name of a pipe without a number, or "" if there is none."""
     return next((entries[0] for number, _, entries in pieces if number is None), "")
 
 
 def followed(cursors: Cursors, pieces: Iterable[Piece]) -> Cursors:
-    """Return cursors to which that belongs, too, which was told later.
-
-    What they have already, of what was told, is left out.
-    """
+    """Return the cursors with the entries added that were told later and are new to them."""
     found = copy.deepcopy(cursors)
     for number, start, entries in pieces:
         if number is None:

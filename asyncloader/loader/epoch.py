@@ -344,7 +344,7 @@ class DirectEpoch(Epoch):
         if self._error is not None:
             raise self._error.again()
         if self._watched.is_parked:
-            self._watched.go_on()
+            self._watched.resume()
         try:
             item = next(self._iterator)
             if self._is_closed:

@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.edges import has_no_place, is_without_order
-from asyncloader.datapipes.replaying import unnumbered, with_orders
+from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
@@ -246,7 +246,7 @@ class Lifecycle:
         self._tree = tree = RunTree(pipes)
         # If no state can be taken, nothing has to be recorded for one, maybe without an end.
         takes_states = not any(map(has_no_place, pipes))
-        cursors = with_orders(tree, pipes, start.cursors) if takes_states else start.cursors
+        cursors = begin_unordered(tree, pipes, start.cursors) if takes_states else start.cursors
         self._unordered = list(filter(is_without_order, pipes))
         run: Run[Any] = Run(prepared, tree)
         if start.position:

@@ -203,10 +203,10 @@ class FromWorkersPass(Pass[Any]):
         cursor: Cursor = {} if stream is None else self.pipe.cursor(stream, self.taken)
         return cursor
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: the pipes above run in the workers."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         stream: WorkerStream | None = self.pipe.stream
         if stream is None:
             raise self.pipe.read_twice()
@@ -214,7 +214,7 @@ class FromWorkersPass(Pass[Any]):
             self._unwanted = position
         elif SPREAD in cursor:
             self.taken = position
-            stream.go_on(spread_place(cursor, position, stream.workers))
+            stream.resume_at(spread_place(cursor, position, stream.workers))
         else:
             self._go_on_from(stream, position, cursor)
         return 0
@@ -231,7 +231,7 @@ class FromWorkersPass(Pass[Any]):
                 f" but only {position} were passed on; the state is damaged, load another one"
             )
         # A pipe of which nothing is known reads all items again, in their order.
-        stream.go_on(place, following)
+        stream.resume_at(place, following)
         # The cursor stays valid later on, because it records what follows.
         cursor |= self.pipe.later(before, told)
 

@@ -1,7 +1,7 @@
-"""One end of a conversation that blocks: a worker's, or the dispatching process's.
+"""The blocking end of a conversation with the loader: a worker's, or the dispatching process's.
 
-This file is about ``Conversation``: commands in, reports and items out, and the slots of
-shared memory that come and go beside them.
+This file is about ``Conversation``: it receives commands, sends reports and items, and exchanges
+the slots of shared memory that they use.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from asyncloader.workers.messages import (
 )
 from asyncloader.workers.remote_errors import pack_error
 
-# Looking whether something was said costs about as much as making a few tiny items.
+# Checking for messages costs about as much as making a few tiny items.
 _LISTEN_SECONDS = 0.0002
 
-#: What is smaller is packed into a slot with others.
+#: Smaller buffers share a slot.
 _WORTH_A_SLOT = 64 << 10
 
 
@@ -55,10 +55,10 @@ def refuse(sock: socket.socket, error: ResourceExhausted) -> None:
 
 
 class Conversation:
-    """What a process hears and says; every wait ends when the other closes the channel.
+    """Receives commands and sends messages; every wait ends when the other end closes the channel.
 
-    With ``waits``, sending waits until the socket and the shared memory have room.
-    Without, what finds no room is kept, and ``flush`` sends it later.
+    With ``waits``, sending blocks until the socket and the shared memory have room.
+    Without it, messages that do not fit are kept, and ``flush`` sends them later.
     """
 
     def __init__(self, channel: Channel, *, waits: bool = True) -> None:
@@ -66,11 +66,11 @@ class Conversation:
         self._arena = Arena(0)
         self._heard: deque[Command] = deque()
         self._listen_at = 0.0
-        #: Descriptors that came with commands; the one who takes them closes them.
+        #: Descriptors that came with commands; the code that takes them closes them.
         self.fds: list[int] = []
-        #: The streams, by epoch and number, whose next item the loader waits for.
+        #: The streams (epoch and number) whose next item the loader is waiting for.
         self._hurried: set[tuple[int, int]] = set()
-        #: Gives what is told of this process's work along with the end of a stream.
+        #: Returns this process's tally, which is sent with the end of a stream.
         self.tally: Callable[[], bytes] = bytes
         #: Held while a frame of items is made or sent.
         self.lock = threading.RLock()
@@ -90,7 +90,7 @@ class Conversation:
         return self._heard.popleft()
 
     def commands(self) -> list[Command]:
-        """Return the commands that are there already."""
+        """Return the commands that have arrived; do not wait."""
         for frame in self._channel.receive_ready():
             self._hear(frame)
         heard = list(self._heard)
@@ -98,7 +98,7 @@ class Conversation:
         return heard
 
     def commands_by_now(self) -> list[Command]:
-        """Return the commands that were there a moment ago; for a process that asks often."""
+        """Return the commands that have arrived; check only now and then, for frequent calls."""
         now = monotonic()
         if now < self._listen_at and not self._heard:
             return []
@@ -106,15 +106,15 @@ class Conversation:
         return self.commands()
 
     def fileno(self) -> int:
-        """The channel's descriptor, readable when there is something to hear."""
+        """The channel's descriptor, which is readable when a message has arrived."""
         return self._channel.fileno()
 
     def flush(self) -> None:
-        """Send what there was no room for, as far as there is now."""
+        """Send kept messages as far as there is room now."""
         self._channel.flush()
 
     def has_unsent(self) -> bool:
-        """Whether something waits for room."""
+        """Whether messages are kept for lack of room."""
         return self._channel.has_unsent()
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Conversation:
         self._channel.close()
 
     def allocate(self, nbytes: int) -> memoryview | None:
-        """Return memory that an item may be made in and is then sent from, if there is any."""
+        """Return shared memory in which an item can be made, or None if there is none."""
         if nbytes < _WORTH_A_SLOT:
             return None
         try:
@@ -133,7 +133,7 @@ class Conversation:
         return None if slot is None else slot.view
 
     def report(self, report: Report | Dealt) -> None:
-        """Tell the other end something."""
+        """Send a message to the other end."""
         if isinstance(report, StreamEnded | StreamFailed):
             self._hurried.discard((report.epoch, report.stream))
             report = self._with_tally(report)
@@ -158,7 +158,7 @@ class Conversation:
         self._say(FrameKind.ITEMS, [head, *items.parts], items.fds, then)
 
     def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
-        """Hand over the descriptors that came with a Setup: the plan's, and the channels."""
+        """Return the descriptors that came with a Setup: the plan's, and the channels."""
         fds, self.fds = self.fds, []
         return fds[:plan_fds], fds[plan_fds:]
 
@@ -180,15 +180,15 @@ class Conversation:
         if isinstance(command, Hurry):
             self._hurried.add((command.epoch, command.stream))
             return
-        # An epoch whose streams have all come to their end is not ended, but another begins.
+        # An epoch whose streams have all ended may get no EndEpoch: the next one just begins.
         if isinstance(command, EndEpoch | StartEpoch):
             self._hurried.clear()
         self._heard.append(command)
 
     def _wait_for_slot(self, nbytes: int) -> bool:
-        """Wait until something was said; False where waiting on cannot help.
+        """Wait for a message; False if waiting longer cannot help.
 
-        A loader that waits for an item may hold all the memory meanwhile: leased to its
+        A loader that waits for this item may itself hold all the memory: leased to its
         consumer, or in frames of another stream.
         """
         if not self._hurried:

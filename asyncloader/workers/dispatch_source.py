@@ -1,8 +1,8 @@
-"""What a worker is dealt.
+"""The items that a worker is dealt: each item goes to one worker only.
 
-This file is about ``FromDispatcher``, which stands in a worker's graph where the dispatching
-process's part was cut off, and yields the items dealt to this worker; and about ``FromLoader``,
-which does so for a source that lives with the loader.
+This file is about ``FromDispatcher``, which replaces the dispatching process's part in a worker's
+graph and yields the items dealt to this worker; and about ``FromLoader``, which does the same for
+a source that lives with the loader.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Supply:
         self._channel = channel
         self._view = ArenaView()
         self._decoder = Decoder(self._view)
-        #: What was received and not looked at yet, maybe for an epoch that was left meanwhile:
-        #: even then it says which shared memory there is.
+        #: Frames that were received and not opened yet. Those of an epoch that was left must
+        #: be opened too, because they announce shared memory.
         self._arrived: deque[Frame] = deque()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Supply:
         self._view.close()
 
     def items(self, epoch: int) -> Iterator[Any]:
-        """Yield what this worker is dealt in an epoch; Stopped when that is abandoned."""
+        """Yield the items dealt to this worker in an epoch; raise Stopped if the epoch is left."""
         self._grant(epoch, DEALT_CREDITS)
         used = 0
         while True:
@@ -78,12 +78,12 @@ class Supply:
                 return
 
     def _receive(self) -> None:
-        """Wait until there are frames to look at."""
+        """Wait until there are frames to open."""
         with _stopping_when_gone():
             self._arrived.extend(self._channel.receive_ready() or [self._channel.receive()])
 
     def _grant(self, epoch: int, credits: int) -> None:
-        """Allow so much more to be dealt, and return the slots that nobody reads any more."""
+        """Grant more credits, and return the slots that nobody uses any more."""
         released = self._view.take_released()
         with _stopping_when_gone():
             if released:
@@ -92,7 +92,7 @@ class Supply:
                 self._channel.send(FrameKind.MESSAGE, dump_message(Grant(epoch, 0, credits)))
 
     def _dealt(self, frame: Frame, epoch: int) -> tuple[int, list[Any]]:
-        """Return what a frame costs and its items; nothing of one of an epoch before."""
+        """Return a frame's cost and its items; no items for an earlier epoch."""
         part = split_items(frame.payload)
         admitted = self._decoder.admit(part.items, frame.fds)
         if part.epoch == epoch:
@@ -101,7 +101,7 @@ class Supply:
         return 0, []
 
     def _is_end(self, frame: Frame, epoch: int) -> bool:
-        """Whether the epoch's last item was dealt; raises what ends it otherwise."""
+        """Whether the epoch's last item was dealt; raise the error that ends it."""
         message = load_dealt(frame.payload)
         if message.epoch != epoch:
             return False
@@ -131,11 +131,11 @@ def _stopping_when_gone() -> Iterator[None]:
     try:
         yield
     except EOFError:
-        # The loader sees that the dispatching process is gone, and says so.
+        # The loader notices too that the dispatching process is gone, and reports it.
         raise Stopped from None
 
 
-#: Of a FromDispatcher, which has the number of the pipe that deals.
+#: The form of a FromDispatcher's cursors; it has the number of the pipe that deals.
 DEALT = fields(counts("taken"))
 
 
@@ -151,7 +151,7 @@ class FromDispatcher(IterDataPipe[Any]):
     def __init__(self) -> None:
         self.length: int | None = None
         self.supply: Supply | None = None
-        #: The names of those who may read this twice, as nobody knows how they read.
+        #: The names of foreign pipes that read this: they may read it twice.
         self.readers = ""
         self._items: Iterator[Any] = iter(())
         self._taken = 0
@@ -162,7 +162,7 @@ class FromDispatcher(IterDataPipe[Any]):
         return self.length
 
     def begin_epoch(self, epoch: int, taken: int = 0) -> None:
-        """Yield what the worker is dealt in an epoch, after the first ``taken`` of it."""
+        """Begin an epoch whose first ``taken`` items the worker had already."""
         assert self.supply is not None
         self._items, self._taken = self.supply.items(epoch), taken
 
@@ -170,25 +170,25 @@ class FromDispatcher(IterDataPipe[Any]):
         return DealtPass(run)
 
     def new_supply(self, channel: Channel) -> Supply:
-        """Return the worker's end of the channel that the items come over."""
+        """Return the worker's end of the channel on which the items arrive."""
         return Supply(channel)
 
     @property
     def taken(self) -> int:
-        """How many items were taken in this epoch, of all that the worker is dealt."""
+        """How many of the items dealt to the worker were taken in this epoch."""
         return self._taken
 
     def items_from(self, position: int) -> Iterator[Any]:
-        """Yield what is dealt, after the first ``position`` items."""
+        """Yield the dealt items after the first ``position``."""
         if self.supply is None:
-            raise LoaderError("what a dispatching process deals can be iterated only in a worker")
+            raise LoaderError("the items of a dispatching process can be iterated only in a worker")
         if position < self._taken:
             raise LoaderError(
-                f"{self.readers or 'a pipe'} reads twice in one epoch what follows"
+                f"{self.readers or 'a pipe'} reads twice in one epoch what comes from"
                 " sharding_round_robin_dispatch(), which deals each item once. Read it once, or"
                 " put sharding_round_robin_dispatch() after the pipe that reads twice"
             )
-        # Whoever leaves off is followed by one that takes the next item.
+        # A pass that begins after another one takes the next item.
         while (item := next(self._items, _END)) is not _END:
             self._taken += 1
             if self._taken > position:
@@ -197,7 +197,7 @@ class FromDispatcher(IterDataPipe[Any]):
 
 
 class DealtPass(Pass[Any]):
-    """One pass over a FromDispatcher, which goes on where another leaves off."""
+    """One pass over a FromDispatcher; it continues where the pass before stopped."""
 
     marks: ClassVar[tuple[str, ...] | None] = ()
 
@@ -210,27 +210,27 @@ class DealtPass(Pass[Any]):
     def cursor(self) -> Cursor:
         return {"taken": self.pipe.taken}
 
-    def put_above(self, into: Cursors) -> None:
-        """Add nothing: what is above runs in the dispatching process."""
+    def put_source_cursors(self, into: Cursors) -> None:
+        """Add nothing: the sources run in the dispatching process."""
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        # What the worker had by the time of the cursor need not be dealt again.
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        # Items before the cursor are not dealt again.
         self._first = 0 if cursor is None else cursor["taken"]
         return position - self._first
 
 
 class LoaderFedPass(DealtPass):
-    """One pass over what the loader deals. It has no place: what was fed never comes again."""
+    """One pass over what the loader deals. It has no cursor: such items never come again."""
 
     marks = None
 
 
-#: Stands for the item after the last.
+#: Marks the end of the items.
 _END = object()
 
 
-#: How many items may be on their way to a worker that has not asked for them yet. The rest
-#: waits with the loader, where the least busy worker is found for it.
+#: How many items a worker asks for in advance. The others wait in the loader, which gives each
+#: to the least busy worker.
 FED_CREDITS = 2
 
 
@@ -246,7 +246,7 @@ class FedSupply(Supply):
             frame = self._arrived.popleft()
             if frame.kind == FrameKind.ITEMS:
                 for item in self._fed(self._dealt(frame, epoch)[1]):
-                    # Another is asked for while this one is worked on.
+                    # Ask for another item while the worker works on this one.
                     self._grant(epoch, 1)
                     yield item
                     del item
@@ -254,7 +254,7 @@ class FedSupply(Supply):
                 return
 
     def _fed(self, key_and_item: list[Any]) -> list[Any]:
-        """Return the item of a frame; the error of one that cannot be read is its request's."""
+        """Return the item of a frame; if it cannot be read, the error goes to its request."""
         if not key_and_item:
             return []
         key, item = key_and_item

@@ -1,7 +1,7 @@
 """The dispatching process's program.
 
-This file is about dealing: one process runs the part of the graph that must run once, and deals
-its items to the workers in turn, as far as they ask for them.
+This file is about dealing. One process runs the part of the graph that must run only once, and
+deals its items: each item goes to one worker, in turn, as far as the workers ask for them.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from asyncloader.workers.worker_stats import Account
 
 @dataclass(frozen=True)
 class DispatchPlan:
-    """What the dispatching process runs, and what it says of workers that drop items."""
+    """What the dispatching process runs."""
 
     end: Any
     seed_places: SeedPlaces
     backlog_bytes: int
-    #: Names of the workers' pipes that may drop items.
+    #: The names of the workers' pipes that may drop items, for an error message.
     droppers: tuple[str, ...]
 
 
@@ -102,7 +102,7 @@ class Dispatcher:
         self._is_paused = False
         self._states = RandomStates()
         self._marker = Marker(NOTHING, self._states)
-        # How many items were dealt in this epoch, and how many of theirs the workers had before.
+        # How many items were dealt in this epoch, and how many the workers had before it resumed.
         self._dealt = 0
         self._had: tuple[int, ...] = ()
 
@@ -125,7 +125,7 @@ class Dispatcher:
                 target.conversation.close()
 
     def _hear(self, *, wait: bool) -> None:
-        """Heed what the loader and the workers say; wait for it if there is nothing else to do."""
+        """Handle the messages of the loader and the workers; wait if there is nothing to do."""
         poll = select.poll()
         poll.register(self._conversation.fileno(), select.POLLIN)
         targets = {
@@ -139,7 +139,7 @@ class Dispatcher:
             self._account.rest()
         heard = poll.poll(None if wait else 0)
         if wait:
-            self._account.go_on()
+            self._account.resume()
         for fd, _ in heard:
             if fd in targets:
                 targets[fd].hear()
@@ -221,23 +221,23 @@ class Dispatcher:
     def _close_items(self) -> None:
         items, self._items = self._items, None
         if items is not None:
-            # What user code does while it is closed is of no interest to a closed epoch.
+            # The epoch is over, so errors of user code that is being closed do not matter.
             with contextlib.suppress(Exception):
                 self._context.run(close_items, items)
 
     def _may_deal(self) -> bool:
         if self._items is None or self._is_paused:
             return False
-        # Nobody may be told of an end that others did not live to see.
+        # If a worker is gone, no other may be told the end: the epoch will be repeated or fail.
         if any(target.is_gone for target in self._targets):
             return False
         return self._targets[self._turn].has_room() or self._must_run_ahead()
 
     def _must_run_ahead(self) -> bool:
-        """Whether a worker has nothing while the one whose turn it is asks for nothing.
+        """Whether a worker has no items while the worker whose turn it is asks for none.
 
-        That happens where workers drop items: the loader waits for the first, and
-        until it has something takes nothing of the second.
+        This happens if workers drop items: the loader waits for the first worker, and until
+        that has an item it takes none of the second.
         """
         return any(target.is_starving() for target in self._targets)
 
@@ -262,7 +262,7 @@ class Dispatcher:
         item = next(items)
         rounds, self._turn = divmod(self._dealt, len(self._targets))
         is_due = False
-        # The worker before this one may have had it already.
+        # The worker may have had this item before the resume.
         if rounds >= self._had[self._turn]:
             is_due = target.stream.add(item)
         if is_due:
@@ -281,13 +281,13 @@ class Dispatcher:
         if stream.nbytes > self._plan.backlog_bytes:
             droppers = ", ".join(self._plan.droppers) or "a pipe"
             raise ResourceExhausted(
-                f"worker {self._turn} was dealt {stream.nbytes} bytes that it does not ask for,"
+                f"worker {self._turn} was dealt {stream.nbytes} bytes that it did not ask for,"
                 f" while another worker has dropped all that it was dealt: {droppers} drops items"
-                " behind the dispatching process. Drop them before it, or pass in_order=False"
+                " after the dispatching process. Drop them before it, or pass in_order=False"
             )
 
     def _finish(self, error: BaseException | None) -> None:
-        """Have every worker told, after its last item, that the data ended, or failed."""
+        """Tell every worker, after its last item, that the data has ended or failed."""
         self._close_items()
         self._account.tell()
         for worker, target in enumerate(self._targets):
@@ -298,7 +298,7 @@ class Dispatcher:
 
 
 def _maker_of(end: Any) -> Any:
-    """Return the pipe that makes the items: a pipe that dispatches yields what another made."""
+    """Return the pipe that makes the items; a pipe that dispatches only passes them on."""
     pipes = breadth_first(end)
     return pipes[1] if is_dispatch(end) and len(pipes) > 1 else end
 
@@ -307,7 +307,7 @@ def _packed(error: BaseException, when: str = "") -> bytes:
     return pack_error(error, f"in the dispatching process{when}")
 
 
-#: How much may be dealt to a worker that has given no credit for it: what a frame may have.
+#: How many bytes may be dealt to a worker without a credit: one frame's.
 _ROOM_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
 _ROOM_BYTES = FRAME_CREDITS * CREDIT_BYTES
 
@@ -326,7 +326,7 @@ class DispatchTarget:
         self.conversation.arena.budget = arena_bytes
         self._flush_timer = flush_timer
         self._pack_error = pack_error
-        #: Credits for an epoch that the worker has begun and this process has not yet.
+        #: Credits for an epoch that the worker has begun, but this process has not yet.
         self._early: dict[int, int] = {}
         self.ending: StreamEnded | StreamFailed | None = None
         self.is_gone = False
@@ -353,7 +353,7 @@ class DispatchTarget:
         )
 
     def end(self) -> None:
-        """End the epoch, if one was begun: drop what was not sent, and tell the worker."""
+        """End the epoch, if one was begun: drop unsent items, and tell the worker."""
         stream, self.stream = self.stream, None
         self.ending = None
         if stream is not None:
@@ -361,7 +361,7 @@ class DispatchTarget:
             self.tell(EndEpoch(stream.epoch))
 
     def on_command(self, command: Command) -> None:
-        """Take the worker's credits for this or a coming epoch."""
+        """Add the worker's credits for this epoch or the next."""
         if not isinstance(command, Grant):
             return
         if self.stream is not None and self.stream.epoch == command.epoch:
@@ -370,7 +370,7 @@ class DispatchTarget:
             self._early[command.epoch] = self._early.get(command.epoch, 0) + command.credits
 
     def has_room(self) -> bool:
-        """Whether another item can be dealt without running ahead of what was asked for."""
+        """Whether the worker has asked for another item."""
         stream = self.stream
         return stream is not None and (stream.credits > 0 or _is_light(stream))
 
@@ -380,13 +380,13 @@ class DispatchTarget:
         return stream is not None and stream.credits >= DEALT_CREDITS and _is_light(stream)
 
     def send(self) -> None:
-        """Send what was dealt, as far as credits go; nothing happens if the worker is gone."""
+        """Send dealt items as far as there are credits; do nothing if the worker is gone."""
         if self.stream is not None and not self.is_gone:
             with self._noticing_its_end():
                 self.stream.send()
 
     def settle(self, *, is_waiting: bool) -> None:
-        """Send what gets no more company, as far as credits go, and how the epoch ended."""
+        """Send frames that get no more items, as far as there are credits, and the epoch's end."""
         if is_waiting or self.ending is not None:
             self.send()
         if self.stream is not None and self.ending is not None and not self.stream.count:
@@ -394,12 +394,12 @@ class DispatchTarget:
             self.ending = None
 
     def tell(self, message: Dealt) -> None:
-        """Tell the worker something; nothing happens if it is gone."""
+        """Send the worker a message; do nothing if it is gone."""
         with self._noticing_its_end():
             self.conversation.report(message)
 
     def hear(self) -> None:
-        """Take what the worker says, and send it what there was no room for."""
+        """Receive the worker's messages, and send it what there was no room for."""
         with self._noticing_its_end():
             self.conversation.flush()
             for command in self.conversation.commands():
@@ -410,7 +410,7 @@ class DispatchTarget:
         try:
             yield
         except EOFError:
-            # The loader sees that death too, and ends the epoch or replaces everybody.
+            # The loader notices the worker's death too, and ends the epoch or replaces all workers.
             self.is_gone = True
 
 

@@ -1,7 +1,7 @@
 """The items of a part whose source lives with the loader.
 
-This file is about ``FedStream``: it deals the source's items to the least busy worker, and
-yields what comes back as it comes. A worker's death costs only what that worker had.
+This file is about ``FedStream``: it deals each item of the source to the least busy worker, and
+yields the results as they arrive. If a worker dies, only the items it had are lost.
 
     source ─ deal ─▶ FeedLine ─▶ worker ─▶ Inbox ─ take ─▶ the loader's part of the graph
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger("asyncloader")
 
 
 class FedStream:
-    """What comes back of the items that are dealt in one epoch."""
+    """The results of the items that are dealt in one epoch."""
 
     def __init__(self, pool: Pool, number: int, waiter: LoopWaiter, settings: PoolSettings) -> None:
         self._pool = pool
@@ -44,21 +44,21 @@ class FedStream:
         self._dealer = LoopWaiter(asyncio.get_running_loop())
         self._silence = Silence(self._living, settings.timeout, waiter.wake)
         self._inboxes: list[Inbox] = []
-        #: Who was dealt to; a worker that died may be replaced before its items are given up.
+        #: The workers that got items; a dead one may be replaced before its items are given up.
         self._lines: dict[WorkerHandle, FeedLine] = {}
         self._accounted: set[WorkerHandle] = set()
-        #: Items that came to their end without coming back from a worker.
+        #: Items that failed or were lost before a worker returned them.
         self._lost: list[Envelope] = []
         self._is_dealt = False
         self._error: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Have the workers begin; to be called before ``deal`` and ``take``."""
+        """Let the workers begin; call this before ``deal`` and ``take``."""
         self._inboxes = self._pool.begin_stream(self._number, self.place())
 
     def place(self) -> StreamPlace:
-        """Return the beginning: what was dealt never comes again."""
+        """Return the beginning: dealt items cannot be made again, so there is no other place."""
         return first_place(self._settings.num_workers)
 
     async def deal(self, source: AsyncIterable[Any]) -> None:
@@ -79,7 +79,7 @@ class FedStream:
         finally:
             await aclose_items(items)
             self._is_dealt = True
-            # One whose worker is being replaced passes this on to its successor.
+            # The line of a worker that is being replaced tells its successor.
             for handle in self._pool.handles:
                 if handle.line is not None:
                     handle.line.finish()
@@ -101,7 +101,7 @@ class FedStream:
                 return []
 
     async def aclose(self) -> None:
-        """Stop replacing workers, and looking after them."""
+        """Stop replacing and watching workers."""
         await self._silence.aclose()
         if self._recovery is not None:
             await cancelled([self._recovery])
@@ -171,7 +171,7 @@ class FedStream:
         return items
 
     def _opened(self, inbox: Inbox) -> list[Any]:
-        """Return the items of the frame whose turn it is; its worker does not owe them any more."""
+        """Return the items of the next frame, which its worker then no longer owes."""
         count = inbox.open()
         items = inbox.take(count) if count else []
         for item in items:
@@ -181,16 +181,16 @@ class FedStream:
         return items
 
     def _unaccounted(self) -> set[WorkerHandle]:
-        """Return all that may have something of ours, those too that were replaced already.
+        """Return all workers that may have items of ours, also those already replaced.
 
         One that is asked where its threads stand is given up when it has answered.
         """
         return {*self._pool.handles, *self._lines} - self._accounted - self._silence.dying
 
     def _of_dead(self) -> list[Any]:
-        """Return what dead workers had; they are replaced where that is wanted."""
+        """Return the items that dead workers had; replace the workers if that is allowed."""
         items: list[Any] = []
-        # One whose place another has taken does not come again.
+        # A worker that was already replaced is not replaced again.
         self._accounted.intersection_update(self._pool.handles)
         for handle in self._unaccounted():
             if handle.failure is not None:
@@ -203,14 +203,14 @@ class FedStream:
         return items + lost
 
     def _left_in(self, inbox: Inbox) -> list[Any]:
-        """Return all that came before a death: it is whole."""
+        """Return all items that arrived before the worker's death; they are complete."""
         items: list[Any] = []
         while opened := self._opened(inbox):
             items += opened
         return items
 
     def _check_unkeyed(self, handle: WorkerHandle, failure: BaseException) -> None:
-        """End the stream where nobody can say which of a worker's items did not come back."""
+        """End the stream if nobody can tell which of the worker's items are missing."""
         inbox = self._inboxes[handle.worker or 0]
         has_given_all = inbox.is_over() and inbox.error is None
         if handle.line is not None and handle.line.has_unkeyed and not has_given_all:
@@ -230,7 +230,7 @@ class FedStream:
 
     async def _recovered(self) -> None:
         try:
-            # Another may die while one is replaced.
+            # Another worker may die while this one is replaced.
             while await self._pool.recover():
                 self._dealer.wake()
             left = self._failure()
@@ -243,7 +243,7 @@ class FedStream:
             logger.warning("%s; the other workers go on without it", left)
 
     def _is_deserted(self) -> bool:
-        """Whether no worker is left, and none will come."""
+        """Whether no worker is left and none will be started."""
         if self._recovery is not None or self._silence.dying:
             return False
         return not any(handle.failure is None for handle in self._pool.handles)
@@ -289,8 +289,8 @@ _ENDING = "asyncloader hang dump"
 class Silence:
     """Gives up workers that owe an answer and say nothing for ``limit`` seconds.
 
-    They have failed at once, and ``on_end`` is called when it is known where they stood.
-    Without a limit it only says so, every half minute.
+    Such workers fail at once; ``on_end`` is called when their stacks are known. Without a
+    limit this only logs a warning every half minute.
     """
 
     def __init__(
@@ -303,20 +303,20 @@ class Silence:
         self._on_end = on_end
         self._limit = limit
         self._seconds = WARN_SECONDS if limit is None else limit
-        #: Who was complained of, and when.
+        #: The workers that a warning was about, and when.
         self._complaints: dict[WorkerHandle, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        #: Those given up, as long as they are asked where they stand.
+        #: The workers given up that are being asked for their stacks.
         self.dying: set[WorkerHandle] = set()
         self._endings: set[asyncio.Task[None]] = set()
 
     def watch(self) -> None:
-        """Look after the workers, until none owes anything; to be called when one does."""
+        """Watch the workers until none owes an item; call this when one does."""
         if self._timer is None:
             self._look_after(self._seconds)
 
     async def aclose(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -353,7 +353,7 @@ class Silence:
             f" {self._limit:g} s; it was killed",
             worker=handle.worker,
         )
-        # Its end, of which it is asked, is not to pass for a death by itself.
+        # We end it, so its end must not be reported as a death.
         self.dying.add(handle)
         handle.fail(failure)
         ending = begin_task(asyncio.get_running_loop(), self._end(handle, failure), _ENDING)

@@ -1,7 +1,7 @@
-"""One worker's share of what the loader feeds.
+"""The items that the loader feeds to one worker.
 
-This file is about ``FeedLine``: the loader's end of the channel by which a worker is dealt
-items as it asks for them, and the items that have not come back yet.
+This file is about ``FeedLine``: the loader's end of the channel on which a worker asks for items
+and gets them, and the items that have not come back yet.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FeedLine:
     def __init__(self, sock: socket.socket, arena_bytes: int) -> None:
         #: How many more items the worker asks for.
         self.credits = 0
-        #: What the worker has and has not given back, oldest first, with the time of dealing.
+        #: The items the worker has not given back, oldest first, with the time they were dealt.
         self.out: dict[Key, tuple[Envelope, float]] = {}
         self.on_credit: Callable[[], None] = _nothing
         self._on_closed: OnClosed = _unheard
@@ -50,16 +50,16 @@ class FeedLine:
         self.last_heard = time.monotonic()
         self._channel = LoopChannel(sock)
         self._arena = Arena(arena_bytes)
-        # Whoever is fed cannot import the script that an item may be of.
+        # A worker cannot import the main script, which may define an item's class.
         self._encoder = Encoder(self._arena, main_by_value=True)
         self._epoch = NO_EPOCH
-        #: Whether a thread has the arena; what comes back meanwhile waits.
+        #: Whether a thread uses the arena; slots that come back meanwhile wait.
         self._is_encoding = False
         self._returned: list[int] = []
         self._is_closed = False
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_closed: OnClosed) -> None:
-        """Listen to the worker on a loop; ``on_closed`` is told once if it can be no longer."""
+        """Listen to the worker on a loop; ``on_closed`` is called once when that fails."""
         self._on_closed = on_closed
         self._channel.attach(loop, self._receive, on_closed)
 
@@ -83,17 +83,17 @@ class FeedLine:
         self.is_finished = self.has_unkeyed = False
 
     def take_over(self, predecessor: FeedLine) -> None:
-        """Deal in the place of another, whose worker is gone."""
+        """Replace the line of a worker that is gone."""
         self.on_credit = predecessor.on_credit
         if predecessor.is_finished:
             self.finish()
 
     def can_deal(self) -> bool:
-        """Whether the worker asks for an item, and none is being made ready for it."""
+        """Whether the worker asks for an item, and none is being pickled for it."""
         return self.credits > 0 and not self._is_encoding
 
     def deal(self, item: Any) -> None:
-        """Send an item; raises what pickling it raised, and nothing is sent then."""
+        """Send an item; if pickling raises, raise that and send nothing."""
         key = self._note(item)
         try:
             encoded = self._encoder.encode(_parts_of(item))
@@ -122,13 +122,13 @@ class FeedLine:
             raise
 
     def lose_all(self) -> list[Envelope]:
-        """Return what the worker has, which will not come back."""
+        """Return the items that the worker has; they will not come back."""
         lost = [envelope for envelope, _ in self.out.values()]
         self.out.clear()
         return lost
 
     def owes_since(self) -> float:
-        """Return when the worker was dealt the oldest of what it has, or infinity."""
+        """Return when the oldest item that the worker has was dealt, or infinity."""
         return next((dealt for _, dealt in self.out.values()), math.inf)
 
     def finish(self) -> None:
@@ -196,7 +196,7 @@ class FeedLine:
                 self._refuse(error)
 
     def _refuse(self, error: TransportError) -> None:
-        """Listen no more to a worker that makes no sense."""
+        """Stop listening to a worker that sends malformed data."""
         self._channel.detach()
         self._on_closed(error)
 
@@ -211,13 +211,13 @@ class FeedLine:
 
 
 def _parts_of(item: Any) -> list[Any]:
-    # The key stands beside the item, to be known where the item cannot be read.
+    # The key is outside the item, so that it is known if the item cannot be read.
     return [item.key, item.item] if isinstance(item, Envelope) else [None, item]
 
 
 def _nothing() -> None:
-    """What to do about credits that nobody waits for."""
+    """Ignore credits that nobody waits for."""
 
 
 def _unheard(error: Exception) -> None:
-    """What to do about the end of a line that nobody listens to."""
+    """Ignore the end of a line that nobody listens to."""

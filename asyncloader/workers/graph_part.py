@@ -1,7 +1,7 @@
 """A part of the graph that a process runs, from epoch to epoch.
 
-This file is about ``GraphPart``, which is seeded and reset for each epoch; about the resets, on
-their way to the processes that run them; and about what a user's function may have changed.
+This file is about ``GraphPart``, which is seeded and reset for each epoch; about pickling the
+resets for other processes; and about checking what a user's function has changed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from asyncloader.transport.code import dumps_code, loads_code
 
 
 class PreparedPart(NamedTuple):
-    """What an epoch iterates: a part's last pipe, or whatever a reset returned in its place."""
+    """What an epoch iterates: a part's last pipe, or what a reset returned instead."""
 
     run: Run[Any]
-    #: All pipes of the graph that ends there; none where a reset returned no pipe.
+    #: All pipes of the graph that ends there; none if a reset returned no pipe.
     pipes: list[Any]
 
     @property
@@ -35,12 +35,12 @@ class PreparedPart(NamedTuple):
         return self.run.pipe
 
 
-#: What is iterated where there is nothing to iterate.
+#: An empty part.
 NOTHING = PreparedPart(Run((), RunTree()), [])
 
 
 class GraphPart:
-    """The pipes that end in ``end``, of which ``seeds`` knows who takes which seed."""
+    """The pipes that end in ``end``; ``seeds`` knows which pipe takes which seed."""
 
     def __init__(self, end: Any, seeds: PartSeeds) -> None:
         self.end = end
@@ -56,13 +56,13 @@ class GraphPart:
         self._takers.give(shared_seeds, generator)
 
     def prepared(self, tree: RunTree) -> PreparedPart:
-        """Return what is iterated where there is nothing to reset; to be seeded before."""
+        """Return what is iterated if there is nothing to reset; seed it first."""
         return _begun_anew(tree, self.end, self._pipes)
 
     def reset(
         self, tree: RunTree, reset: Callable[[Any], Any], generator: SeedGenerator
     ) -> PreparedPart:
-        """Reset the graph, giving seeds to what comes into it; return what is iterated then."""
+        """Reset the graph, seed new pipes in it, and return what is iterated."""
         known, self._pipes = self._pipes, []
         end = reset(self.end)
         pipes = pipes_of(end)
@@ -76,7 +76,7 @@ def _begun_anew(tree: RunTree, end: Any, pipes: list[Any]) -> PreparedPart:
     return PreparedPart(Run(end, tree), pipes)
 
 
-#: What says that there is nothing to reset.
+#: The pickle for no resets.
 NO_RESETS = b""
 
 #: A reset of the graph, and the function that is called with a worker's graph, its
@@ -87,18 +87,18 @@ Resets = tuple[Callable[[Any], Any], Callable[[Any, Any, Any], Any]]
 def dump_resets(
     reset: Callable[[Any], Any], worker_reset_fn: Callable[[Any, Any, Any], Any] | None
 ) -> bytes:
-    """Pickle the resets for ``load_resets``, with their code where that is needed."""
+    """Pickle the resets for ``load_resets``, with their code if necessary."""
     return dumps_code((reset, worker_reset_fn or _kept))
 
 
 def load_resets(data: bytes) -> Resets:
-    """Return the resets, which may be async, where there are any."""
+    """Return the resets, which may be async, or None."""
     resets: Resets = loads_code(data)
     return resets
 
 
 def resets_name(worker_reset_fn: Callable[[Any, Any, Any], Any] | None) -> str:
-    """Return what resets are called in messages, of which a worker has this one of its own."""
+    """Return the name of the resets in messages, given the worker's own reset function."""
     if worker_reset_fn is None or worker_reset_fn is _kept:
         return "the reset of a reading service"
     return f"worker_reset_fn={function_name(worker_reset_fn)}, or the reset of a reading service,"
@@ -119,7 +119,7 @@ def is_as_long(end: Any, pipes: Sequence[Any]) -> bool:
 
 
 def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:
-    """Raise SnapshotError, naming ``giver``, unless what it returned is one to one with the given.
+    """Raise SnapshotError, naming ``giver``, unless it returned a one-to-one graph of the given.
 
     ``given`` are the pipes of the graph before. A copy is not the same: it has other seeds.
     """
@@ -148,17 +148,17 @@ def _check_kept(pipes: Iterable[Any], before: set[int], giver: str) -> None:
 
 def keeps_positions(pipe: Any) -> bool:
     """Whether each item of a pipe is made of one item of its source, in the same order."""
-    # One that leaves bad samples out yields fewer items than it takes.
+    # A pipe that leaves out bad samples yields fewer items than it takes.
     skips = getattr(pipe, "on_error", "raise") == "skip"
     return _is_one_to_one(pipe) and not (skips or is_without_order(pipe) or is_replayed(pipe))
 
 
 def _is_one_to_one(pipe: Any) -> bool:
-    # A worker imports them only if it runs them, or has to know.
+    # Imported late: a worker imports only the pipes that it runs.
     from asyncloader.datapipes.async_calls import AsyncMapper
     from asyncloader.datapipes.thread_calls import ThreadMapper
 
-    # One that yields its results in lists is none.
+    # async_map_batches with flatten=False yields lists.
     is_flat = getattr(pipe, "flattens", True)
     return is_flat and isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
 

@@ -1,7 +1,7 @@
 """One worker, as its loader sees it.
 
-This file is about ``WorkerHandle``: the process, the channel to it, what came over the
-channel, and the shared memory that goes back.
+This file is about ``WorkerHandle``: the process, the channel to it, the items that arrived on the
+channel, and the shared memory that is returned.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from asyncloader.workers.process.watch import how_it_ended, oom_kills
 from asyncloader.workers.remote_errors import unpack_error
 from asyncloader.workers.worker_stats import WorkerStats, load_tally
 
-#: How long a worker whose channel has ended may take to be seen dead.
+#: How many seconds after its channel has ended a worker must be dead.
 _DEATH_SECONDS = 1.0
 
 
@@ -68,22 +68,22 @@ class WorkerHandle:
         self.worker = worker
         self.process = process
         self.is_ready = False
-        #: Whether its init function may have changed how many items it yields.
+        #: Whether the worker's init function may have changed how many items it yields.
         self.has_other_length = False
-        #: Whether all that the worker will ever have sent was read.
+        #: Whether everything that the worker sent was read, and no more can come.
         self.is_cut = False
-        #: What ended this worker, or its start; nothing more comes from it then.
+        #: The error that ended this worker, or its start; nothing more comes from it.
         self.failure: BaseException | None = None
-        #: What kept this process from beginning the epoch.
+        #: The error that kept this process from beginning the epoch.
         self.epoch_failure: BaseException | None = None
         self.inboxes: dict[int, Inbox] = {}
         #: Whether an item came since the worker was started.
         self.has_delivered = False
-        #: Of the dispatching process: where it stood, as it said in the course of the epoch.
+        #: For the dispatching process: the marks that it reported in this epoch.
         self.dealing = Dealing()
-        #: What the process has done in the epoch, or the one before, as it told.
+        #: The latest tally that the process sent, of this epoch or the one before.
         self.tally = b""
-        #: By which the worker is dealt what lives with the loader, where anything does.
+        #: The line that feeds the worker items of a source in the loader, if there is one.
         self.line: FeedLine | None = None
         self._is_paused = False
         self._last_heard = time.monotonic()
@@ -97,11 +97,11 @@ class WorkerHandle:
 
     @property
     def last_heard(self) -> float:
-        """When the worker said something, the last time; now where it has to be silent."""
+        """When the worker last sent something; the present time while it is paused."""
         return time.monotonic() if self._is_paused else self._last_heard
 
     def set_paused(self, is_paused: bool) -> None:
-        """Note whether the worker has to be silent; its silence counts from when it has not."""
+        """Note whether the worker is paused; its silence counts only while it is not."""
         self._last_heard = time.monotonic()
         self._is_paused = is_paused
 
@@ -126,25 +126,25 @@ class WorkerHandle:
             self.line.detach()
 
     def add_line(self, sock: socket.socket, arena_bytes: int) -> None:
-        """Deal to the worker what lives with the loader; to be called while attached."""
+        """Add a line that feeds the worker from the loader; call this while attached."""
         self.line = FeedLine(sock, arena_bytes)
         if self._loop is not None:
             self.line.attach(self._loop, self._on_broken)
 
     def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
-        """Tell the worker something, giving descriptors away; nothing happens if it is gone.
+        """Send commands to the worker and give descriptors away; do nothing if it is gone.
 
         What follows goes along, so that the worker wakes up once.
         """
         self.say(dump_message(command), *map(dump_message, then), fds=fds)
 
     def say(self, command: bytes, *then: bytes, fds: Sequence[int] = ()) -> None:
-        """Tell the worker, as ``send`` does, what is dumped already."""
+        """Like ``send``, for commands that are dumped already."""
         more = [(FrameKind.MESSAGE, each) for each in then]
         self._channel.send(FrameKind.MESSAGE, command, fds, more)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Make room for an epoch's streams; the items of epochs before are given back."""
+        """Make room for an epoch's streams; give back the items of earlier epochs."""
         self.end_epoch()
         self._epoch = epoch
         self.epoch_failure = None
@@ -155,7 +155,7 @@ class WorkerHandle:
             self.line.begin_epoch(epoch)
 
     def stats(self, restarts: int) -> WorkerStats:
-        """Return how the process is doing, given how often it was replaced."""
+        """Return the process's statistics; ``restarts`` is how often it was replaced."""
         ready = sum(inbox.arrived - inbox.position for inbox in list(self.inboxes.values()))
         return WorkerStats(
             **vars(load_tally(self.tally)),
@@ -167,14 +167,14 @@ class WorkerHandle:
         )
 
     def begin_stream(self, number: int, mark: Mark, unwanted: int) -> Inbox:
-        """Make room for the items of a stream, which goes on from a mark."""
+        """Return an inbox for the items of a stream that resumes from a mark."""
         self.inboxes[number] = inbox = Inbox(self._decoder, self.worker or 0, mark, unwanted)
         if self.failure is not None or self.epoch_failure is not None:
             inbox.end(self.failure or self.epoch_failure)
         return inbox
 
     def take_over(self, predecessor: WorkerHandle) -> None:
-        """Take over the streams of a worker that died, with what came from it."""
+        """Take over the streams of a dead worker, with the items that arrived from it."""
         self._epoch = predecessor._epoch
         self.inboxes, predecessor.inboxes = predecessor.inboxes, {}
         for inbox in self.inboxes.values():
@@ -191,7 +191,7 @@ class WorkerHandle:
         return not self._decoder.has_unopened()
 
     def end_epoch(self) -> None:
-        """Drop what came and was not taken, and whatever still comes of this epoch."""
+        """Drop the items that were not taken, and those of this epoch that still arrive."""
         self._epoch = NO_EPOCH
         for inbox in self.inboxes.values():
             inbox.drop()
@@ -201,7 +201,7 @@ class WorkerHandle:
             self.line.end_epoch()
 
     def close(self) -> None:
-        """Close the channel, upon which the worker ends."""
+        """Close the channel, which makes the worker end."""
         self.end_epoch()
         self._channel.close()
         self._view.close()
@@ -270,7 +270,7 @@ class WorkerHandle:
     def _fail_to_start(self, epoch: int, cause: BaseException) -> None:
         what = "be set up" if epoch == NO_EPOCH else "begin the epoch"
         failure: BaseException = cause
-        # A state that cannot be resumed is not an error of the worker.
+        # A state that cannot be resumed is the user's error, not the worker's.
         if not isinstance(cause, SnapshotError):
             failure = WorkerStartupError(f"{self.name} could not {what}: {repr_of(cause)}")
             failure.__cause__ = cause
@@ -291,13 +291,13 @@ class WorkerHandle:
         self._on_broken(error)
 
     def _on_broken(self, error: Exception) -> None:
-        """End a worker with which nothing can be said any more, by its channel or its line."""
+        """End a worker whose channel or line is broken."""
         if isinstance(error, ResourceExhausted):
             self._give_up(error, "could not be received")
         elif isinstance(error, TransportError) and not isinstance(error, CutOff):
             self._refuse(error)
         elif self._loop is not None:
-            # Its death, which says more, is usually seen at the same moment.
+            # The worker's death usually comes at the same moment, and its error says more.
             Patience(self._loop, _DEATH_SECONDS, partial(self._on_silence, error))
 
     def _on_silence(self, error: Exception) -> None:
@@ -318,7 +318,7 @@ class WorkerHandle:
         self.fail(error)
 
     def _on_death(self) -> None:
-        # What it sent before it died is whole and comes first.
+        # What it sent before it died is complete and is used first.
         if self._loop is not None:
             self._loop.call_soon(self._tell_of_death)
 
@@ -352,8 +352,8 @@ class WorkerHandle:
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
     """Return a call of the method that does not keep its object alive."""
-    # Every running process is remembered, and with it its watches' callbacks: a loader that
-    # is dropped while its loop is gone would never be garbage.
+    # The list of running processes keeps their callbacks alive. Without this, a loader that is
+    # dropped after its loop has ended would never be collected.
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -365,4 +365,4 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """What to do about news that nobody waits for."""
+    """Ignore news that nobody waits for."""

@@ -1,7 +1,7 @@
-"""What came from a worker and waits to be taken.
+"""Items that arrived from a worker and were not taken yet.
 
-This file is about one stream of one worker, as the loader sees it: frames that
-have arrived, the items of the frame that is open, and how the stream ended.
+This file is about one stream of one worker, as the loader sees it: the frames that
+have arrived, the items of the open frame, and how the stream ended.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from asyncloader.workers.messages import FIRST, NO_NOTE, Mark, Note, load_mark, 
 
 
 class Noted(NamedTuple):
-    """A mark as it came, at the position of the item that follows it."""
+    """A mark as it arrived, with the position of the next item."""
 
     position: int
     mark: Mark | bytes
-    #: What was told with the frames that came since, the mark's own among them.
+    #: The pieces that came with the mark's own frame and with later frames.
     told: list[bytes]
 
     def read(self) -> Mark:
-        """Return the mark itself, with all that was told since."""
+        """Return the mark, with all pieces that were told since."""
         mark = load_mark(self.mark) if isinstance(self.mark, bytes) else self.mark
         return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
 
     def unnumbered(self) -> str:
-        """Return the name of a pipe of which nothing can be told, or nothing."""
+        """Return the name of a pipe without a number, or ""."""
         return unnumbered_in(self._pieces())
 
     def _pieces(self) -> list[Piece]:
@@ -48,7 +48,7 @@ class _Arrived(NamedTuple):
 
 
 class Inbox:
-    """The frames of one stream in one epoch; a frame is opened when it is its turn.
+    """The frames of one stream in one epoch; each frame is opened when its items are needed.
 
     The worker that sends them may be replaced by another, which goes on from a mark.
     """
@@ -59,15 +59,15 @@ class Inbox:
         self.worker = worker
         #: How many of the stream's items were taken, and how many have arrived.
         self.position = self.arrived = mark.position + unwanted
-        #: Where the worker stood at the position, or before; and the same for what has arrived.
+        #: The latest mark at or before the taken items; and the same for the arrived items.
         self.mark = self.latest_mark = Noted(mark.position, mark, [])
-        #: Credits whose items were all taken, and which the worker was not yet given back.
+        #: Credits whose items were all taken, but that were not granted again yet.
         self.credits_done = 0
-        #: What was told with the frames that were opened, for whoever wants it.
+        #: The pieces of the frames that were opened, if somebody keeps them.
         self.told: deque[bytes] = deque(maxlen=0)
-        #: Whether the worker was asked for a frame that has not come yet.
+        #: Whether the worker was asked for a frame that has not arrived yet.
         self.is_asked = False
-        #: Whether torch would be imported to open what has arrived.
+        #: Whether opening the arrived frames would import torch.
         self.needs_torch = False
         self.error: BaseException | None = None
         self._decoder = decoder
@@ -96,18 +96,18 @@ class Inbox:
         self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
 
     def continue_with(self, decoder: Decoder) -> None:
-        """Take what follows from another worker."""
+        """Continue with frames from another worker."""
         self._decoder = decoder
         self._has_ended, self.error = False, None
         self.is_asked = False
 
     def continue_after_error(self) -> None:
-        """Take what follows an item that could not be read."""
+        """Continue after an item that could not be read."""
         self._has_ended = self._is_refused = False
         self.error = None
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that no frame follows, and the error that comes after the last item."""
+        """Note that no frame follows, and the error to raise after the last item."""
         if not self._has_ended:
             self._has_ended = True
             self.error = error
@@ -121,11 +121,11 @@ class Inbox:
         return self._has_ended and not self._frames and self._taken == len(self._items)
 
     def is_whole(self) -> bool:
-        """Whether the worker has sent everything, be it taken or not."""
+        """Whether the worker has sent everything, taken or not."""
         return self._has_ended and not self._is_refused
 
     def open(self) -> int:
-        """Open the next frame if the last is used up; return how many items can be taken."""
+        """Open the next frame if the open one is empty; return how many items can be taken."""
         if self._taken == len(self._items) and self._frames:
             self._open_frame()
         return len(self._items) - self._taken
@@ -136,7 +136,7 @@ class Inbox:
         return is_used_up and bool(self._frames) and self._frames[0].frame.is_heavy()
 
     async def get_torch(self) -> None:
-        """Import torch in a thread where opening what has arrived takes that."""
+        """Import torch in a thread, if opening the arrived frames needs it."""
         if self.needs_torch:
             await in_thread(import_torch)
             self.needs_torch = False
@@ -176,7 +176,7 @@ class Inbox:
         self._items, self._taken = items, 0
 
     def _up_to_refused(self, items: list[Any]) -> list[Any]:
-        """Return the items before one that did not arrive; after it the stream cannot go on."""
+        """Return the items before one that could not be read; the stream ends there."""
         for at, item in enumerate(items):
             if type(item) is TransportError:
                 self.drop()

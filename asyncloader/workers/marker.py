@@ -1,7 +1,7 @@
-"""Where a stream stands, noted as it goes.
+"""The marks of a stream: positions from which another worker can resume it.
 
-This file is about ``Marker``: it begins a stream's pipes where an earlier worker's stood,
-and says between two frames where they stand now, so that another worker can go on there.
+This file is about ``Marker``: it begins a stream's pipes at an earlier worker's mark, and makes
+new marks between frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.marks import Pace
-from asyncloader.datapipes.replaying import needs_replay, with_orders
+from asyncloader.datapipes.replaying import begin_unordered, needs_replay
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.datapipes.unordered import Piece, Teller
 from asyncloader.graph.walk import breadth_first
@@ -33,7 +33,7 @@ from asyncloader.workers.random_states import RandomStates, set_states
 
 
 class Marker:
-    """Notes the places of one stream of an epoch.
+    """Makes the marks of one stream of an epoch.
 
     ``states`` are those that the random generators had when the graph was ready for it.
     """
@@ -47,11 +47,11 @@ class Marker:
         self._unwanted = unwanted
         self._pace = Pace()
         self._makes_again = True
-        #: The first mark, where nobody else knows what it has to say.
+        #: The first mark, if it has cursors that the loader does not know.
         self._beginning: Mark | None = None
-        self._teller = Teller((), self._run.tree.course_of)
+        self._teller = Teller((), self._run.tree.yield_order_of)
         self._dealt = list(_readings(self._pipes))
-        #: How many items the epoch's stream had before the first that is sent.
+        #: How many items of the epoch's stream come before the first that is sent.
         self.first = mark.position + unwanted
 
     def begin(self, *, tells: bool = False) -> Iterator[Any]:
@@ -62,21 +62,21 @@ class Marker:
         mark = self._from
         pipes = self._pipes
         if not pipes:
-            # A reset may have returned any iterable, which can only begin at its first item.
+            # A reset may have returned any iterable, which can begin only at its first item.
             return dropped(iter(self._run.pipe), self.first)
         if mark.states is not None:
             set_states(mark.states)
         run = self._run
-        cursors = with_orders(run.tree, pipes, mark.cursors)
+        cursors = begin_unordered(run.tree, pipes, mark.cursors)
         self._makes_again = any(map(_makes_again, pipes))
         unordered = list(filter(is_without_order, pipes))
         if unordered:
             self._beginning = Mark(mark.position, cursors, mark.states)
-            # What the loader feeds never comes again, and so nobody asks what became of it.
+            # Items that the loader feeds cannot be made again, so no mark needs these entries.
             is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
             told = unordered if tells and not is_fed else ()
-            self._teller = Teller(told, run.tree.course_of)
-            # Made again, the unwanted would be others.
+            self._teller = Teller(told, run.tree.yield_order_of)
+            # Do not make the unwanted items and drop them: their order would differ.
             run.resume(self.first, cursors)
             return run.begin()
         if mark.position:
@@ -100,28 +100,28 @@ class Marker:
         states = self._states.changed()
         self._pace.made(begun)
         if states is not None and self._makes_again:
-            # What is made once more would draw other numbers than before. From a mark at
-            # which nobody had drawn yet, everything comes out as it did.
+            # Items that are made again would draw other random numbers. From a mark before
+            # the first draw, everything is made as before.
             return None
         return Mark(position, cursors, states)
 
     def _note_dealt(self, cursors: Cursors) -> None:
-        """Add how many of the items that were dealt nobody needs who goes on from here.
+        """Add how many of the dealt items are not needed to resume from here.
 
-        A pipe that knows no place reads them from the first one on, and a splitter those
-        that it began at, which its branches say.
+        A pipe without a cursor reads them from the first one on. A splitter reads them from
+        the start that its branches' cursors name.
         """
         for inlet, branches, is_replayed in self._dealt:
             taken = 0 if is_replayed else _least_taken(inlet, branches, cursors)
             put_cursor(inlet, {"taken": taken}, cursors)
 
     def pieces(self) -> list[Piece]:
-        """Return what was handed out without order since the last call."""
+        """Return what pipes without order have yielded since the last call."""
         return self._teller.pieces()
 
 
 def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:
-    """Return how many items a worker that goes on from a mark was dealt before."""
+    """Return how many items were dealt before to a worker that resumes from these cursors."""
     cursor = cursor_of(inlet, cursors) or {"taken": 0}
     return int(cursor["taken"])
 
@@ -131,7 +131,7 @@ Branches = dict[int | None, set[int]]
 
 
 def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
-    """Yield whatever is dealt, the branches that read it, and whether it is read again."""
+    """Yield each pipe of dealt items, the branches that read it, and whether it is replayed."""
     for inlet in pipes:
         if type(inlet) is FromDispatcher:
             readers = [
@@ -147,7 +147,7 @@ def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, 
 
 
 def _least_taken(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> int:
-    """Return how many of what was dealt nobody needs, which its own cursor or branches say."""
+    """Return how many dealt items are not needed, by the pipe's own cursor or its branches'."""
     if cursor_of(inlet, cursors):
         return dealt_before(inlet, cursors)
     said = [each for each in _cursors_in(cursors) if each.get("splitter") in branches]
@@ -155,7 +155,7 @@ def _least_taken(inlet: FromDispatcher, branches: Branches, cursors: Cursors) ->
         own = [each for each in said if each["splitter"] == splitter]
         gone = {index for each in own for index in each["gone"]}
         if not indices <= gone | {each["index"] for each in own}:
-            # One that says nothing begins at the beginning, and so does the splitter then.
+            # A branch without a cursor begins at the beginning, and so the splitter does too.
             return 0
     return int(
         min((_taken_above(inlet, branches, dict(each["above"])) for each in said), default=0)
@@ -169,7 +169,7 @@ def _cursors_in(cursors: Cursors) -> Iterator[Cursor]:
 
 
 def _taken_above(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> float:
-    """Return where a splitter goes on; infinity where another above it says that."""
+    """Return where a splitter resumes; infinity if another splitter in its source decides it."""
     is_below = any(each.get("splitter") in branches for each in cursors.values())
     return math.inf if is_below else dealt_before(inlet, cursors)
 

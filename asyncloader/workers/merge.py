@@ -1,7 +1,7 @@
 """One stream out of those of several workers.
 
-This file is about the order of items: strictly in turn, so that it is the same
-in every run, or as they come, or as they came in an earlier run.
+This file is about the order of items: strictly in turn, so that it is the same in
+every run; or as they arrive; or in the order in which an earlier run took them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from asyncloader.workers.inbox import Inbox
 
-#: Frames with so many items hold tiny ones: several of them are taken at once, until there
-#: are enough items to make the way to the consumer worth while.
+#: A frame with so many items holds tiny ones. Several such frames are taken at once, because
+#: passing items to the consumer has a cost per group.
 _MANY = 32
 _ENOUGH = 1024
 
@@ -22,7 +22,7 @@ class Merge(Protocol):
     """Draws the next items from several inboxes."""
 
     def is_ready(self) -> bool:
-        """Whether something came that ``take`` can make use of."""
+        """Whether ``take`` would return or raise something now."""
         ...
 
     def is_over(self) -> bool:
@@ -30,18 +30,18 @@ class Merge(Protocol):
         ...
 
     def take(self) -> list[Any]:
-        """Return the items that are there, or raise an error that is due, each time.
+        """Return the items that are there, or raise an error that is due, every time.
 
-        There may be none, where all that came is the end of a worker's items.
+        The list may be empty, if only the end of a worker's items has arrived.
         """
         ...
 
     def awaited(self) -> list[Inbox]:
-        """Return the inboxes of which one has to get something before ``take`` is ready."""
+        """Return the inboxes that ``take`` waits for; one of them is enough."""
         ...
 
     def turns(self) -> list[int]:
-        """Return the workers that have not ended, the one whose turn it is first."""
+        """Return the workers that have not ended, in the order of their turns."""
         ...
 
 
@@ -84,7 +84,7 @@ class TakeInTurn:
         return [inbox.worker for inbox in self._turns]
 
     def _open_all(self) -> bool:
-        """Open a frame of every inbox where the last is used up; whether all have items."""
+        """Open a frame of every inbox whose open frame is empty; whether all have items."""
         return min([inbox.open() for inbox in self._turns], default=0) > 0
 
     def _whole_rounds(self, items: list[Any]) -> int:
@@ -104,7 +104,7 @@ class TakeInTurn:
 
 
 class TakeAsReady:
-    """Takes whatever is there, from the workers in turn as far as they have something."""
+    """Takes the items that are there, from the workers in turn; skips those that have none."""
 
     def __init__(self, inboxes: Iterable[Inbox]) -> None:
         self._inboxes = list(inboxes)
@@ -137,7 +137,7 @@ class TakeAsReady:
 
 
 class TakeInRuns:
-    """Takes so many items from one inbox after the other, and all that follows by another."""
+    """Takes given numbers of items from given inboxes, and then follows another Merge."""
 
     def __init__(self, runs: Iterable[tuple[Inbox, int]], following: Merge) -> None:
         self._runs = deque(runs)
@@ -152,7 +152,7 @@ class TakeInRuns:
         return not self._runs and self._following.is_over()
 
     def take(self) -> list[Any]:
-        # One run at a time: whoever notes the order sees only how many came from each inbox.
+        # One run at a time: the code that notes the order sees only how many each inbox gave.
         while self._runs:
             inbox, wanted = self._runs[0]
             count = min(wanted, inbox.open())

@@ -1,4 +1,4 @@
-"""All that a loader and its workers say to one another.
+"""The messages between a loader and its workers.
 
 This file is about the messages, in either direction, and about the frames of items:
 
@@ -10,7 +10,7 @@ This file is about the messages, in either direction, and about the frames of it
     worker ──▶ dispatcher   Grant
     all                     slots of shared memory that are free again
 
-The dispatching process hears and says to the loader what a worker does, but no items.
+The dispatching process exchanges the same messages with the loader as a worker, but no items.
 
 Items and free slots have frames of their own kind; everything else is one of the
 dataclasses. Closing the channel ends the conversation.
@@ -46,9 +46,9 @@ class FrameKind(IntEnum):
 class Setup:
     """Which worker this is and what it runs: a pickled ``WorkerPlan``.
 
-    Of the descriptors that come with it the first ``plan_fds`` belong to the plan; the
-    others are channels, between the dispatching process and the workers. ``homes`` says what
-    modules the loader's process has its fluent methods from.
+    The first ``plan_fds`` of its descriptors belong to the plan; the others are channels
+    between the dispatching process and the workers. ``homes`` are the modules that registered
+    fluent methods in the loader's process.
     """
 
     info: WorkerInfo
@@ -63,8 +63,8 @@ class StartEpoch:
     """Get the graph ready for an epoch.
 
     Epochs are numbered from 1. A worker spawns its own generator from ``seed_generator``.
-    ``resets`` is what ``dump_resets`` made of the composed reset and the worker's reset
-    function. ``deal`` says how the dispatching process goes on.
+    ``resets`` is the composed reset and the worker's reset function, pickled by
+    ``dump_resets``. ``deal`` says where the dispatching process resumes.
     """
 
     epoch: int
@@ -76,9 +76,9 @@ class StartEpoch:
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a stream stood after so many of its items.
+    """A position from which a stream can be resumed.
 
-    ``states`` are those of the process's random generators, or None if nobody had drawn
+    ``states`` are those of the process's random generators, or None if nothing was drawn
     from them since the epoch began.
     """
 
@@ -93,10 +93,10 @@ FIRST = Mark(0, {})
 
 @dataclass(frozen=True)
 class BeginStream:
-    """Begin to send a stream, at first as much as there are credits for.
+    """Begin to send a stream, with these credits at first.
 
-    With ``one_by_one`` every item has a frame of its own. The stream goes on from ``mark``;
-    the next so many items from there are made, but not wanted.
+    With ``one_by_one`` every item has a frame of its own. The stream resumes from ``mark``;
+    the first ``unwanted`` items from there are made but not sent.
     """
 
     epoch: int
@@ -109,19 +109,19 @@ class BeginStream:
 
 @dataclass(frozen=True)
 class DealStart:
-    """How dealing goes on: from where, and how many items each worker has had already."""
+    """Where dealing resumes, and how many items each worker has had already."""
 
     mark: Mark
     dealt: tuple[int, ...]
 
 
-#: How many items, and bytes of them, a credit is good for; or for one item, if that is larger.
+#: How many items, and how many bytes, one credit allows; one larger item also costs one.
 CREDIT_ITEMS = 64
 CREDIT_BYTES = 1 << 20
 
 
 def credits_for(items: int, nbytes: int) -> int:
-    """Return what a frame of so many items costs, which have so many bytes together."""
+    """Return the cost of a frame with so many items of so many bytes in total."""
     return max(-(-items // CREDIT_ITEMS), min(items, -(-nbytes // CREDIT_BYTES)))
 
 
@@ -136,7 +136,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Hurry:
-    """The stream's next item is waited for: do not wait for memory to come back first."""
+    """The loader waits for the stream's next item: send it without waiting for free memory."""
 
     epoch: int
     stream: int
@@ -151,17 +151,17 @@ class EndEpoch:
 
 @dataclass(frozen=True)
 class Pause:
-    """Make nothing more until Resume."""
+    """Make no more items until Resume."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on after Pause."""
+    """Continue after Pause."""
 
 
 @dataclass(frozen=True)
 class SaySomething:
-    """Answer with a ``Tallied``: it shows that the process is not stuck."""
+    """Answer with a ``Tallied``, which shows that the process is not stuck."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class StreamFailed:
 
 @dataclass(frozen=True)
 class DealtMark:
-    """Where the dispatching process stood after so many items."""
+    """A mark of the dispatching process, for the loader."""
 
     epoch: int
     mark: bytes
@@ -224,7 +224,7 @@ class Tallied:
     tally: bytes
 
 
-#: What the dispatching process may say to a worker, besides items.
+#: The messages, besides items, from the dispatching process to a worker.
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
 Command = (
@@ -257,7 +257,7 @@ def load_report(payload: bytes | memoryview) -> Report:
 
 
 def load_dealt(payload: bytes | memoryview) -> Dealt:
-    """Return what the dispatching process said in a frame; TransportError if it said nothing."""
+    """Return the dispatching process's message in a frame; TransportError if it holds none."""
     message: Dealt = _load(payload, _DEALT)
     return message
 
@@ -297,16 +297,16 @@ _HEAD = struct.Struct("<QIIII")
 
 
 class Note(NamedTuple):
-    """What a frame says of its stream, pickled; nothing where there is nothing to say."""
+    """What a frame says of its stream, pickled; empty bytes for nothing."""
 
-    #: Where the stream stood before the frame's items.
+    #: A mark before the frame's items.
     mark: bytes = b""
-    #: What its pipes have handed out without order since the frame before.
+    #: What pipes without order have yielded since the frame before.
     told: bytes = b""
 
     @classmethod
     def of(cls, mark: Mark | None, pieces: list[Piece]) -> Note:
-        """Return the note of a mark and of what was told, if there are any."""
+        """Return the note with a mark and pieces, if there are any."""
         return cls(
             b"" if mark is None else dump_mark(mark),
             pickle.dumps(pieces, protocol=5) if pieces else b"",
@@ -317,7 +317,7 @@ NO_NOTE = Note()
 
 
 def items_head(epoch: int, stream: int, cost: int, note: Note = NO_NOTE) -> bytes:
-    """Return what stands before the items of a frame. ``cost`` is in credits."""
+    """Return the bytes before the items of a frame. ``cost`` is in credits."""
     return b"".join([_HEAD.pack(epoch, stream, cost, *map(len, note)), *note])
 
 
@@ -348,7 +348,7 @@ def split_items(payload: bytes | memoryview) -> ItemsFrame:
 
 
 def dump_mark(mark: Mark) -> bytes:
-    """Return a mark as it stands in a frame."""
+    """Return a mark as bytes."""
     return pickle.dumps((mark.position, mark.cursors, mark.states), protocol=5)
 
 
@@ -362,7 +362,7 @@ def load_mark(data: bytes) -> Mark:
 
 
 def load_told(data: bytes) -> list[Piece]:
-    """Return what was told with a frame; TransportError if that cannot be read."""
+    """Return the pieces in a frame's note; TransportError if they cannot be read."""
     try:
         pieces: list[Piece] = pickle.loads(data)
     except Exception as error:

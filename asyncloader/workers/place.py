@@ -1,7 +1,7 @@
-"""Where a stream of several workers stands.
+"""The position of a stream that several workers make.
 
-This file is about ``StreamPlace``: where each worker is to go on, and whose turn it is; its form as
-a cursor, which is part of a snapshot; and about ``Dealing``: the marks that a dispatching process
+This file is about ``StreamPlace``: where each worker resumes, and whose turn it is; its form as a
+cursor, which is part of a snapshot; and about ``Dealing``: the marks that the dispatching process
 reports, and which of them is old enough for all of its workers.
 """
 
@@ -32,7 +32,7 @@ from asyncloader.workers.random_states import check_states
 
 
 class WorkerStart(NamedTuple):
-    """Where a worker goes on: from a mark, without the next so many items."""
+    """Where a worker resumes: at a mark, without the first ``unwanted`` items from there."""
 
     mark: Mark
     unwanted: int
@@ -45,7 +45,7 @@ class WorkerStart(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamPlace:
-    """Where a stream goes on in each worker, and whose turns are next."""
+    """Where each worker resumes a stream, and the order of the next turns."""
 
     starts: tuple[WorkerStart, ...]
     turns: tuple[int, ...]
@@ -60,7 +60,7 @@ def first_place(workers: int) -> StreamPlace:
 def place_after_taken(
     inboxes: Sequence[Inbox], turns: Sequence[int], deal: DealStart | None
 ) -> StreamPlace:
-    """Return where a stream goes on after what was taken from the inboxes."""
+    """Return where a stream resumes after the items taken from the inboxes."""
     starts = []
     for inbox in inboxes:
         mark = inbox.mark.read()
@@ -69,7 +69,7 @@ def place_after_taken(
 
 
 def start_after_arrived(inbox: Inbox) -> WorkerStart:
-    """Return where another worker goes on after all that has arrived of a stream."""
+    """Return where another worker resumes after all items of a stream that have arrived."""
     mark = inbox.latest_mark.read()
     return WorkerStart(mark, inbox.arrived - mark.position)
 
@@ -105,7 +105,7 @@ def cursor_of_place(place: StreamPlace) -> Cursor:
     return cursor
 
 
-#: Of a mark.
+#: The form of a mark.
 _MARK = row(COUNT, cursors, or_none(check_states))
 
 
@@ -123,7 +123,7 @@ def place_form(workers: int, dispatch: int | None) -> tuple[dict[str, Form], dic
 
 
 def place_of_cursor(cursor: Cursor) -> StreamPlace:
-    """Return the place that a cursor says, which was held to ``place_form``."""
+    """Return the place of a cursor, which was checked against ``place_form``."""
     starts = tuple(WorkerStart(_mark(mark), unwanted) for mark, unwanted in cursor["workers"])
     deal = None
     if "deal" in cursor:
@@ -144,32 +144,32 @@ def _mark(plain: list[Any]) -> Mark:
 
 
 class Dealing:
-    """The marks of one epoch, oldest first; it began, or goes on, with ``first``."""
+    """The dispatching process's marks of one epoch, oldest first; it began with ``first``."""
 
     def __init__(self, first: Mark = FIRST) -> None:
         self._marks = [first]
 
     def note(self, mark: bytes) -> None:
         """Add a mark that was reported."""
-        # The workers may never say that they need the older ones no more.
+        # The workers may never report that they need no older marks.
         self._marks = [*thinned(self._marks), load_mark(mark)]
 
     def start(self, pipe: int, workers: Sequence[Mark]) -> DealStart:
-        """Return how dealing goes on for workers that go on from these marks."""
+        """Return where dealing resumes for workers that resume at these marks."""
         dealt = _dealt(pipe, workers)
         return DealStart(self._marks[self._newest(dealt)], dealt)
 
     def forget_before(self, pipe: int, workers: Sequence[Mark]) -> None:
-        """Keep only what workers need that go on from these marks, or from later ones."""
+        """Drop marks that workers at these marks, or later ones, do not need."""
         del self._marks[: self._newest(_dealt(pipe, workers))]
 
     def _newest(self, dealt: tuple[int, ...]) -> int:
-        # The next item of a worker is dealt in that worker's turn.
+        # A worker gets items only in its own turn.
         first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
         old_enough = [at for at, mark in enumerate(self._marks) if mark.position <= first]
         return old_enough[-1] if old_enough else 0
 
 
 def _dealt(pipe: int, workers: Sequence[Mark]) -> tuple[int, ...]:
-    """Return how many of the items dealt to each worker its mark leaves behind."""
+    """Return how many dealt items each worker's mark no longer needs."""
     return tuple(mark.cursors.get(pipe, {}).get("taken", 0) for mark in workers)

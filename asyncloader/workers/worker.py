@@ -139,7 +139,7 @@ class Worker:
             return self._conversation.commands_by_now()
         self._account.rest()
         command = self._conversation.command()
-        self._account.go_on()
+        self._account.resume()
         return [command]
 
     def _obey(self, command: Command) -> None:

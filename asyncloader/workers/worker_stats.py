@@ -95,9 +95,9 @@ class Account:
         """Note that the process begins to wait for the loader."""
         self._watched.rest()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Note that it heard something."""
-        self._watched.go_on()
+        self._watched.resume()
 
     def tell_if_due(self) -> None:
         """Tell the loader, if that was some time ago."""

@@ -101,7 +101,7 @@ class WorkerStream:
         """How many workers there are."""
         return self._settings.num_workers
 
-    def go_on(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
+    def resume_at(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
         """Begin there, to be called before the first ``take``; and take these runs first.
 
         A run is a worker and how many items of it are taken, one after the other.

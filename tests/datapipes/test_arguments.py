@@ -104,7 +104,7 @@ def test_what_is_no_function_is_refused_also_where_it_is_empty(name: str) -> Non
             "timeout must be a number of seconds, got str",
         ),
         (lambda: numbers().read_from_object_store(3), TypeError, "store must be .* got int"),
-        (lambda: SequenceWrapper(3), TypeError, "sequence must be .*got int"),  # type: ignore[arg-type]
+        (lambda: SequenceWrapper(3), TypeError, "sequence must support .*got int"),  # type: ignore[arg-type]
         (lambda: SampleMultiplexer([numbers()]), TypeError, "pipes_to_weights_dict must be a dict"),  # type: ignore[arg-type]
         (lambda: RandomSplitter([1], [1, 1], 0), TypeError, "weights must be a dict, got list"),  # type: ignore[arg-type]
         (

@@ -132,7 +132,7 @@ def test_items_are_looked_up_under_the_indices_in_their_order() -> None:
 
 def test_a_pass_goes_on_from_any_position() -> None:
     state = new_pass(SequenceWrapper("abcd").to_iter_datapipe())
-    state.go_on(2, None, {})
+    state.resume_at(2, None, {})
 
     assert list(state) == ["c", "d"]
 

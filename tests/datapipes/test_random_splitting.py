@@ -112,7 +112,7 @@ def test_a_copy_of_a_share_is_split_by_itself() -> None:
 
 def test_a_length_that_is_not_known_has_to_be_given() -> None:
     unknown = IterableWrapper(range(9)).filter(lambda n: n < 6)
-    with pytest.raises(TypeError, match="give total_length"):
+    with pytest.raises(TypeError, match="pass total_length"):
         unknown.random_split(HALVES, 3)
     train, valid = unknown.random_split(HALVES, 3, 6)
     assert sorted([*train, *valid]) == list(range(6))
@@ -120,7 +120,7 @@ def test_a_length_that_is_not_known_has_to_be_given() -> None:
 
 def test_more_items_than_total_length_are_an_error() -> None:
     train, _ = IterableWrapper(range(9)).random_split(HALVES, 3, 6)
-    with pytest.raises(ValueError, match="a source of more than 6 items"):
+    with pytest.raises(ValueError, match="has more than 6 items"):
         list(train)
 
 

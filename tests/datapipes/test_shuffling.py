@@ -182,7 +182,7 @@ def test_map_shuffle_can_go_on_from_any_position() -> None:
     pipe = SequenceWrapper(range(10_000)).shuffle().set_seed(5)
     order = list(pipe)
     state = new_pass(pipe.set_seed(5))
-    state.go_on(9_990, None, {})
+    state.resume_at(9_990, None, {})
 
     assert list(state) == order[9_990:]
 

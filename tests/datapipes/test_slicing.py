@@ -98,7 +98,7 @@ def test_an_index_with_nothing_there_is_warned_about_once_a_pass(
     pipe = change(rows())
 
     for _ in range(2):
-        with pytest.warns(UserWarning, match="nothing at some of its indices") as caught:
+        with pytest.warns(UserWarning, match="got items that lack some of its indices") as caught:
             list(pipe)
         assert len(caught) == 1
 

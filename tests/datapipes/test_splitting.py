@@ -239,7 +239,7 @@ def test_the_others_overflow_where_those_of_torch_do(name: str, ahead: int) -> N
 
 @every_splitter
 def test_a_buffer_without_bound_draws_a_warning(name: str) -> None:
-    with pytest.warns(UserWarning, match="without bound") as caught:
+    with pytest.warns(UserWarning, match="without limit") as caught:
         left, right = SPLITTERS[name](IterableWrapper(range(5000)), buffer_size=-1)
     assert caught[0].filename == __file__
     assert len(list(left)) + len(list(right)) in (5000, 10_000)

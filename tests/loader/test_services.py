@@ -610,9 +610,7 @@ def test_arguments_of_the_in_process_service_are_checked(arguments, error):
 def test_functions_that_do_not_take_what_they_are_given_are_refused_at_once(
     service, name, function
 ):
-    with pytest.raises(
-        ValueError, match=f"^{name} must take what it is given: .*{function.__name__}"
-    ):
+    with pytest.raises(ValueError, match=f"^{name} must take its arguments: .*{function.__name__}"):
         service(**{name: function})
 
 

@@ -159,7 +159,7 @@ def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
         for _ in range(3000):
             next(iterator)
         running = find_dps(traverse_dps(loader._engine.lifecycle.adapted), it.AsyncMapper)[0]
-        noted = sum(1 for _ in tree_of(running).course_of(running)._journal.entries_from(0))
+        noted = sum(1 for _ in tree_of(running).yield_order_of(running)._journal.entries_from(0))
     assert noted < 2500, "of 3,000 items those are known that a state may have to go back to"
 
 

@@ -138,13 +138,13 @@ class MemoryCachePass(Pass[T]):
                 yield from islice(items, kept.left_out - first)
         yield from islice(kept.items, max(0, first - kept.left_out), None)
 
-    def put_above(self, into: Cursors) -> None:
+    def put_source_cursors(self, into: Cursors) -> None:
         if self.kept is not None and self.yielded > self.kept.left_out:
             add_cursors(self.kept.marks.at(self.yielded), into)
         else:
             self.source.put_cursors(into)
 
-    def go_on(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         if self.kept is None or position < self.kept.left_out:
             self.source.resume(position, cursors)

@@ -160,7 +160,7 @@ class Watched:
         """Note that the thread begins to wait."""
         self._resting_since = perf_counter()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Note that the thread works again."""
         self._rested += perf_counter() - self._resting_since
         self._resting_since = 0.0
@@ -216,10 +216,10 @@ class WatchedCalls(Watched):
     is_parked = False
     _idle = 0
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.thread = threading.get_ident()
         self._idle, self.is_parked = 0, False
-        super().go_on()
+        super().resume()
 
     def waiting(self) -> float:
         return self.elapsed() - self.working()

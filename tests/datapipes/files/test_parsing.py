@@ -129,7 +129,7 @@ def test_documents_are_made_as_json_is_told() -> None:
     [
         ({"colour": "red"}, "json.loads has no keyword 'colour'; it has cls, strict, object"),
         ({"object_hook": {"a": 1}}, "object_hook must be callable, got dict"),
-        ({"object_pairs_hook": lambda: None}, "object_pairs_hook must take what it is given"),
+        ({"object_pairs_hook": lambda: None}, "object_pairs_hook must take its arguments"),
         ({"parse_float": "decimal"}, "parse_float must be callable, got str"),
         ({"cls": 5}, "cls must be callable, got int"),
     ],
