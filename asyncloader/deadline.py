@@ -32,9 +32,9 @@ def ends_within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_time(steps: int) -> Iterator[None]:
-    """Let the block end so early that ``steps`` more can follow, each with a little time.
+    """Shorten the block's deadline, so that each of ``steps`` later steps has a little time.
 
-    However many they are, the block itself has half of what is left.
+    The block always has at least half of the time left.
     """
     left = time_left()
     with ends_within(max(left / 2, left - steps * STEP_SECONDS)):

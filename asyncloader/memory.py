@@ -38,8 +38,8 @@ _WRITE_BUFFER = 1 << 20
 class Segment:
     """A fixed number of bytes that several processes can map.
 
-    ``create`` gives a segment that still holds its file descriptor, for the peers
-    that are to map it; ``attach`` maps one that a peer sent. A mapping holds no
+    ``create`` returns a segment that still holds its file descriptor, for the peers
+    that will map it; ``attach`` maps one that a peer sent. A mapping holds no
     descriptor. It lives until the segment is closed *and* every view of it is gone.
     """
 
@@ -78,7 +78,7 @@ class Segment:
     def attach(cls, fd: int) -> Segment:
         """Map the segment behind ``fd``, which is closed whatever happens.
 
-        Raises ``TransportError`` if a peer could make it shorter under our feet.
+        Raises ``TransportError`` if a peer could shorten it while we use it.
         """
         try:
             size = os.fstat(fd).st_size
@@ -245,7 +245,7 @@ def _made_by(make: Callable[[], int], *others: Callable[[], int]) -> int:
 def memory_file(label: str = "asyncloader") -> int:
     """Return a file in memory; the system shows it by its label.
 
-    OSError where there is no such thing; some sandboxes refuse it.
+    Raise OSError if the system has none; some sandboxes refuse it.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -40,7 +40,7 @@ def begin_task(
     name: str,
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
-    """Begin a task of ours; to be called on its loop.
+    """Begin a task of ours; call this on its loop.
 
     The loop may be closed while the task is pending. The iterator warns about that once, so
     asyncio's message for every such task is turned off.
@@ -83,8 +83,8 @@ def is_being_cancelled() -> bool:
 def not_cancelled(error: asyncio.CancelledError) -> RuntimeError:
     """Return the error for a CancelledError that nobody asked for.
 
-    A source raises one that awaits a task which was cancelled. It must not pass for the end
-    of those who read it.
+    A source raises one if it awaits a task that was cancelled. It must not look like a
+    cancellation of its reader.
     """
     failure = RuntimeError("a source raised CancelledError, but nobody had cancelled its reader")
     failure.__cause__ = error
@@ -112,9 +112,9 @@ _DESCRIPTORS_OF_A_LOOP = 8
 
 @contextlib.contextmanager
 def descriptors_for(what: str, count: int = 0) -> Iterator[None]:
-    """Raise ResourceExhausted where the process has no file descriptor left for what is made here.
+    """Raise ResourceExhausted if no file descriptor is left for what the block makes.
 
-    That is said before anything is made, where there are not ``count`` of them.
+    If fewer than ``count`` are left, raise it before the block runs.
     """
     try:
         require_descriptors(count)

@@ -128,7 +128,7 @@ class SeedGenerator:
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Return a generator with the worker stream of ``worker_id``.
 
-        The shared stream goes on where it stands. With ``inplace`` this very
+        The shared stream continues from its position. With ``inplace`` this very
         generator is changed and returned.
         """
         number = _integer(worker_id)
@@ -165,7 +165,7 @@ def _from_system() -> int:
 def entropy(otherwise: Callable[[], int] = _from_system) -> int:
     """Return a fresh seed; if torch is in use, ``torch.manual_seed`` decides it.
 
-    While it is not, the seed comes from ``otherwise``: the operating system.
+    Otherwise it comes from ``otherwise``, by default the operating system.
     """
     torch = sys.modules.get("torch")
     # If another thread is still importing torch, it is not in use yet.

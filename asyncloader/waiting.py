@@ -19,7 +19,7 @@ class Stopped(GeneratorExit):
 
 
 class Bell:
-    """Rings until one thread has heard it.
+    """A signal to one thread: it stays on until the thread has received it.
 
     Any thread may ring it at any moment, also in a signal handler or a garbage collection,
     where a threading.Event could deadlock or be left half set.
@@ -127,7 +127,7 @@ class LoopWaiter:
 
 
 class Patience:
-    """Calls a function once a loop could run for so many seconds, unless it is cancelled before.
+    """Calls a function after its loop could run for ``seconds``, unless it is cancelled.
 
     If the machine or the program is stopped for a while, the processes that it waits for are
     stopped too. So such a time counts at most for a fifth of ``seconds``.

@@ -51,7 +51,7 @@ def this_worker() -> WorkerInfo | None:
 class Unaware:
     """Hides the worker from code within ``with``.
 
-    With a ``refusal``, asking for the worker is a ValueError that says it.
+    With a ``refusal``, asking for the worker raises a ValueError with this text.
     """
 
     def __init__(self, refusal: str = "") -> None:

@@ -38,7 +38,7 @@ _MOST_NEWS = 16  # each new segment takes a descriptor until its frame is sent
 class Slot:
     """Memory of an arena that the holder may fill before it is sent.
 
-    It stays theirs for as long as the view, or anything made over it, is alive.
+    It belongs to the holder while the view, or anything made over it, is alive.
     """
 
     number: int
@@ -207,10 +207,10 @@ class Arena:
             segment = _SharedSegment(self._next_segment, size, count, self._next_slot)
         except ResourceExhausted:
             if self.lent_bytes:
-                return False  # what the receiver returns will do
+                return False  # wait for slots that the receiver returns
             raise
         except OSError:
-            return False  # there is no descriptor left, and what is in a frame needs none
+            return False  # no descriptor is left; the item travels in the frame itself
         self._add(segment)
         return True
 
@@ -288,7 +288,7 @@ class ArenaView:
         self._lock = threading.Lock()
 
     def update(self, news: News) -> None:
-        """Map the segments that were announced and forget those that were retired.
+        """Map the announced segments and forget the retired ones.
 
         The descriptors in ``news`` are closed here, whatever happens.
         """

@@ -44,7 +44,7 @@ class Channel:
 
     Every method that meets the end of the channel raises ``EOFError``, and
     ``TransportError`` if what came before was not a proper frame. Descriptors that
-    came and that this process may not have are a ``ResourceExhausted``, and the end.
+    came and that this process cannot have raise ``ResourceExhausted`` and end the channel.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def dumps_code(code: Any) -> bytes:
 class Parcel(NamedTuple):
     """A pickle of code, and the shared memory that is sent with it.
 
-    Where ``data`` is empty, the pickle is the first of what is shared.
+    If ``data`` is empty, the pickle is the first block of shared memory.
     """
 
     data: bytes
@@ -45,7 +45,7 @@ class Parcel(NamedTuple):
 
 
 def pack_code(code: Any) -> Parcel:
-    """Pickle a graph for a process of ours, which is to map what is in shared memory.
+    """Pickle a graph for one of our processes, which maps the shared memory.
 
     A large pickle is itself put into shared memory: it is written once, and not copied again
     for every process.

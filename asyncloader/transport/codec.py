@@ -252,7 +252,7 @@ class Decoder:
         return self.items(self.admit(payload, fds))
 
     def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
-        """Take note of a payload that arrived; it is decoded or given back later.
+        """Register a payload that arrived; it is decoded or given back later.
 
         Payloads are admitted in the order in which they arrive, and then decoded in
         any. Raises ``TransportError`` if the payload is not well-formed.
@@ -304,7 +304,7 @@ class Decoder:
         try:
             return load(data, buffers)
         except KeyboardInterrupt:
-            raise  # it is the user who interrupts
+            raise  # the user interrupts
         except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
             self.refused += 1
             return _refused(error)
@@ -371,7 +371,7 @@ Placed = tuple[bytes, int]
 
 class Placement:
     """Where the buffers of one payload go: slots that are filled here, slots that
-    were filled by whoever made the tensor, or the payload itself."""
+    were filled when the tensor was made, or the payload itself."""
 
     def __init__(self, arena: Arena, on_full: Callable[[int], bool]) -> None:
         self._arena = arena

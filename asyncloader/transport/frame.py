@@ -38,7 +38,7 @@ class CutOff(TransportError):
 class Frame(NamedTuple):
     """One message: its kind, its bytes, its number in its direction, its descriptors.
 
-    The descriptors belong to whoever received the frame.
+    The descriptors belong to the code that received the frame.
     """
 
     kind: int
@@ -83,7 +83,7 @@ class FrameDecoder:
     """Turns the bytes of one direction of a channel into frames.
 
     Bytes may be fed in any pieces; the frames that come out are the same. Frames
-    in front of a fault are still delivered, then every call raises the fault.
+    before a fault are still delivered; then every call raises the fault.
     """
 
     def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:

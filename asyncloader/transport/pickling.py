@@ -52,7 +52,7 @@ class Source(NamedTuple):
 class Pickled(NamedTuple):
     """A pickle, the buffers outside of it, and whether it must be unpickled alone.
 
-    Of a raw_array tensor or array it is the form, which takes the pickle's place.
+    For a raw tensor or array it is the form, in place of a pickle.
     """
 
     data: bytes

@@ -99,7 +99,7 @@ def _of_torch(state: Any, where: str, form_of: FormOf) -> None:
     just_bytes(_BYTES_OF_TORCH)(state, where, form_of)
     torch = sys.modules.get("torch")
     if torch is None:
-        return  # it is imported in the worker, which refuses it there
+        return  # torch is not imported here; the worker checks it
     try:
         torch.Generator().set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     except RuntimeError as error:

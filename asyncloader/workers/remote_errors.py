@@ -21,7 +21,7 @@ _CAUSES = 8
 def pack_error(error: BaseException, where: str) -> bytes:
     """Return an error as bytes; ``where`` says which process it was raised in.
 
-    Errors that end a process or a generator are replaced by a RuntimeError from them.
+    Errors that would end a process or a generator become the cause of a RuntimeError.
     """
     if not isinstance(error, Exception):
         error = _as_failure(error)

@@ -121,9 +121,9 @@ class Stream:
             self._conversation.report(*self._ending)
 
     def send_if_late(self) -> bool:
-        """Send the open frame if its first item has waited long enough for company.
+        """Send the open frame if its first item has waited long enough.
 
-        Whether there is one that may still have to be sent so.
+        Return whether there is an open frame that may have to be sent later.
         """
         if not self._packing.count or not self._credits:
             return False
@@ -202,7 +202,7 @@ class Stream:
     def _add_one_of_many(self, item: Any) -> bool:
         """Add an item that others will follow; return whether to send the open frame now.
 
-        Plain ones look at the clock and at the size after 1, 2, 4, 8 … of them.
+        For plain items the time and the size are checked only after 1, 2, 4, 8 … items.
         """
         is_plain = self._add(item)
         count = self._packing.count

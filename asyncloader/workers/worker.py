@@ -154,7 +154,7 @@ class Worker:
             case EndEpoch():
                 self._end_epoch()
             case Hurry():
-                pass  # the conversation has noted it, maybe in the middle of a frame
+                pass  # the conversation has already handled it
             case Pause():
                 self._is_paused = True
             case Resume():
@@ -336,9 +336,9 @@ class Worker:
 
 
 def shard_for_worker(end: Any, info: WorkerInfo) -> None:
-    """Have the filters of a part keep this worker's items.
+    """Make the sharding filters of a part keep this worker's items.
 
-    Those behind what is dealt keep everything: the dealing has sharded already.
+    Filters after dealt items keep everything, because dealing has divided them already.
     """
     pipes = breadth_first(end)
     dealt = [pipe for pipe in pipes if isinstance(pipe, FromDispatcher)]

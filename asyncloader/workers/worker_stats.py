@@ -61,7 +61,7 @@ class WorkerStats(WorkerTally):
 class Account:
     """What this process has done in the present epoch.
 
-    ``counts`` says how many items were made of each of the last pipes; ``inside`` is the
+    ``counts`` returns how many items each of the last pipes has made; ``inside`` is the
     function within which this thread iterates them.
     """
 

@@ -307,7 +307,7 @@ _TICK = 0.001
 class WaitTimer:
     """Calls a function once a wait has lasted ``seconds``; short waits cost almost nothing.
 
-    The loop's timer is set for the first of them, and set again only when it goes off.
+    The loop's timer is set for the first wait, and set again only when it fires.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
