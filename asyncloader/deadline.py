@@ -1,8 +1,8 @@
-"""The time that a close has.
+"""The time limit of a close.
 
-This file is about one deadline for all that is closed together. Every wait of a close is
-for ``time_left(its own bound)``, so that two parts which are stuck do not take twice as
-long as one.
+This file is about one deadline for everything that is closed together. Every wait of a close
+takes at most ``time_left(its own limit)``, so that two stuck parts do not take twice as long as
+one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator
 
-#: What each step that is still to come is left, whatever those before it take.
+#: The seconds that are kept for each later step.
 STEP_SECONDS = 0.5
 
 _end: contextvars.ContextVar[float] = contextvars.ContextVar("asyncloader_end", default=math.inf)
@@ -32,9 +32,9 @@ def ends_within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_time(steps: int) -> Iterator[None]:
-    """Let the block end so early that ``steps`` more can follow, each with a little time.
+    """Shorten the block's deadline, so that each of ``steps`` later steps has a little time.
 
-    However many they are, the block itself has half of what is left.
+    The block always has at least half of the time left.
     """
     left = time_left()
     with ends_within(max(left / 2, left - steps * STEP_SECONDS)):
@@ -42,12 +42,12 @@ def leaving_time(steps: int) -> Iterator[None]:
 
 
 def give_time_left(context: contextvars.Context) -> None:
-    """Let what runs in a context share the time that is left here."""
-    # What closes itself runs in its context at this moment, and it is refused.
+    """Give a context the deadline of the present one."""
+    # A context that is running at this moment, as it closes itself, cannot be entered.
     with contextlib.suppress(RuntimeError):
         context.run(_end.set, _end.get())
 
 
 def time_left(most: float = math.inf) -> float:
-    """Return how long a close may wait here: ``most`` seconds, or what its whole has left."""
+    """Return how long a close may wait here: ``most`` seconds, or less if the deadline is near."""
     return max(0.0, min(most, _end.get() - time.monotonic()))

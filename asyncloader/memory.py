@@ -1,9 +1,8 @@
-"""Shared memory without a name.
+"""Shared memory without a name in the file system.
 
-This file is about memory that lives as long as somebody maps it, travels to another
-process as a file descriptor, and leaves nothing behind in the file system when its
-users are killed: a ``Segment`` to write to again and again, and ``SharedBytes`` that
-are written once.
+This file is about memory that lives while a process maps it, is sent to another process as a file
+descriptor, and leaves nothing in the file system when its users are killed: a ``Segment`` that
+can be written many times, and ``SharedBytes`` that are written once.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _WRITE_BUFFER = 1 << 20
 class Segment:
     """A fixed number of bytes that several processes can map.
 
-    ``create`` gives a segment that still holds its file descriptor, for the peers
-    that are to map it; ``attach`` maps one that a peer sent. A mapping holds no
+    ``create`` returns a segment that still holds its file descriptor, for the peers
+    that will map it; ``attach`` maps one that a peer sent. A mapping holds no
     descriptor. It lives until the segment is closed *and* every view of it is gone.
     """
 
@@ -54,8 +53,8 @@ class Segment:
     def create(cls, size: int) -> Segment:
         """Return a new segment of zeros, or raise ``ResourceExhausted``.
 
-        All of its memory is reserved here: writing to it later cannot fail. OSError where
-        it is no memory that the system refuses, but a descriptor, say.
+        All of its memory is reserved here, so writing to it later cannot fail. If the system
+        refuses something else than memory, such as a descriptor, this is an OSError.
         """
         if size < 1:
             raise ValueError(f"a segment has at least 1 byte, got {size}")
@@ -64,8 +63,8 @@ class Segment:
             os.ftruncate(fd, size)
             segment = cls(fd, size)
             _populate(segment.buffer, segment.address, size)
-            # Reserving says ENOSPC here; a write to a full tmpfs would be SIGBUS later.
-            # The mapping comes first, since pages that are touched through it may be huge.
+            # Reserving fails here with ENOSPC; without it a later write could die by SIGBUS.
+            # Map first: pages that are touched through the mapping may be huge pages.
             _reserve(fd, size)
             _seal(fd)
         except OSError as error:
@@ -79,7 +78,7 @@ class Segment:
     def attach(cls, fd: int) -> Segment:
         """Map the segment behind ``fd``, which is closed whatever happens.
 
-        Raises ``TransportError`` if a peer could make it shorter under our feet.
+        Raises ``TransportError`` if a peer could shorten it while we use it.
         """
         try:
             size = os.fstat(fd).st_size
@@ -108,7 +107,7 @@ class Segment:
         return self._map
 
     def take_fd(self) -> int:
-        """Hand over the descriptor, once; the caller closes it."""
+        """Return the descriptor, once; the caller closes it."""
         if self._fd < 0:
             raise ValueError("this segment's descriptor was already taken")
         fd, self._fd = self._fd, -1
@@ -122,10 +121,10 @@ class Segment:
 
 
 class SharedBytes:
-    """Bytes that are written once, and that several processes read and none can change.
+    """Bytes that are written once; several processes can read them and none can change them.
 
-    They hold a descriptor, so that they can be sent on. A pickle of them has the bytes
-    themselves, and gives a copy; a deep copy is the same object.
+    They hold a descriptor, so that they can be sent on. A pickle contains the bytes themselves;
+    a deep copy is the same object.
     """
 
     def __init__(self, fd: int, size: int) -> None:
@@ -142,7 +141,7 @@ class SharedBytes:
                 for chunk in chunks:
                     file.write(chunk)
                 size = file.tell()
-                # Nothing can be mapped of a file of no bytes.
+                # An empty file cannot be mapped.
                 file.truncate(max(size, 1))
             _seal(fd, _SEALS | _SEAL_WRITE)
             return cls(fd, size)
@@ -155,7 +154,7 @@ class SharedBytes:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> SharedBytes:
-        """Map bytes that a peer sent; the descriptor becomes theirs, or is closed."""
+        """Map bytes that a peer sent; the object owns the descriptor."""
         try:
             if os.fstat(fd).st_size != max(size, 1):
                 raise TransportError(f"{os.fstat(fd).st_size} bytes came where {size} were meant")
@@ -177,7 +176,7 @@ class SharedBytes:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # The pickle's memory is not twice that of the bytes where buffers stay outside it.
+        # With out-of-band buffers the pickle does not contain a second copy.
         whole = pickle.PickleBuffer(self.view) if protocol >= 5 else bytes(self.view)
         return _copied, (whole,)
 
@@ -191,9 +190,9 @@ def _copied(whole: Any) -> SharedBytes:
 
 
 def _map(fd: int, size: int, access: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
-    # mmap.mmap(fd) would keep a duplicate of the descriptor for as long as it is mapped.
-    # Mapping the file over an anonymous mmap keeps that object's care for exported
-    # views without one.
+    # mmap.mmap(fd) would keep a duplicate of the descriptor while it is mapped. Mapping the
+    # file over an anonymous mmap needs no descriptor, and that object still tracks exported
+    # views.
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
@@ -209,7 +208,7 @@ def _populate(mapped: mmap.mmap, address: int, size: int) -> None:
     if size >= _HUGE_PAGE:
         with contextlib.suppress(OSError):
             mapped.madvise(mmap.MADV_HUGEPAGE)
-    # Through ctypes, since that releases the GIL while pages are cleared.
+    # ctypes releases the GIL while pages are cleared.
     _libc().madvise(address, size, _MADV_POPULATE_WRITE)
 
 
@@ -228,7 +227,7 @@ def _unnamed_file() -> int:
 
 
 def _writable_file() -> int:
-    # POSIX shared memory is not written to as a file everywhere.
+    # On some systems POSIX shared memory cannot be written like a file.
     return _made_by(memory_file, _unlinked_file)
 
 
@@ -237,16 +236,16 @@ def _made_by(make: Callable[[], int], *others: Callable[[], int]) -> int:
     try:
         return make()
     except (OSError, AttributeError, ImportError) as error:
-        # Where there is no descriptor for one there is none for another.
+        # If no descriptor was left, the other ways need one too.
         if not others or getattr(error, "errno", None) in _NO_DESCRIPTOR:
             raise
     return _made_by(*others)
 
 
 def memory_file(label: str = "asyncloader") -> int:
-    """Return a file that lies in memory, which the system shows by its label.
+    """Return a file in memory; the system shows it by its label.
 
-    OSError where there is no such thing; some sandboxes refuse it.
+    Raise OSError if the system has none; some sandboxes refuse it.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -254,7 +253,7 @@ def memory_file(label: str = "asyncloader") -> int:
 
 
 def _unlinked_shm() -> int:
-    # The door multiprocessing uses; absent where the platform has no POSIX shared memory.
+    # The module that multiprocessing uses; not every platform has it.
     posixshmem = importlib.import_module("_posixshmem")
     name = f"/al-{secrets.token_hex(8)}"
     fd = posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
@@ -290,11 +289,11 @@ def _is_sealed(fd: int, seals: int = _SEALS) -> bool:
 
 @functools.cache
 def _can_seal() -> bool:
-    """Whether this system gives us memfds; some sandboxes refuse them."""
+    """Whether this system supports memfds; some sandboxes refuse them."""
     try:
         os.close(memory_file())
     except OSError as error:
-        # For want of a descriptor only those are refused one that might have had it.
+        # Refused for lack of a descriptor: memfds are supported.
         return error.errno in _NO_DESCRIPTOR
     return True
 

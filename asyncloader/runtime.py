@@ -1,4 +1,4 @@
-"""Loops, and threads, of our own, descriptors for them, and their end with the interpreter.
+"""Our own event loops and threads, their file descriptors, and their end at interpreter exit.
 
 This is the only file that knows uvloop.
 """
@@ -40,10 +40,10 @@ def begin_task(
     name: str,
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
-    """Begin a task of ours; to be called on its loop.
+    """Begin a task of ours; call this on its loop.
 
-    A loop may be closed under the task. The iterator's own warning says so, once, and
-    asyncio's message for every task that was pending says no more.
+    The loop may be closed while the task is pending. The iterator warns about that once, so
+    asyncio's message for every such task is turned off.
     """
     task = loop.create_task(work, name=name, context=context)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ def begin_task(
 
 
 class Exit:
-    """Stands for the result of a coroutine that raised SystemExit, which would end its loop."""
+    """The result of a coroutine that raised SystemExit, which would have ended its loop."""
 
     __slots__ = ("error",)
 
@@ -60,7 +60,7 @@ class Exit:
 
 
 async def contained(function: Callable[..., Awaitable[T]], *args: Any) -> T | Exit:
-    """Await ``function(*args)`` in a task of its own; ``released`` gives its result."""
+    """Await ``function(*args)`` and catch SystemExit; ``released`` returns or raises it."""
     try:
         return await function(*args)
     except SystemExit as error:
@@ -68,14 +68,14 @@ async def contained(function: Callable[..., Awaitable[T]], *args: Any) -> T | Ex
 
 
 def released(result: T | Exit) -> T:
-    """Return the result of a function that was contained, or raise the SystemExit it raised."""
+    """Return the result of a contained function, or raise its SystemExit."""
     if isinstance(result, Exit):
         raise result.error
     return result
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody has told the present task to end."""
+    """Whether the present task is being cancelled."""
     task = None if running_loop() is None else asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -83,8 +83,8 @@ def is_being_cancelled() -> bool:
 def not_cancelled(error: asyncio.CancelledError) -> RuntimeError:
     """Return the error for a CancelledError that nobody asked for.
 
-    A source raises one that awaits a task which was cancelled. It must not pass for the end
-    of those who read it.
+    A source raises one if it awaits a task that was cancelled. It must not look like a
+    cancellation of its reader.
     """
     failure = RuntimeError("a source raised CancelledError, but nobody had cancelled its reader")
     failure.__cause__ = error
@@ -92,8 +92,8 @@ def not_cancelled(error: asyncio.CancelledError) -> RuntimeError:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new loop for our own use: uvloop's where it is installed."""
-    # uvloop ends the process where its first loop finds out half-way that there are too few.
+    """Return a new loop for our own use: uvloop's if it is installed."""
+    # uvloop aborts the process if descriptors run out while its first loop is made.
     with descriptors_for("an event loop", _DESCRIPTORS_OF_A_LOOP):
         fill_standard_descriptors()
         try:
@@ -103,7 +103,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()
 
 
-# The first of a process takes the most.
+# The first loop of a process needs the most.
 _DESCRIPTORS_OF_A_LOOP = 8
 
 
@@ -112,9 +112,9 @@ _DESCRIPTORS_OF_A_LOOP = 8
 
 @contextlib.contextmanager
 def descriptors_for(what: str, count: int = 0) -> Iterator[None]:
-    """Raise ResourceExhausted where the process has no file descriptor left for what is made here.
+    """Raise ResourceExhausted if no file descriptor is left for what the block makes.
 
-    That is said before anything is made, where there are not ``count`` of them.
+    If fewer than ``count`` are left, raise it before the block runs.
     """
     try:
         require_descriptors(count)
@@ -126,14 +126,14 @@ def descriptors_for(what: str, count: int = 0) -> Iterator[None]:
 
 
 def require_descriptors(count: int) -> None:
-    """Raise OSError unless so many files can be opened now."""
+    """Raise OSError unless ``count`` files can be opened now."""
     with contextlib.ExitStack() as reserve:
         for _ in range(count):
             reserve.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def without_descriptor(what: str, reason: str) -> ResourceExhausted:
-    """Return the error for something that got no file descriptor."""
+    """Return the error for missing file descriptors."""
     return ResourceExhausted(
         f"no file descriptor is left for {what} ({reason}{_limit()});"
         " close files, or raise the limit, by `ulimit -n` or resource.setrlimit"
@@ -156,7 +156,7 @@ _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 @contextlib.contextmanager
 def process_for(what: str) -> Iterator[None]:
-    """Raise ResourceExhausted where the system allows no process more for what is made here."""
+    """Raise ResourceExhausted if the system allows no more processes for what the block makes."""
     try:
         yield
     except BlockingIOError as error:
@@ -164,11 +164,11 @@ def process_for(what: str) -> Iterator[None]:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread; ResourceExhausted, and nothing is left of it, at the thread limit."""
+    """Start a thread; raise ResourceExhausted at the thread limit, and clean up."""
     try:
         thread.start()
     except RuntimeError as error:
-        # The other reason is that the interpreter ends.
+        # Otherwise the interpreter is ending.
         if _NO_THREAD not in str(error):
             raise
         raise _without_process(f"thread for {thread.name!r}", _NO_THREAD) from error
@@ -178,7 +178,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def _without_process(what: str, reason: str) -> ResourceExhausted:
-    """Return the error for a process or a thread that the system does not allow."""
+    """Return the error for a process or thread beyond the system's limit."""
     return ResourceExhausted(
         f"the system allows no {what} ({reason}{_limit_of_processes()}); end other processes or"
         " threads, or raise the limit, by `ulimit -u` or resource.setrlimit, or the container's"
@@ -199,8 +199,8 @@ def _limit_of_processes() -> str:
 def fill_standard_descriptors() -> None:
     """Open the null device where standard input, output or errors were closed.
 
-    A channel of ours in such a place would get what any library prints, and uvloop aborts the
-    process when it closes a descriptor there.
+    Otherwise a channel of ours could get such a number and receive what libraries print, and
+    uvloop aborts the process when it closes one of these descriptors.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
         os.set_inheritable(fd, True)
@@ -214,13 +214,13 @@ _LAST_STANDARD = 2
 
 
 def at_exit(function: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called when the interpreter exits, the latest first, whatever others raise.
+    """Call a function when the interpreter exits: the latest first, even if others raise.
 
-    Ctrl-C disturbs none of them. From then on it ends the process without a word, as it does
-    a little later in any case, when the interpreter no longer handles signals.
+    Ctrl-C does not interrupt them. Afterwards it ends the process silently, as it always does
+    a little later, when the interpreter no longer handles signals.
     """
     _exit_functions.append(function)
-    # They come before those of the modules that were imported before this one.
+    # They run before the exit functions of modules that were imported before this one.
     atexit.unregister(_run_exit_functions)
     atexit.register(_run_exit_functions)
     return function
@@ -234,7 +234,7 @@ def _run_exit_functions() -> None:
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    # A program that handles Ctrl-C in its own way does so to the end.
+    # A program with its own Ctrl-C handler keeps it.
     is_raised = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_raised or threading.current_thread() is not threading.main_thread():
         yield
@@ -244,7 +244,7 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            # It may be no file, or a closed one, or None.
+            # It may be closed, None, or no file at all.
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -264,7 +264,7 @@ class LoopThread:
         self._thread = threading.Thread(target=running.run, name=name, daemon=True)
         try:
             start_thread(self._thread)
-            # The thread makes the loop: an interrupt, which comes here, finds none half made.
+            # The thread makes the loop, because Ctrl-C could interrupt that here.
             self.loop = running.loop.result()
         except BaseException:
             running.stop()
@@ -277,12 +277,12 @@ class LoopThread:
         try:
             return future.result()
         except BaseException:
-            # Whoever stops waiting (Ctrl-C) stops the work as well.
+            # A caller that stops waiting (Ctrl-C) cancels the work too.
             future.cancel()
             raise
 
     def finished(self, result: Any) -> Any:
-        """Return a result, awaiting it on the loop as long as there is something to await."""
+        """Return a result; while it is awaitable, await it on the loop."""
         while inspect.isawaitable(result):
             result = self.call(_result(result))
         return result
@@ -292,7 +292,7 @@ class LoopThread:
         self._running.stop()
 
     def close(self, seconds: float = 3.0) -> None:
-        """Stop the loop and wait for its thread, at most so long."""
+        """Stop the loop and wait for its thread, at most ``seconds``."""
         _loop_threads.discard(self)
         self._running.stop()
         if self._thread is not threading.current_thread():
@@ -309,7 +309,7 @@ class LoopThread:
 
 
 class _Running:
-    """A loop in its thread, from where it is made to where it is closed."""
+    """A loop in its thread, from its creation to its close."""
 
     def __init__(self) -> None:
         self.loop: Future[asyncio.AbstractEventLoop] = uncancellable()
@@ -327,18 +327,18 @@ class _Running:
         """Run the loop until it is stopped."""
         try:
             loop = new_event_loop()
-        except BaseException as error:  # noqa: BLE001 - whoever wants the loop raises it
+        except BaseException as error:  # noqa: BLE001 - the caller that wants the loop raises it
             self.loop.set_exception(error)
             return
         asyncio.set_event_loop(loop)
         self.loop.set_result(loop)
         while not self._is_stopped:
-            # Whoever waits for a task that raises one of these is told. Others need the loop.
+            # The task's waiter gets this error too; other tasks still need the loop.
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
         winding_up = loop.create_task(_wind_up())
         winding_up.add_done_callback(lambda _: loop.stop())
-        # It may be told once more to stop, which is no reason to leave this undone.
+        # A second stop must not prevent this cleanup.
         while not winding_up.done():
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
@@ -363,7 +363,7 @@ _loop_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 @at_exit
 def _close_loop_threads() -> None:
-    # A daemon thread that still runs while the interpreter is torn down may crash it.
+    # A daemon thread that runs while the interpreter shuts down may crash it.
     for thread in list(_loop_threads):
         thread.close(seconds=1.0)
 
@@ -393,14 +393,14 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> None:
     try:
         result = function(*args)
-    except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+    except BaseException as error:  # noqa: BLE001 - the waiter raises it
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
 def uncancellable() -> Future[Any]:
-    """A future that survives the cancellation of whoever waits for it."""
+    """A future that survives its waiter's cancellation."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

@@ -44,7 +44,7 @@ class SeedStream:
 
     def draw(self) -> int:
         """Return the number at this position."""
-        # Block 0 is kept for the children's keys.
+        # Block 0 is reserved for the children's keys.
         return _draw(self.key, 1 + self.position // 2, self.position % 2)
 
     def advanced(self) -> SeedStream:
@@ -63,7 +63,7 @@ def _draw(key: int, block: int, half: int) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _block(key: int, block: int) -> Block:
-    # Kept for the second of the two numbers in it, which mostly follows.
+    # Cached: the second of its two numbers is usually drawn next.
     counter = (block & _WORD, block >> 32 & _WORD, block >> 64 & _WORD, block >> 96 & _WORD)
     return philox(counter, (key & _WORD, key >> 32))
 
@@ -90,14 +90,14 @@ class SeedGenerator:
         self.seed(seed)
         #: Whether it was given its seed, and did not draw one.
         self.is_chosen = seed is not None
-        #: After how many items on every rank the epoch is gone on with; None for a new one.
+        #: After how many items on every rank the epoch resumes; None for a new epoch.
         self.resumed_after: int | None = None
-        #: With how many workers that place was taken, where those or the ranks were others;
-        #: None where they were the same.
+        #: The number of workers when the state was taken, if it or the number of ranks differs
+        #: now; otherwise None.
         self.taken_with: int | None = None
         #: Whether the workers were taken in turn there; None for a new epoch.
         self.taken_in_order: bool | None = None
-        #: The seed that was taken over from another rank, if that was done.
+        #: The seed that was adopted from another rank, if any.
         self.adopted: int | None = None
 
     @property
@@ -110,7 +110,7 @@ class SeedGenerator:
         self._shared = self._worker = SeedStream(checked_seed(entropy() if seed is None else seed))
 
     def adopt(self, key: int) -> None:
-        """Go on as a generator with the seed ``key`` would that has drawn as much as this."""
+        """Continue as a generator with the seed ``key`` that has drawn as many numbers as this."""
         self.adopted = key
         self._shared = replace(self._shared, key=checked_seed(key))
         self._worker = replace(self._worker, key=checked_seed(key))
@@ -128,7 +128,7 @@ class SeedGenerator:
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Return a generator with the worker stream of ``worker_id``.
 
-        The shared stream goes on where it stands. With ``inplace`` this very
+        The shared stream continues from its position. With ``inplace`` this very
         generator is changed and returned.
         """
         number = _integer(worker_id)
@@ -163,12 +163,12 @@ def _from_system() -> int:
 
 
 def entropy(otherwise: Callable[[], int] = _from_system) -> int:
-    """Return a fresh seed, governed by ``torch.manual_seed`` where torch is in use.
+    """Return a fresh seed; if torch is in use, ``torch.manual_seed`` decides it.
 
-    While it is not, the seed comes from ``otherwise``: the operating system.
+    Otherwise it comes from ``otherwise``, by default the operating system.
     """
     torch = sys.modules.get("torch")
-    # Another thread may be in the middle of importing torch: then it is not in use yet.
+    # If another thread is still importing torch, it is not in use yet.
     if torch is None or not hasattr(torch, "empty"):
         return otherwise()
     return int(torch.empty((), dtype=torch.int64).random_().item())
@@ -183,7 +183,7 @@ def checked_seed(seed: int) -> int:
 
 
 def _integer(value: object) -> int:
-    """Return an integer as Python's own, and -1 for what is none."""
+    """Return a value as a Python int, or -1 if it is no integer."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:

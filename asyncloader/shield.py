@@ -1,7 +1,7 @@
-"""What must not be cancelled over and over.
+"""Protection from repeated cancellation.
 
-This file is about ``shielded``: asyncio cancels a task once, which our own code stands, but
-a scope of anyio's cancels again at every turn of the loop for as long as the task waits.
+This file is about ``shielded``: asyncio cancels a task once, which our code handles, but a
+cancel scope of anyio cancels again at every turn of the loop while the task waits.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import anyio
 
-#: What anyio has loaded once anybody has used it on one of asyncio's loops.
+#: The module that anyio loads when it is first used on an asyncio loop.
 _IN_USE = "anyio._backends._asyncio"
 
 
 def shielded() -> AbstractContextManager[Any]:
-    """Keep the scopes of anyio that are around the block from cancelling what waits in it."""
-    # Where nobody uses anyio there are no scopes, and loading it here would hold up the loop.
+    """Protect the waits in the block from anyio's cancel scopes around it."""
+    # If nobody uses anyio there are no scopes, and importing it here would block the loop.
     return anyio.CancelScope(shield=True) if _IN_USE in sys.modules else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Waiting: a thread or a task that waits until something is so, and those who wake it."""
+"""Threads and tasks that wait for a condition, and waking them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Stopped(GeneratorExit):
-    """Raised in a thread that waits, when what it works for is being closed.
+    """Raised in a waiting thread when the pass that it works for is being closed.
 
     It is a GeneratorExit, so the generators on the way out close as they would
     for ``generator.close()``.
@@ -19,10 +19,10 @@ class Stopped(GeneratorExit):
 
 
 class Bell:
-    """Rings until one thread has heard it.
+    """A signal to one thread: it stays on until the thread has received it.
 
-    Any thread may ring it, wherever it was interrupted: an event of threading's may be left
-    half-way by a signal, and is locked while garbage is collected that may want to ring.
+    Any thread may ring it at any moment, also in a signal handler or a garbage collection,
+    where a threading.Event could deadlock or be left half set.
     """
 
     def __init__(self) -> None:
@@ -33,22 +33,22 @@ class Bell:
     def ring(self) -> None:
         """Wake the thread that listens, now or when it begins to."""
         if self._silence.locked():
-            # Another thread may have let it ring just now.
+            # Another thread has just rung it.
             with contextlib.suppress(RuntimeError):
                 self._silence.release()
 
     def heard(self, timeout: float | None = None) -> bool:
-        """Wait until it rings, and end that; whether it did within so many seconds."""
+        """Wait until it rings and reset it; False if it did not ring within ``timeout`` seconds."""
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         return self._silence.acquire(timeout=seconds)
 
     def hush(self) -> None:
-        """End what rings."""
+        """Reset it."""
         self._silence.acquire(False)
 
 
 class ThreadWaiter:
-    """Lets one thread wait until something is so; any thread may wake or stop it."""
+    """Lets one thread wait for a condition; any thread may wake or stop it."""
 
     def __init__(self) -> None:
         self._bell = Bell()
@@ -67,7 +67,7 @@ class ThreadWaiter:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            # Announce the wait before the last look, so that no wake falls between.
+            # Announce the wait before the last check, so that no wake is missed.
             self._bell.hush()
             self._waiting = True
             if not ready() and not self.stopped:
@@ -76,7 +76,7 @@ class ThreadWaiter:
         return True
 
     def wake(self) -> None:
-        """Make a waiting thread look again."""
+        """Make a waiting thread check again."""
         if self._waiting:
             self._bell.ring()
 
@@ -87,7 +87,7 @@ class ThreadWaiter:
 
 
 class LoopWaiter:
-    """Lets one task wait until something is so; any thread may wake it."""
+    """Lets one task wait for a condition; any thread may wake it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -96,7 +96,7 @@ class LoopWaiter:
     async def until(self, ready: Callable[[], bool]) -> None:
         """Wait until ``ready()``."""
         while not ready():
-            # Announce the wait before the last look, so that no wake falls between.
+            # Announce the wait before the last check, so that no wake is missed.
             self._future = future = self._loop.create_future()
             if not ready():
                 try:
@@ -105,7 +105,7 @@ class LoopWaiter:
                     self._future = None
 
     async def news(self) -> None:
-        """Wait for the next ``wake``; for one who is woken on the loop only."""
+        """Wait for the next ``wake``; only if it is called on the loop."""
         self._future = future = self._loop.create_future()
         try:
             await future
@@ -113,7 +113,7 @@ class LoopWaiter:
             self._future = None
 
     def wake(self) -> None:
-        """Make a waiting task look again."""
+        """Make a waiting task check again."""
         future = self._future
         if future is None:
             return
@@ -121,17 +121,16 @@ class LoopWaiter:
             release(future)
         else:
             call_soon(self._loop, release, future)
-        # An interrupt before this, and it is woken once more.
+        # After an interrupt before this line, the task is just woken twice.
         if self._future is future:
             self._future = None
 
 
 class Patience:
-    """Calls a function once a loop could run for so many seconds, unless it is cancelled before.
+    """Calls a function after its loop could run for ``seconds``, unless it is cancelled.
 
-    Where a whole machine stands still for a while, or a program is stopped and goes on, those
-    who are waited for do so as well: whatever such a time is, it counts for a fifth of what
-    they have.
+    If the machine or the program is stopped for a while, the processes that it waits for are
+    stopped too. So such a time counts at most for a fifth of ``seconds``.
     """
 
     def __init__(
@@ -162,12 +161,12 @@ _TICKS = 5
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:
-    """Call a function on a loop, from any thread; a closed loop has nobody left to serve."""
+    """Call a function on a loop, from any thread; do nothing if the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *args)
 
 
 def release(future: asyncio.Future[None]) -> None:
-    """Wake the task that awaits the future; to be called on its loop."""
+    """Wake the task that awaits the future; call this on its loop."""
     if not future.done():
         future.set_result(None)

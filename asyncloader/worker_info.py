@@ -1,4 +1,4 @@
-"""Which worker this process is, if it is one."""
+"""The worker that this process is, if it is one."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def get_worker_info() -> WorkerInfo | None:
 
 
 def this_worker() -> WorkerInfo | None:
-    """Return what worker this process is, also to those whom ``get_worker_info`` does not say."""
+    """Return which worker this process is, even where ``get_worker_info`` hides it."""
     return _worker_info
 
 
 class Unaware:
-    """Hides the worker from what runs within ``with``.
+    """Hides the worker from code within ``with``.
 
-    With a ``refusal``, asking for the worker is a ValueError that says it.
+    With a ``refusal``, asking for the worker raises a ValueError with this text.
     """
 
     def __init__(self, refusal: str = "") -> None:
@@ -67,7 +67,7 @@ class Unaware:
         _unaware.set(self._before)
 
     def check(self) -> None:
-        """Raise the refusal if somebody has asked, who may have caught the error."""
+        """Raise the refusal if somebody has asked; the asking code may have caught the error."""
         if self.was_asked and self.refusal:
             raise ValueError(self.refusal)
 
@@ -76,7 +76,7 @@ _unaware: ContextVar[Unaware | None] = ContextVar("unaware", default=None)
 
 
 def is_hidden() -> bool:
-    """Whether the worker is hidden from whoever asks; ValueError where that is refused."""
+    """Whether the worker is hidden; raise ValueError if asking is refused."""
     unaware = _unaware.get()
     if unaware is None:
         return False

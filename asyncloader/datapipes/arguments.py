@@ -73,7 +73,7 @@ def _number_of_seconds(name: str, value: Any) -> float:
 def checked_function(name: str, value: Any, *, takes: int | None = None) -> Any:
     """Return something that can be called; raise TypeError otherwise.
 
-    ValueError where it can be seen that it does not take so many arguments.
+    Raise ValueError if its signature shows that it does not take ``takes`` arguments.
     """
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {type(value).__name__}")

@@ -271,7 +271,7 @@ class DataPipe:
     def __repr__(self) -> str:
         return stage_name(self)
 
-    if not TYPE_CHECKING:  # or every name would be one that a pipe has
+    if not TYPE_CHECKING:  # a type checker would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):

@@ -72,7 +72,7 @@ class Pulse:
 
     def start_anew(self) -> None:
         """Start afresh in a forked child, which does not have the parent's thread."""
-        self.__init__()  # type: ignore[misc]  # nothing of it is good any more
+        self.__init__()  # type: ignore[misc]  # resets every field
 
     def _start(self) -> None:
         self._stop = Bell()
@@ -280,7 +280,7 @@ def unawaited(pipe: object, coroutine: Coroutine[Any, Any, Any]) -> TypeError:
 
 
 def blame(error: BaseException, pipe: object) -> None:
-    """Note on an error that a user's function raised that it was raised in ``pipe``.
+    """Add a note to a user function's error that names ``pipe``.
 
     The caller then raises the error again. StopIteration, GeneratorExit and the like would
     look like the end of the data, so for those this raises a RuntimeError instead.

@@ -87,7 +87,7 @@ class ColumnFunction:
         columns = self.columns
         result = self.function(*columns.pick(item))
         if result.__class__ is CoroutineType:
-            return result  # which the pipe refuses by its name
+            return result  # the pipe raises the error, with its name
         return columns.put(item, result)
 
 

@@ -124,7 +124,7 @@ class Exchange(Generic[T]):
     def take(self, into: list[T] | None = None) -> list[T]:
         """Return the items that are there; at the end return [] or raise the error, every time.
 
-        They are added to ``into``, which whoever may be interrupted holds already.
+        They are added to ``into``, so that a caller that is interrupted does not lose them.
         """
         group = [] if into is None else into
         # The giver may append meanwhile; such items stay for the next group.

@@ -428,7 +428,7 @@ class ShuffledFlatMapPass(Pass[T]):
                 close_items(expansion.parts)
             self.expansions.clear()
 
-    # Going on -------------------------------------------------------------------------
+    # Resuming ------------------------------------------------------------------------
 
     def cursor(self) -> Cursor:
         opened = [[each.held.number, each.offset] for each in self.expansions]

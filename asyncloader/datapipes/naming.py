@@ -16,7 +16,7 @@ from typing import Any
 def stage_name(pipe: object) -> str:
     """Return a pipe's name in messages: its functional name and its settings.
 
-    One that took the place of another may be known by that one's name.
+    A pipe that replaces another may use the other's name.
     """
     if known_as := getattr(pipe, "known_as", ""):
         return str(known_as)

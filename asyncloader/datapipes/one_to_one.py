@@ -16,7 +16,7 @@ from asyncloader.datapipes.run import Pass, Run, is_ours, picks
 class OneToOne:
     """A pipe that yields one item for each of ``self.source``, in the same order.
 
-    Its place is that of its source. Name it first among a class's bases.
+    It needs no cursor of its own. Name it first among a class's bases.
     """
 
     source: Any

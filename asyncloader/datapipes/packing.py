@@ -160,7 +160,7 @@ class Pack(Generic[T]):
 class PackPass(Pass[list[T]]):
     """One pass over a SequencePacker, which holds the open packs, oldest first.
 
-    ``taken`` sequences were packed, and of the next one ``offset`` tokens.
+    ``taken`` sequences were packed, and ``offset`` tokens of the next one.
     """
 
     marks = ("taken", "offset", "yielded")
@@ -256,7 +256,7 @@ class PackPass(Pass[list[T]]):
             )
         return tokens
 
-    # Going on -------------------------------------------------------------------------
+    # Resuming ------------------------------------------------------------------------
 
     def cursor(self) -> Cursor:
         packs = [

@@ -129,8 +129,8 @@ def closing_items(iterator: Iterator[Any]) -> Iterator[None]:
 def add_cursors(cursors: Cursors, into: Cursors) -> None:
     """Add the cursors of pipes that have none there yet.
 
-    Cursors with which a source began are those of a whole graph: what has moved on
-    since has put its own before.
+    A source's first cursors are those of a whole graph: a pipe that has moved
+    since then has added its own already.
     """
     for place, cursor in cursors.items():
         into.setdefault(place, cursor)
@@ -448,7 +448,7 @@ class Expander(IterDataPipe[T]):
     def parts(self, item: Any, skip: int = 0) -> Generator[T, None, None]:
         """Yield the parts of an item in order, without the first ``skip``.
 
-        What it opens it closes, also when it is closed in between.
+        It closes what it opens, also when it is closed early.
         """
         raise NotImplementedError
 

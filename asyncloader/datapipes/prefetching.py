@@ -39,7 +39,7 @@ _HEAVY_PARTS = 1000
 def weight_of(item: Any) -> int:
     """Return about how many bytes an item takes, with its contents four levels deep.
 
-    Arrays and tensors count with their elements, and what is held twice counts twice.
+    Arrays and tensors count with their elements; an object that occurs twice counts twice.
     """
     return _weight(item, _DEPTH)
 
@@ -47,7 +47,7 @@ def weight_of(item: Any) -> int:
 def is_heavy(item: Any) -> bool:
     """Whether an item takes more than a MiB, or is made of more than a thousand parts.
 
-    It is looked into only as far as it takes to know.
+    It is searched only until that is known.
     """
     room, parts = _HEAVY_BYTES, [item]
     for _ in range(_HEAVY_PARTS):
@@ -106,7 +106,7 @@ def _said(item: Any, name: str) -> Any:
 class Prefetcher(OneToOne, IterDataPipe[T]):
     """Yield the source's items in order, holding up to ``buffer_size`` of them ready.
 
-    With ``buffer_bytes`` nothing more is read ahead once those that are held take so many.
+    With ``buffer_bytes`` reading ahead stops once the held items take so many bytes.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> list(IterableWrapper(range(3)).prefetch(2))

@@ -24,7 +24,7 @@ class Seeded:
     def set_seed(self, seed: int) -> Self:
         """Draw the next pass from ``seed``, a number of 64 bits; return the pipe.
 
-        Passes after that, as those of a cycle, have seeds that follow from it.
+        The seeds of later passes, such as those of a cycle, follow from it.
         """
         self._seed = checked_seed(seed)
         self._is_seeded = True

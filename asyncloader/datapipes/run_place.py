@@ -263,7 +263,7 @@ async def give_groups(
 ) -> None:
     """Give all of an async iterable's items from the present task.
 
-    ``is_patient`` says that it may be waited for later: what it yields next is made anyway.
+    ``is_patient`` says that asking for the next item may be delayed, as it is made anyway.
     """
     waiter = LoopWaiter(loop)
     exchange.giver = waiter

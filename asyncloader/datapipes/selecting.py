@@ -82,7 +82,7 @@ class Filter(IterDataPipe[T]):
             )
         try:
             return bool(answer)
-        except Exception as error:  # one of several elements, say
+        except Exception as error:  # such as an array with several elements
             blame(error, self)
             raise
 

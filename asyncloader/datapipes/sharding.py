@@ -188,10 +188,10 @@ def _taken_of(items: Iterator[Any], count: int) -> int:
 
 @functional_datapipe("sharding_round_robin_dispatch")
 class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
-    """Mark where the graph above runs in one process that deals its items to the workers.
+    """Run the pipes before this one in one process, which deals each item to one worker.
 
     Without worker processes the items pass as they are. The group must be
-    MULTIPROCESSING; ranks are divided by a ``sharding_filter`` above.
+    MULTIPROCESSING; a ``sharding_filter`` before this pipe divides among ranks.
 
     >>> from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
     >>> pipe = IterableWrapper(range(3))

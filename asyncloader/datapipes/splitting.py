@@ -190,7 +190,7 @@ class Splitter(IterDataPipe[T]):
     def join(self, tree: RunTree, index: int, *, resumes: bool = False) -> SplitPass[T]:
         """Return the pass under way, now with this branch in it, or a new pass.
 
-        A branch that goes on where it was may be one that had left then.
+        With ``resumes`` the branch may be one that had left at its cursor.
         """
         with self._joining:
             split: SplitPass[T] | None = tree.latest_pass(self)

@@ -144,7 +144,7 @@ class Tolerance:
 def stand_in(error: BaseException, item: Any, running: Any) -> Any:
     """Return the replacement for the result of an item that failed in a pass, or SKIPPED.
 
-    To be called where the error is caught; where it is not tolerated, it is raised again.
+    Call this where the error is caught. An error that is not tolerated is raised again.
     """
     pipe = running.pipe
     if pipe.tolerance.is_strict:
@@ -165,7 +165,7 @@ def answered(failure: Failure, running: Any) -> Any:
 
 
 def failure_of(error: BaseException, item: Any, pipe: object) -> Failure:
-    """Return that a pipe's function failed on an item.
+    """Return the Failure of a pipe's function on an item.
 
     Call this where the error is caught. Errors that end the process or the pass are not
     failures of the function: they are raised again.

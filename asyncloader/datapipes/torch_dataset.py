@@ -20,8 +20,8 @@ def as_torch_dataset(pipe: Iterable[Any]) -> Any:
     """Return a ``torch.utils.data.IterableDataset`` over a graph.
 
     In the workers of a DataLoader the graph's sharding pipes divide the items; a
-    graph without any runs whole in every worker, of which each hands out its share.
-    Whatever is shuffled before the items are divided is shuffled alike everywhere.
+    graph without any runs whole in every worker, and each yields its share.
+    Shuffles before the division have the same order in all workers.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> dataset = as_torch_dataset(IterableWrapper(range(4)).sharding_filter())

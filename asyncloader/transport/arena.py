@@ -1,7 +1,7 @@
 """Recycled shared memory between a sender and one receiver.
 
-This file is about ``Arena``, the sender's side: slots in shared segments that it fills and lends,
-and that come back when nobody uses them any more; and about ``ArenaView``, the receiver's side.
+This file is about ``Arena``, the sender's side: it fills slots in shared segments and lends them,
+and they come back when nobody uses them any more; and about ``ArenaView``, the receiver's side.
 
     Arena (sender)                              ArenaView (receiver)
     allocate / take ───▶ slot ──SlotRef, News──▶ lease ──▶ memory the consumer holds
@@ -38,7 +38,7 @@ _MOST_NEWS = 16  # each new segment takes a descriptor until its frame is sent
 class Slot:
     """Memory of an arena that the holder may fill before it is sent.
 
-    It stays theirs for as long as the view, or anything made over it, is alive.
+    It belongs to the holder while the view, or anything made over it, is alive.
     """
 
     number: int
@@ -77,10 +77,10 @@ class _SharedSegment:
 class Arena:
     """The sender's side: slots in segments that grow up to ``budget`` bytes.
 
-    A slot that is larger than all of the budget is granted when nothing else is in
-    use, unless the budget is 0. ``budget`` may be changed at any time; what is there
-    is not taken away. An arena belongs to the process that made it, and to one
-    thread at a time; references to slots may die in any.
+    A slot that is larger than the budget is granted only when nothing else is in use, and
+    never if the budget is 0. ``budget`` may be changed at any time; existing slots stay. An
+    arena belongs to the process that made it, and to one thread at a time; references to
+    slots may die in any thread.
     """
 
     def __init__(self, budget: int, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
@@ -117,7 +117,7 @@ class Arena:
         return Slot(block.number, memoryview(owner).cast("B")[:nbytes])
 
     def take(self, nbytes: int) -> Block | None:
-        """Return a free block for someone who fills and lends it at once, or None."""
+        """Return a free block, or None; the caller fills and lends it at once."""
         self._settle()
         size = slot_size(nbytes)
         free = self._free[size]
@@ -130,7 +130,7 @@ class Arena:
         return block
 
     def lend(self, block: Block) -> None:
-        """Note that the receiver is told of this block; it stays lent until released."""
+        """Note that this block is sent to the receiver; it stays lent until released."""
         block.lent = block.sent = True
         self.lent_bytes += block.segment.slot_bytes
 
@@ -159,7 +159,7 @@ class Arena:
             self._free_if_unused(block)
 
     def take_news(self) -> News:
-        """What the receiver has to know before it can use the slots lent from now on.
+        """Return what the receiver must know before it can use slots that are lent from now on.
 
         The caller gives the descriptors away with the frame that carries the news.
         """
@@ -207,10 +207,10 @@ class Arena:
             segment = _SharedSegment(self._next_segment, size, count, self._next_slot)
         except ResourceExhausted:
             if self.lent_bytes:
-                return False  # what the receiver returns will do
+                return False  # wait for slots that the receiver returns
             raise
         except OSError:
-            return False  # there is no descriptor left, and what is in a frame needs none
+            return False  # no descriptor is left; the item travels in the frame itself
         self._add(segment)
         return True
 
@@ -262,11 +262,11 @@ class Arena:
 
 
 def wake_nobody() -> None:
-    """What to do about a slot that came back when somebody will look anyway."""
+    """Do nothing about a returned slot: it is found at the next check."""
 
 
 class ArenaView:
-    """The receiver's side: leases memory to the consumer, and tells what came back.
+    """The receiver's side: leases memory to the consumer, and reports the slots that came back.
 
     ``wake`` is called, possibly inside the garbage collector and in any thread, at
     least once after slots have come back since ``take_released``; it must neither
@@ -288,7 +288,7 @@ class ArenaView:
         self._lock = threading.Lock()
 
     def update(self, news: News) -> None:
-        """Map the segments that were announced and forget those that were retired.
+        """Map the announced segments and forget the retired ones.
 
         The descriptors in ``news`` are closed here, whatever happens.
         """
@@ -327,13 +327,13 @@ class ArenaView:
         return self._copy(segment, ref)
 
     def give_back(self, ref: SlotRef) -> None:
-        """Return a slot that nobody will look at."""
+        """Return a slot that nobody will read."""
         with self._lock:
             self._released.append(ref.slot)
         self._wake()
 
     def take_released(self) -> list[int]:
-        """The slots that came back since the last call; the sender wants to know them."""
+        """Return the slots that came back since the last call, for the sender."""
         with self._lock:
             self._settle()
             released, self._released = self._released, []
@@ -348,9 +348,9 @@ class ArenaView:
     def _copy(self, segment: Segment, ref: SlotRef) -> memoryview:
         private = _unwritten(ref.nbytes)
         into = ctypes.c_char.from_buffer(private)
-        # It keeps the mapping, which another thread may close meanwhile.
+        # The view keeps the mapping alive, which another thread may close meanwhile.
         shared = ctypes.c_char.from_buffer(segment.buffer, ref.offset)
-        # Through ctypes, since that releases the GIL for the time of the copy.
+        # ctypes releases the GIL during the copy.
         ctypes.memmove(ctypes.addressof(into), ctypes.addressof(shared), ref.nbytes)
         self.give_back(ref)
         return memoryview(private)
@@ -369,7 +369,7 @@ class ArenaView:
 
 
 def _unwritten(nbytes: int) -> bytearray:
-    """Return memory that nobody has written to: bytearray() would, which takes as long again."""
+    """Return uninitialised memory: bytearray() would fill it, which doubles the time."""
     made: bytearray = _new_bytearray(None, nbytes)
     return made
 
@@ -420,7 +420,7 @@ class _OwnerRef(weakref.ref[Any]):
 
 
 class SlotOwners:
-    """Objects that stand for slots, and the news that some of them are gone.
+    """Objects that represent slots, and reports of those that were collected.
 
     An owner is an array over the slot's memory. It is not a memoryview, since
     NumPy keeps only what a memoryview was made from, and the view would die first.
@@ -472,11 +472,11 @@ def _on_gone(
     pid = os.getpid()
 
     def on_gone(owned: _OwnerRef) -> None:
-        # A forked child loses its copies of the owners too; the slots are still in use here.
+        # A forked child drops its copies too, but the slots are still in use in the parent.
         if os.getpid() != pid:
             return
         dead.append(owned)
-        # Appending comes first and gone() clears the note first: none is overlooked.
+        # Append before the note, while gone() clears the note first: so no slot is missed.
         if not told.yes:
             told.yes = True
             wake()

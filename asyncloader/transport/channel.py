@@ -32,7 +32,7 @@ from asyncloader.transport.frame import (
 )
 
 _BUFFERS_PER_CALL = 512  # the kernel takes at most 1024
-_READS_PER_WAKE_UP = 8  # so that a quick peer cannot keep the loop from its other work
+_READS_PER_WAKE_UP = 8  # so that a fast peer cannot block the loop's other work
 #: How many seconds the rest of a frame that has begun may take.
 _FRAME_DEADLINE = 10.0
 
@@ -44,7 +44,7 @@ class Channel:
 
     Every method that meets the end of the channel raises ``EOFError``, and
     ``TransportError`` if what came before was not a proper frame. Descriptors that
-    came and that this process may not have are a ``ResourceExhausted``, and the end.
+    came and that this process cannot have raise ``ResourceExhausted`` and end the channel.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Channel:
     ) -> None:
         """Send a frame, waiting until the kernel has all of it; ``fds`` are given away.
 
-        The frames of ``then``, each a kind and a payload, go along: the peer wakes up once.
+        The frames of ``then``, each a kind and a payload, are sent with it: one wake-up.
         """
         try:
             with self._sending:
@@ -194,7 +194,7 @@ class Channel:
             self._frames.extend(self._incoming.read(waits=waits))
 
     def _wait_for_rest(self) -> None:
-        """Wait for more of a frame that has begun, which must go on."""
+        """Wait for the rest of a frame that has begun; it must arrive in time."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         if not poll.poll(self._frame_deadline * 1000):
@@ -237,7 +237,7 @@ class LoopChannel:
     def attach(
         self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
     ) -> None:
-        """Hand what arrives to ``on_frames``, many at once, and the end to ``on_closed``.
+        """Pass arriving frames to ``on_frames``, many at once, and the end to ``on_closed``.
 
         ``on_closed`` gets an ``EOFError`` when the peer is gone, or the
         ``TransportError`` or ``ResourceExhausted`` that made the channel useless; once
@@ -272,7 +272,7 @@ class LoopChannel:
     ) -> None:
         """Send a frame, later if the socket is full; ``fds`` are given away.
 
-        The frames of ``then``, each a kind and a payload, go along: the peer wakes up once.
+        The frames of ``then``, each a kind and a payload, are sent with it: one wake-up.
         The payload may be changed afterwards. When the peer is gone this does
         nothing: ``on_closed`` tells.
         """
@@ -336,7 +336,7 @@ class LoopChannel:
             )
 
     def _on_deadline(self, had: int) -> None:
-        # A loop that was busy may run its timers before it looks at its sockets.
+        # After a busy time a loop may run its timers before it reads its sockets.
         self._on_readable()
         if self._incoming.total == had and self._subscription is not None:
             self._end(_truncated(self._frame_deadline))
@@ -366,8 +366,8 @@ class LoopChannel:
         except BlockingIOError:
             pass
         except OSError:
-            # Nothing can be sent any more. What the peer said before is still read, and
-            # then the end of it, which a shutdown makes sure of: that calls on_closed.
+            # Nothing can be sent any more. Earlier messages of the peer are still read, and
+            # then the end, which the shutdown guarantees and which calls on_closed.
             close_all(fds)
             self._peer_gone = True
             with contextlib.suppress(OSError):
@@ -425,7 +425,7 @@ class _Subscription:
 _READ_BYTES = 256 << 10
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 # Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
-# Plain numbers: they are looked at for every read.
+# Plain numbers, as they are used for every read.
 _FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _TRUNCATED = int(socket.MSG_CTRUNC)
@@ -471,13 +471,13 @@ class _Incoming:
         return self._decoder.feed(self._buffer[:count], fds)
 
     def check(self) -> None:
-        """Raise the fault that came behind the frames of the last read, if there was one."""
+        """Raise the fault that came after the frames of the last read, if there was one."""
         self._decoder.check()
 
     def close(self) -> None:
-        """Close the descriptors that came for no frame; nothing more is read."""
+        """Close the descriptors that belong to no frame; read no more."""
         close_all(self._decoder.take_fds())
-        # Of a thread that is reading this very moment, the memory is its own.
+        # A thread that is reading at this moment keeps its own reference to the memory.
         self._buffer = memoryview(bytearray())
 
 
@@ -506,24 +506,24 @@ def _without(buffers: list[memoryview], sent: int) -> list[memoryview]:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors that were given to us to give away."""
+    """Close descriptors that would have been sent."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def _gone() -> EOFError:
-    """The error for what the kernel says when the other end is gone: one of ``_GONE``."""
+    """The error for a lost peer: the kernel reported one of ``_GONE``."""
     return EOFError("the other end of the channel is gone")
 
 
 def _lost(received: int) -> LoaderError:
-    """The error for a frame of whose descriptors only so many could be received."""
+    """The error for a frame of which only ``received`` descriptors arrived."""
     if received >= MAX_FDS:
         return TransportError(f"a frame came with more than {MAX_FDS} descriptors")
     return without_descriptor("what another process sends", "the kernel dropped what it sent")
 
 
 def _truncated(deadline: float) -> TransportError:
-    """The error for a frame that began and did not go on."""
+    """The error for a frame that began and was never completed."""
     return TransportError(f"a frame began and then nothing more came for {deadline:g} s")

@@ -1,7 +1,7 @@
 """Code as bytes: graphs and functions for a process that does not have them.
 
-This file is about ``dumps_code`` and ``pack_code``, which take along what the other
-process cannot import. It is the only door to cloudpickle.
+This file is about ``dumps_code`` and ``pack_code``, which include the code that the other
+process cannot import. Only this file uses cloudpickle.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from asyncloader.transport.pickling import LARGE, Dump, load, reduce_storage
 
 
 def dumps_code(code: Any) -> bytes:
-    """Pickle a graph or a function, with the code that the other process may not have."""
+    """Pickle a graph or a function, with the code that the other process may lack."""
     dump = Dump()
     dump.fill(_code_pickler()(dump, protocol=5), code)
     return dump.data
 
 
 class Parcel(NamedTuple):
-    """A pickle of code, and the shared memory that goes beside it.
+    """A pickle of code, and the shared memory that is sent with it.
 
-    Where ``data`` is empty, the pickle is the first of what is shared.
+    If ``data`` is empty, the pickle is the first block of shared memory.
     """
 
     data: bytes
     shared: tuple[SharedBytes, ...]
 
     def fds(self) -> list[int]:
-        """Return descriptors to be sent along, anew for every receiver."""
+        """Return new descriptors to send to one receiver."""
         return [each.duplicate_fd() for each in self.shared]
 
 
 def pack_code(code: Any) -> Parcel:
-    """Pickle a graph for a process of ours, which is to map what is in shared memory.
+    """Pickle a graph for one of our processes, which maps the shared memory.
 
-    A large pickle is in shared memory itself: it is written once, here, and not copied
-    once more on a loop for every process that it is sent to.
+    A large pickle is itself put into shared memory: it is written once, and not copied again
+    for every process.
     """
     dump = Dump()
     pickler = _parcel_pickler()(dump)
@@ -75,7 +75,7 @@ def _mapped(fd: int) -> memoryview:
 @functools.cache
 def _code_pickler() -> Any:
     class CodePickler(_cloudpickle().Pickler):  # type: ignore[misc]
-        """Takes along the code that the other process may not have."""
+        """Includes the code that the other process may lack."""
 
         def dump(self, code: Any) -> None:
             # cloudpickle's own method hides a RecursionError behind another error.
@@ -91,7 +91,7 @@ def _code_pickler() -> Any:
 
 
 def _with_slots(kind: type, reduced: Any) -> Any:
-    """Give a class that another process makes again its slots, which cloudpickle leaves out."""
+    """Keep the slots of a class that is sent by value; cloudpickle leaves them out."""
     if isinstance(reduced, tuple) and _says_its_slots(kind):
         make, arguments, *rest = reduced
         *before, body, tracker, extra = arguments
@@ -101,7 +101,7 @@ def _with_slots(kind: type, reduced: Any) -> Any:
 
 
 def _says_its_slots(kind: type) -> bool:
-    # Named tuples and what other metaclasses make have theirs from whoever makes the class.
+    # The metaclass gives named tuples and similar classes their slots.
     is_named_tuple = NamedTuple in vars(kind).get("__orig_bases__", ())
     is_plain = type(kind) in (type, ABCMeta, type(Protocol))
     return "__slots__" in vars(kind) and is_plain and not is_named_tuple
@@ -114,7 +114,7 @@ def _is_slot(name: str, value: Any) -> bool:
 @functools.cache
 def _parcel_pickler() -> Any:
     class ParcelPickler(_code_pickler()):  # type: ignore[misc]
-        """Leaves shared memory out of the pickle: on arrival its descriptor takes its place."""
+        """Leaves shared memory out of the pickle; its descriptor is sent instead."""
 
         def __init__(self, dump: Dump) -> None:
             super().__init__(dump, protocol=5, buffer_callback=self._stays_inside)
@@ -140,7 +140,7 @@ def _parcel_pickler() -> Any:
 
 @functools.cache
 def pickler_by_value() -> Any:
-    """A pickler that takes code along; imported late, as few items ever need it."""
+    """A pickler that includes code; imported late, as few items need it."""
 
     class PicklerByValue(_code_pickler()):  # type: ignore[misc]
         def __init__(self, dump: Dump) -> None:
@@ -160,8 +160,8 @@ _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRan
 
 
 def _check_is_known(file: Any) -> None:
-    """Refuse an open file, of which cloudpickle would send a copy of the text in its place."""
-    # These two go by their name.
+    """Refuse an open file: cloudpickle would silently send a copy of its text."""
+    # stdout and stderr are pickled by name.
     if file is not sys.stdout and file is not sys.stderr:
         name = getattr(file, "name", None)
         raise TypeError(
@@ -175,6 +175,6 @@ def _cloudpickle() -> Any:
 
     script = sys.modules.get(SPAWNED_MAIN)
     if script is not None and script.__name__ == SPAWNED_MAIN:
-        # It takes along the code of __main__ by itself, but not under this name.
+        # cloudpickle includes __main__'s code by itself, but not under this name.
         cloudpickle.register_pickle_by_value(script)
     return cloudpickle

@@ -1,13 +1,13 @@
 """Items as the payload of a frame, and back.
 
-This file is about ``Encoder`` and ``Packing``, which turn items into payloads with their large
-buffers in slots of an arena, and about ``Decoder``: it checks a payload when it arrives, and
-makes its items when somebody wants them, or gives their slots back. A payload is
+This file is about ``Encoder`` and ``Packing``, which turn items into payloads and put large
+buffers into slots of an arena; and about ``Decoder``, which checks a payload when it arrives and
+later makes its items, or gives their slots back. A payload is
 
     counts | segments added, retired | slots | buffers | pickles' sizes
     pickles, one for all items or one for each | buffers that found no slot
 
-In the place of a pickle there may be the form of a raw tensor or array.
+In place of a pickle there may be the form of a raw tensor or array.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Encoder:
     """Turns items into payloads, in the order in which they will be sent.
 
     ``on_full`` is called when the arena has no slot left although the receiver has
-    some: it returns True to look again, having waited for a release, or False to
-    have the buffer travel in the frame itself. With ``main_by_value`` the receiver need not
-    have the main script, of which items may be.
+    some. It waits for a release and returns True to try again, or returns False to
+    send the buffer in the frame itself. With ``main_by_value`` items may be of classes
+    of the main script, which the receiver cannot import.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Encoder:
         return Encoded(write_payload(news, placement, pickles, count), news.fds)
 
     def _pickle(self, items: Sequence[Any]) -> list[Pickled]:
-        """Pickle all at once where that is safe, else each for itself."""
+        """Pickle all together if that is safe, otherwise one by one."""
         if self._together and len(items) > 1:
             try:
                 pickled = self.pickler.dump_list(items)
-            except Exception:  # noqa: BLE001 - whose fault it was is found out below
+            except Exception:  # noqa: BLE001 - the items are tried one by one below
                 pass
             else:
                 if not pickled.foreign:
@@ -101,18 +101,18 @@ class Encoder:
 class Packing:
     """A payload that is made item by item.
 
-    An item is pickled, and its buffers are copied, when it is added: it may be
-    changed afterwards. Plain items, small and of nothing but numbers and strings, are
-    pickled together at the end: of those that can be changed a copy waits for it.
-    One thread adds; another may ``finish`` if no ``add`` is under way.
+    An item is pickled, and its buffers are copied, when it is added, so that it may be
+    changed afterwards. Plain items, which are small and consist of numbers and strings, are
+    pickled together at the end; mutable ones are copied first. One thread adds; another may
+    call ``finish`` while no ``add`` is running.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._placement = encoder.placement()
         #: Items that wait to be pickled together; there are none when there are ``pickles``.
-        #: NUMBERS may be appended, without ``add``, while there are no pickles: that is one
-        #: operation, which goes well with a ``finish`` in another thread.
+        #: NUMBERS may be appended without ``add`` while there are no pickles: appending is
+        #: atomic, so another thread may call ``finish`` at the same time.
         self.plain: list[Any] = []
         self.pickles: list[Placed] = []
         self.nbytes = 0
@@ -123,7 +123,7 @@ class Packing:
         return len(self.pickles) + len(self.plain)
 
     def add(self, item: Any) -> bool:
-        """Add an item; whether it is a plain one, which waits to be pickled together with others.
+        """Add an item; return whether it is plain, so that it is pickled later with others.
 
         One that cannot be pickled raises, and the others stay.
         """
@@ -136,7 +136,7 @@ class Packing:
         return False
 
     def finish(self) -> tuple[int, Encoded]:
-        """Return how many items the payload has, and it, and begin the next."""
+        """Return the number of items and the payload, and begin the next payload."""
         pickles, count = self._taken()
         placement = self._placement
         if placement.buffers:
@@ -157,7 +157,7 @@ class Packing:
         if pickles:
             return pickles, len(pickles)
         count = len(self.plain)
-        # What is appended in between stays for the next payload.
+        # Items appended meanwhile stay for the next payload.
         items = self.plain[:count]
         del self.plain[:count]
         together = items[0] if count == 1 else items
@@ -178,7 +178,7 @@ NUMBERS = frozenset({int, float, bool, type(None)})
 _PLAIN = NUMBERS | {str}
 _CHANGING = frozenset({list, dict})
 _NUMBER_BYTES = 9
-#: What is larger is pickled by itself, in steps between which other threads have the GIL.
+#: Larger items are pickled alone, in steps between which other threads get the GIL.
 _PLAIN_VALUES = 1_000
 _PLAIN_BYTES = 1 << 14
 
@@ -211,7 +211,7 @@ class Admitted(NamedTuple):
 
     def is_heavy(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        # A payload that is not large itself has no large pickle, and most are not.
+        # A quick check first: a small payload has no large pickle.
         is_large = len(self.memory) >= LARGE
         return is_large and any(nbytes >= LARGE for nbytes, _ in self.tables.pickles)
 
@@ -239,12 +239,12 @@ class Decoder:
         self._view = view or ArenaView()
         #: How many items could not be unpickled so far.
         self.refused = 0
-        # One for each payload that was admitted, and neither decoded nor given back since. Threads
-        # decode, too, and a list loses nothing of what they do at once, as a number would.
+        # One element for each admitted payload that was not decoded or given back. A list, as
+        # its operations are atomic: threads decode too, and a counter could lose updates.
         self._unopened: list[None] = []
 
     def decode(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> list[Any]:
-        """Return the items; the place of one that does not unpickle has a ``TransportError``.
+        """Return the items, with a ``TransportError`` in place of one that cannot be unpickled.
 
         Raises ``TransportError`` if the payload itself is not well-formed. ``fds``
         came with the payload's frame and are closed here.
@@ -252,7 +252,7 @@ class Decoder:
         return self.items(self.admit(payload, fds))
 
     def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
-        """Take note of a payload that arrived; it is decoded or given back later.
+        """Register a payload that arrived; it is decoded or given back later.
 
         Payloads are admitted in the order in which they arrive, and then decoded in
         any. Raises ``TransportError`` if the payload is not well-formed.
@@ -304,7 +304,7 @@ class Decoder:
         try:
             return load(data, buffers)
         except KeyboardInterrupt:
-            raise  # it is the user who interrupts
+            raise  # the user interrupts
         except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
             self.refused += 1
             return _refused(error)
@@ -335,7 +335,7 @@ def _refused(error: BaseException) -> TransportError:
         f"an item could not be unpickled: {type(error).__name__}: {text_of(error)}"
     )
     refused.add_note(traceback_of(error))
-    # Frames hold the leases of the whole payload, and a kept error would keep the slots.
+    # Drop the traceback: its frames would keep the payload's slots leased.
     refused.__cause__ = _without_frames(error)
     return refused
 
@@ -371,7 +371,7 @@ Placed = tuple[bytes, int]
 
 class Placement:
     """Where the buffers of one payload go: slots that are filled here, slots that
-    were filled by whoever made the tensor, or the payload itself."""
+    were filled when the tensor was made, or the payload itself."""
 
     def __init__(self, arena: Arena, on_full: Callable[[int], bool]) -> None:
         self._arena = arena
@@ -387,7 +387,7 @@ class Placement:
         self.in_band: list[Buffer] = []
 
     def add(self, pickled: Pickled) -> Placed:
-        """Copy the buffers of a pickle to where they go: they may be changed afterwards.
+        """Copy the buffers of a pickle to their places; they may be changed afterwards.
 
         If there is no memory for one of them, it is as if none had been added.
         """
@@ -419,7 +419,7 @@ class Placement:
         if block is None or (block.sent and block not in self._born_shared):
             return False
         if block not in self._born_shared:
-            # At once: whoever made it may let go of it before the payload is sent.
+            # At once, as the tensor's owner may drop it before the payload is sent.
             self._lend(block)
             self._born_shared[block] = len(self.slots)
             self.slots.append(block.ref(block.segment.slot_bytes))
@@ -476,7 +476,7 @@ def _aligned(nbytes: int) -> int:
 
 def _copy(source: Source, block: Block, offset: int) -> None:
     if source.address:
-        # Through ctypes, since that releases the GIL for the time of the copy.
+        # ctypes releases the GIL during the copy.
         ctypes.memmove(block.address + offset, source.address, source.nbytes)
     else:
         start = block.offset + offset
@@ -552,7 +552,7 @@ def read_tables(payload: bytes | memoryview) -> PayloadTables:
 def _checked_plain(
     numbers: tuple[int, ...], items: int, data_start: int, size: int
 ) -> PayloadTables:
-    """Return the tables of a payload that is nothing but pickles, as most small ones are."""
+    """Return the tables of a payload that has only pickles, as most small ones do."""
     end = data_start + sum(numbers[::2])
     tables = PayloadTables((), (), [], [], _rows(numbers, 2), items, data_start, end)
     _check(tables, size)

@@ -1,4 +1,4 @@
-"""Frames: how messages are told apart in a stream of bytes.
+"""Frames, which separate messages in a stream of bytes.
 
 This file is about ``Frame``, its encoding, and a decoder that takes the bytes in
 whatever pieces they arrive. No socket is touched here.
@@ -32,13 +32,13 @@ _COPY_BELOW = 256 << 10
 
 
 class CutOff(TransportError):
-    """The channel ended in the middle of a frame, as it does where the sender was killed."""
+    """The channel ended in the middle of a frame, as it does if the sender was killed."""
 
 
 class Frame(NamedTuple):
     """One message: its kind, its bytes, its number in its direction, its descriptors.
 
-    The descriptors belong to whoever received the frame.
+    The descriptors belong to the code that received the frame.
     """
 
     kind: int
@@ -72,7 +72,7 @@ def encode_frames(
     fds: int = 0,
     then: Sequence[tuple[int, Buffer]] = (),
 ) -> list[Buffer]:
-    """Return the buffers that make up a frame, and those of ``then`` behind it."""
+    """Return the buffers of a frame, followed by those of ``then``."""
     buffers = encode_frame(kind, payload, sequence, fds=fds)
     for number, (next_kind, next_payload) in enumerate(then, sequence + 1):
         buffers += encode_frame(next_kind, next_payload, number)
@@ -83,7 +83,7 @@ class FrameDecoder:
     """Turns the bytes of one direction of a channel into frames.
 
     Bytes may be fed in any pieces; the frames that come out are the same. Frames
-    in front of a fault are still delivered, then every call raises the fault.
+    before a fault are still delivered; then every call raises the fault.
     """
 
     def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
@@ -121,7 +121,7 @@ class FrameDecoder:
             raise self._fault
 
     def eof(self) -> None:
-        """Say that nothing more comes; raises if that is in the middle of a frame."""
+        """Note the end of the bytes; raise if it is in the middle of a frame."""
         self.check()
         if self.partial:
             raise CutOff(
@@ -130,7 +130,7 @@ class FrameDecoder:
             )
 
     def take_fds(self) -> list[int]:
-        """Hand over the descriptors that no complete frame has claimed."""
+        """Return the descriptors that no complete frame has claimed, and forget them."""
         fds = list(self._fds)
         self._fds.clear()
         return fds
@@ -190,7 +190,7 @@ class FrameDecoder:
             self._start = end
             return bytes(memoryview(self._buffer)[start:end])
         whole = memoryview(self._buffer)
-        # A large payload keeps the buffer it was collected in; what follows moves on.
+        # A large payload keeps its buffer, to save a copy; the bytes after it move to a new one.
         self._buffer = bytearray(whole[end:])
         self._start = 0
         return whole[start:end].toreadonly()

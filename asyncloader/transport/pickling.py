@@ -1,8 +1,8 @@
-"""Items as pickles, with their large buffers beside them.
+"""Pickling of items, with large buffers outside of the pickle.
 
-This file is about what pickle is told of tensors, arrays and bytes: which of their
-memory leaves the pickle, and how they are put together again. Neither torch nor
-NumPy is imported here for an item that does not need it.
+This file is about how tensors, arrays and bytes are pickled: which memory is left out of the
+pickle, and how they are put together again. torch and NumPy are imported only for items that
+need them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from asyncloader.transport.raw_arrays import (
 
 LARGE = 1 << 20
 
-# Packages whose objects come back wherever they are installed. Anything else may
-# fail to unpickle, and then must not take its neighbours along.
+# Packages whose objects can be unpickled wherever they are installed. Objects of others may fail
+# to unpickle, and must not make other items fail.
 _DEPENDABLE = frozenset({"builtins", "asyncloader", "torch", "numpy", "datetime", "collections"})
 
 
@@ -50,9 +50,9 @@ class Source(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A pickle, the buffers that left it, and whether it can only be trusted alone.
+    """A pickle, the buffers outside of it, and whether it must be unpickled alone.
 
-    Of a raw_array tensor or array it is the form, which takes the pickle's place.
+    For a raw tensor or array it is the form, in place of a pickle.
     """
 
     data: bytes
@@ -63,8 +63,8 @@ class Pickled(NamedTuple):
 class Pickler:
     """Pickles items, one after another.
 
-    ``fallback`` makes a pickler that takes code along, for what pickle refuses; with
-    ``main_by_value`` also for whatever is defined in the main script.
+    ``fallback`` makes a pickler that includes code, for items that pickle refuses; with
+    ``main_by_value`` also for items of classes of the main script.
     """
 
     def __init__(self, fallback: Callable[[Dump], Any], *, main_by_value: bool = False) -> None:
@@ -109,16 +109,16 @@ class Pickler:
             dump.fill(pickler, item)
             return Pickled(dump.data, dump.sources, dump.foreign)
         finally:
-            # Nothing of the item is kept: its memory is wanted for the next one.
+            # Drop the item, so that the next one can use its memory.
             pickler.clear_memo()
             dump.reset()
 
 
 class Dump:
-    """What one dump gathers; the file it writes to.
+    """What one dump collects, and the file that pickle writes to.
 
-    Writing is a Python function on purpose: pickle calls it every 64 KiB, and that
-    lets other threads have the GIL while something large is pickled.
+    ``write`` is a Python function on purpose: pickle calls it every 64 KiB, so that other
+    threads get the GIL while a large item is pickled.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Dump:
         self.tensor: Any = None
 
     def fill(self, pickler: Any, item: Any) -> None:
-        """Have a pickler write an item to this, also one that is deeply nested."""
+        """Let a pickler write an item to this, even a deeply nested one."""
         try:
             pickler.dump(item)
         except RecursionError:
@@ -160,10 +160,10 @@ class Dump:
         return False
 
     def reduce(self, item: Any) -> Any:
-        """Say how an object is pickled; NotImplemented leaves it to pickle."""
+        """Return how to pickle an object; NotImplemented leaves it to pickle."""
         kind = type(item)
         torch = sys.modules.get("torch")
-        # Another thread may be in the middle of importing it.
+        # Another thread may still be importing torch.
         if torch is not None and kind is getattr(torch, "Tensor", None):
             return self._reduce_tensor(torch, item)
         if kind is _Beside:
@@ -196,21 +196,21 @@ class Dump:
         if nbytes < IN_BAND_BELOW:
             data = bytearray(ctypes.string_at(whole.data_ptr(), nbytes) if nbytes else b"")
             return tensor_over, (data, name, shape, grad)
-        # The next buffer that pickle reports stands for this tensor's memory.
+        # The next buffer that pickle reports represents this tensor's memory.
         self.tensor = whole
         return tensor_over, (pickle.PickleBuffer(_STAND_IN), name, shape, grad)
 
 
 _STAND_IN = bytearray()
 
-#: How deep pickling may recurse: into some 2,000 lists. That takes two of the eight megabytes that
-#: a thread's stack usually has.
+#: How deep pickling may recurse: about 2,000 nested lists. That takes two of the eight megabytes
+#: of a thread's usual stack.
 _DEPTH = 4000
 
 
 @contextlib.contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """Raise the limit of recursion, which all threads share."""
+    """Raise the recursion limit, which all threads share."""
     with _deepening:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _DEPTH))
@@ -224,7 +224,7 @@ _deepening = threading.RLock()
 
 
 def _forget_threads() -> None:
-    # One that has the lock does not survive a fork.
+    # A thread that holds the lock does not survive a fork.
     global _deepening
     _deepening = threading.RLock()
 
@@ -289,7 +289,7 @@ def _memoryview(kind: type[Any], data: Any, form: str, shape: tuple[int, ...]) -
 
 
 def _as_array(view: memoryview) -> Any:
-    # Other formats, and views of nothing, cannot be cast to; arrays have them.
+    # memoryview.cast supports neither other formats nor empty views; arrays do.
     import numpy
 
     return numpy.asarray(view)
@@ -301,7 +301,7 @@ def _view_of(array: Any, readonly: bool) -> memoryview:
 
 def _reduce_array(numpy: Any, array: Any) -> Any:
     if is_plain_array(array) and array.nbytes >= IN_BAND_BELOW:
-        # NumPy's own way takes several times as long.
+        # NumPy's own way takes several times longer.
         return array_over, (pickle.PickleBuffer(array), array.dtype.str, array.shape)
     flags = array.flags
     if array.dtype.hasobject or flags.c_contiguous or flags.f_contiguous:
@@ -310,7 +310,7 @@ def _reduce_array(numpy: Any, array: Any) -> Any:
 
 
 def reduce_storage(storage: Any) -> Any:
-    """Say how a storage of torch's is pickled: what torch makes of it cannot be read again."""
+    """Return how to pickle a torch storage; torch's own pickle of it cannot be read here."""
     torch = sys.modules.get("torch")
     is_storage = torch is not None and type(storage) is getattr(torch, "UntypedStorage", None)
     if torch is None or not is_storage or storage.device.type != "cpu":
@@ -319,19 +319,19 @@ def reduce_storage(storage: Any) -> Any:
 
 
 def _is_foreign(item: Any, kind: type[Any]) -> bool:
-    """Whether bringing this object back runs code that may not be there, or may fail."""
+    """Whether unpickling this object runs code that may be missing or may fail."""
     home = item if kind is type or callable(item) else kind
     module = getattr(home, "__module__", None) or "builtins"
     return str(module).partition(".")[0] not in _DEPENDABLE
 
 
 def _address(raw: memoryview) -> int:
-    """Where a buffer lies, or 0 where only its bytes can be had."""
+    """The address of a buffer, or 0 if only its bytes are available."""
     return 0 if raw.readonly else ctypes.addressof(ctypes.c_char.from_buffer(raw))
 
 
 def load(data: memoryview | bytes, buffers: Iterable[Any] = ()) -> Any:
-    """Return what was pickled; something large lets other threads run meanwhile."""
+    """Unpickle an item; for a large one other threads can run meanwhile."""
     if data[:1] == RAW:
         (memory,) = buffers
         return maker_of(bytes(data))(memory)
@@ -341,7 +341,7 @@ def load(data: memoryview | bytes, buffers: Iterable[Any] = ()) -> Any:
 
 
 class _Reader:
-    """A file made of Python functions, for the sake of the GIL."""
+    """A file of Python functions, so that other threads get the GIL between reads."""
 
     def __init__(self, data: memoryview | bytes) -> None:
         self._file = io.BytesIO(data)

@@ -1,4 +1,4 @@
-"""Tensors and arrays as the memory they are made of.
+"""Tensors and arrays sent as raw memory.
 
 This file is about ``raw_array``: of a tensor or an array that is an item by itself only the form is
 sent, in the place of a pickle, which would take as long as the copy of 64 KiB; and about putting
@@ -36,7 +36,7 @@ def raw_array(item: Any) -> _Raw | None:
     """Return form, size and address of a tensor or an array; None for anything else."""
     kind = type(item)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    # Another thread may be in the middle of importing it.
+    # Another thread may still be importing torch.
     if torch is not None and kind is getattr(torch, "Tensor", None):
         is_raw = _is_raw_tensor(torch, item) and item.nbytes >= IN_BAND_BELOW
         return _raw_tensor(item) if is_raw else None
@@ -75,13 +75,13 @@ def _written(kind: str, name: str, shape: tuple[int, ...]) -> bytes:
 
 
 def is_raw_tensor(form: memoryview) -> bool:
-    """Whether what stands in the place of a pickle is the form of a tensor."""
+    """Whether a form is that of a tensor."""
     return form[: len(RAW)] == RAW and b"tensor" in bytes(form)
 
 
 @functools.lru_cache(maxsize=1024)
 def maker_of(form: bytes) -> Callable[[Any], Any]:
-    """Return what makes the item of a form over its memory, which it keeps alive."""
+    """Return a function that makes the item of a form over its memory and keeps that alive."""
     kind, name, shape = pickle.loads(form[len(RAW) :])
     return _MAKERS[kind](name, shape)
 
@@ -109,7 +109,7 @@ _NUMBERS = "biufc"
 
 
 def is_plain_array(array: Any) -> bool:
-    """Whether an array is numbers in memory one after another, which may be written to."""
+    """Whether an array is contiguous, writable and of plain numbers."""
     dtype, flags = array.dtype, array.flags
     is_number = dtype.isbuiltin == 1 and dtype.kind in _NUMBERS and not dtype.metadata
     return bool(is_number and flags.c_contiguous and flags.writeable)
@@ -126,7 +126,7 @@ def array_over(data: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def has_torch() -> bool:
-    """Whether torch is imported, all of it."""
+    """Whether torch is completely imported."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)
 
@@ -136,7 +136,7 @@ def speaks_of_torch(pickled: memoryview) -> bool:
     return _TORCHS.search(pickled) is not None
 
 
-#: A module of torch, or a function here that makes tensors, as pickle writes the name.
+#: The names, as pickle writes them, of torch's modules and of our functions that make tensors.
 _TORCHS = re.compile(rb"\x8c.(?:torch|(?:tensor_over|permuted|storage_of)\x94)", re.DOTALL)
 
 
@@ -149,8 +149,8 @@ def import_torch() -> None:
 
 
 def _open_libraries(folder: Path) -> None:
-    """Open torch's largest libraries, which an import does with the GIL held all the time."""
-    # A function of C that is called by ctypes runs without the GIL.
+    """Open torch's largest libraries without the GIL, which an import would hold."""
+    # ctypes calls a C function without the GIL.
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_int]
     for name in ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so"):
@@ -160,7 +160,7 @@ def _open_libraries(folder: Path) -> None:
 
 @functools.cache
 def dtype_names() -> dict[Any, str]:
-    """Return what torch calls its dtypes."""
+    """Return the names of torch's dtypes."""
     kind = _torch().dtype
     return {value: name for name, value in vars(_torch()).items() if type(value) is kind}
 
@@ -191,7 +191,7 @@ def tensor_over(data: Any, name: str, shape: tuple[int, ...], requires_grad: boo
 
 
 def is_plain_tensor(torch: Any, tensor: Any) -> bool:
-    """Whether a tensor is its dtype, its shape and its memory, and nothing else."""
+    """Whether a tensor consists of only a dtype, a shape and memory."""
     return bool(
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -214,7 +214,7 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 
 def permuted(stored: Any, order: list[int], requires_grad: bool) -> Any:
-    """Make a tensor whose dimensions lie in memory as ``stored`` has them."""
+    """Make a tensor of ``stored`` with its dimensions in the original order."""
     tensor = stored.permute(order)
     return tensor.requires_grad_() if requires_grad else tensor
 

@@ -129,7 +129,7 @@ class Conversation:
             with self.lock:
                 slot = self._arena.allocate(nbytes)
         except ResourceExhausted:
-            return None  # sending the item raises this, if it is still so then
+            return None  # if it is still so, sending the item raises this
         return None if slot is None else slot.view
 
     def report(self, report: Report | Dealt) -> None:
@@ -148,9 +148,9 @@ class Conversation:
         note: Note = NO_NOTE,
         ending: Sequence[StreamEnded | StreamFailed] = (),
     ) -> None:
-        """Send a frame of items, and that it is the last; waits while the socket is full.
+        """Send a frame of items, maybe with the end of the stream; wait while the socket is full.
 
-        ``cost`` is how many credits it uses up, and ``note`` what it says of its stream.
+        ``cost`` is the number of credits it uses, and ``note`` is about its stream.
         """
         self._hurried.discard((epoch, stream))
         head = items_head(epoch, stream, cost, note)

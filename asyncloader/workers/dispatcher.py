@@ -333,9 +333,9 @@ class DispatchTarget:
         self.stream: Stream | None = None
 
     def begin(self, epoch: int, marker: Marker, pipe: Any, dealt: Callable[[], int]) -> None:
-        """Begin an epoch with the credits that the worker gave for it already.
+        """Begin an epoch with the credits that the worker has already granted for it.
 
-        ``dealt`` says how many items of the pipe all workers were dealt.
+        ``dealt`` returns how many items were dealt to all workers together.
         """
         credits = self._early.pop(epoch, 0)
         self._early.clear()

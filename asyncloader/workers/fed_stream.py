@@ -183,7 +183,7 @@ class FedStream:
     def _unaccounted(self) -> set[WorkerHandle]:
         """Return all workers that may have items of ours, also those already replaced.
 
-        One that is asked where its threads stand is given up when it has answered.
+        A worker that is asked for its threads' stacks is given up after it has answered.
         """
         return {*self._pool.handles, *self._lines} - self._accounted - self._silence.dying
 
@@ -223,7 +223,7 @@ class FedStream:
 
     def _recover(self, handle: WorkerHandle) -> None:
         if self._settings.max_restarts is None:
-            logger.warning("%s; the other workers go on without it", handle.failure)
+            logger.warning("%s; the other workers continue without it", handle.failure)
         elif self._recovery is None:
             loop = asyncio.get_running_loop()
             self._recovery = begin_task(loop, self._recovered(), "asyncloader recovery")
@@ -240,7 +240,7 @@ class FedStream:
             self._recovery = None
             self._waiter.wake()
         if left is not None:
-            logger.warning("%s; the other workers go on without it", left)
+            logger.warning("%s; the other workers continue without it", left)
 
     def _is_deserted(self) -> bool:
         """Whether no worker is left and none will be started."""

@@ -103,9 +103,9 @@ class FeedLine:
         self._send(self._epoch, encoded)
 
     async def deal_heavy(self, item: Any) -> None:
-        """Send an item that a thread pickles; raises what that raised, and nothing is sent then.
+        """Send an item that a thread pickles; if that raises, raise it and send nothing.
 
-        What the thread has begun is finished: the worker has to be told of the memory.
+        The thread always finishes: the worker must be told of new shared memory.
         """
         key = self._note(item)
         self._is_encoding = True
@@ -115,7 +115,7 @@ class FeedLine:
             await asyncio.shield(encoding)
         except asyncio.CancelledError:
             await asyncio.wait([encoding])
-            encoding.exception()  # which is nobody's any more
+            encoding.exception()  # mark it as seen: nobody waits for it any more
             raise
         except BaseException:
             self._take_from(key)

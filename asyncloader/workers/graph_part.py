@@ -109,9 +109,9 @@ def _kept(pipe: Any, *_: Any) -> Any:
 
 
 def is_as_long(end: Any, pipes: Sequence[Any]) -> bool:
-    """Whether a graph has as many items as these pipes, of which the first was the last one.
+    """Whether a graph has as many items as these pipes, whose end was ``pipes[0]``.
 
-    That is sure where it is them, with nothing behind but functions of each item.
+    True if it is the same pipes, followed only by one-to-one pipes.
     """
     while end is not pipes[0] and isinstance(end, Applier) and not end.tolerance.leaves_out:
         end = end.source
@@ -121,7 +121,7 @@ def is_as_long(end: Any, pipes: Sequence[Any]) -> bool:
 def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:
     """Raise SnapshotError, naming ``giver``, unless it returned a one-to-one graph of the given.
 
-    ``given`` are the pipes of the graph before. A copy is not the same: it has other seeds.
+    ``given`` are the pipes of the graph before. A copy does not count: it has other seeds.
     """
     pipes = pipes_of(returned)
     before, now = set(map(id, given)), set(map(id, pipes))
@@ -134,7 +134,7 @@ def check_alike(given: Sequence[Any], returned: Any, giver: str) -> None:
 def check_added(given: Sequence[Any], returned: Any) -> None:
     """Raise SnapshotError if anything was added to the given pipes that is not one to one.
 
-    What stands for pipes that run elsewhere adds nothing.
+    Pipes that replace those of another process do not count.
     """
     pipes = [pipe for pipe in pipes_of(returned) if not getattr(pipe, "is_stand_in", False)]
     _check_kept(pipes, set(map(id, given)), "a reading service")

@@ -134,7 +134,7 @@ class WorkerHandle:
     def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
         """Send commands to the worker and give descriptors away; do nothing if it is gone.
 
-        What follows goes along, so that the worker wakes up once.
+        All are sent together, so that the worker wakes up once.
         """
         self.say(dump_message(command), *map(dump_message, then), fds=fds)
 

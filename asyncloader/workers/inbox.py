@@ -50,7 +50,7 @@ class _Arrived(NamedTuple):
 class Inbox:
     """The frames of one stream in one epoch; each frame is opened when its items are needed.
 
-    The worker that sends them may be replaced by another, which goes on from a mark.
+    The worker that sends them may be replaced by another, which resumes from a mark.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Inbox:
         self._is_refused = False
 
     def put(self, frame: Admitted, cost: int = 1, note: Note = NO_NOTE) -> None:
-        """Add a frame that arrived, what it costs in credits, and what it says of its stream.
+        """Add a frame that arrived, with its cost in credits and its note.
 
-        After an item that could not be read, nothing is wanted.
+        After an item that could not be read, frames are dropped.
         """
         self.is_asked = False
         if self._is_refused:

@@ -35,7 +35,7 @@ from asyncloader.workers.random_states import RandomStates, set_states
 class Marker:
     """Makes the marks of one stream of an epoch.
 
-    ``states`` are those that the random generators had when the graph was ready for it.
+    ``states`` are the random generators' states when the graph was ready for the epoch.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Marker:
     def begin(self, *, tells: bool = False) -> Iterator[Any]:
         """Return the stream's items, without those that were sent before.
 
-        With ``tells``, ``pieces`` says what is handed out without order.
+        With ``tells``, ``pieces`` returns what pipes without order yield.
         """
         mark = self._from
         pipes = self._pipes
@@ -86,7 +86,7 @@ class Marker:
     def mark(self, position: int) -> Mark | None:
         """Return a mark after ``position`` items, or None if none is due.
 
-        What it says may grow until its frame is sent.
+        Its cursors may still grow until its frame is sent.
         """
         if position == self.first:
             beginning, self._beginning = self._beginning, None

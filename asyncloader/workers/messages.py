@@ -168,7 +168,7 @@ class SaySomething:
 class Ready:
     """The worker has set itself up.
 
-    ``has_other_length`` says whether its init function returned pipes that may yield another
+    ``has_other_length`` says whether its init function returned pipes that may yield a different
     number of items.
     """
 

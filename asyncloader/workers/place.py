@@ -77,9 +77,9 @@ def start_after_arrived(inbox: Inbox) -> WorkerStart:
 def later_place(
     place: StreamPlace, taken: Mapping[int, int], told: Iterable[tuple[int, list[Piece]]]
 ) -> StreamPlace:
-    """Return the place where so many more items of each worker were taken.
+    """Return the place after more items of each worker were taken.
 
-    To the marks belongs what the workers told since, each's oldest first.
+    The pieces that each worker has told since, oldest first, are added to its mark.
     """
     pieces: dict[int, list[Piece]] = {}
     for worker, more in told:
@@ -110,7 +110,7 @@ _MARK = row(COUNT, cursors, or_none(check_states))
 
 
 def place_form(workers: int, dispatch: int | None) -> tuple[dict[str, Form], dict[str, Form]]:
-    """Return the form of a place of so many workers: the fields it has, and those it may have.
+    """Return the forms of a place's fields: those it must have, and those it may have.
 
     ``dispatch`` is the number of the pipe that dealt its items, if there was one.
     """

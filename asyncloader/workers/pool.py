@@ -50,12 +50,12 @@ from asyncloader.workers.worker_stream import PoolSettings, WorkerStream
 
 logger = logging.getLogger("asyncloader")
 
-#: How long the channel of a dead worker may stay open.
+#: How many seconds the channel of a dead worker may stay open.
 DRAIN_SECONDS = 1.0
-#: How long workers that were told to end may take before they are killed.
+#: How many seconds workers that were told to end have before they are killed.
 CLOSE_GRACE = 2.0
 
-#: What leaves a place that another worker may take.
+#: The failures after which a worker is replaced.
 GONE = (WorkerDied, WorkerTimeout)
 
 #: More frames than a stream will ever have.
@@ -83,23 +83,23 @@ class WorkerPool:
         self._fed = fed
         self._streams = streams
         self._dispatcher: WorkerHandle | None = None
-        #: Those that died in this epoch, until all of their frames are opened.
+        #: Workers that died in this epoch, until all of their frames are opened.
         self._retired: list[WorkerHandle] = []
         self._waiters: list[LoopWaiter] = []
         self._epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: What every process is told of the epoch, also one that takes the place of another.
+        #: The epoch's start command, which a replacement process gets too.
         self._start: StartEpoch | None = None
-        #: Whether the workers were told.
+        #: Whether the workers got it.
         self._is_told = False
-        #: How many items had been taken when somebody was replaced.
+        #: How many items had been taken at the last replacement.
         self._taken = 0
         self._recovering = asyncio.Lock()
         self._restart_limit = RestartLimit(settings.max_restarts)
         self._watch_over_processes()
 
     async def start(self) -> None:
-        """Start all workers, or none: WorkerStartupError with the cause, and nothing left."""
+        """Start all workers; if one fails, end the others and raise WorkerStartupError."""
         self.handles, self._dispatcher = await self._starter.start(self._workers())
 
     async def restart(self) -> None:
@@ -117,11 +117,11 @@ class WorkerPool:
         self._epoch += 1
         self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
-        # A lock belongs to the loop on which somebody first waited for it.
+        # A new lock: an asyncio lock belongs to the loop on which it was first awaited.
         self._recovering = asyncio.Lock()
         generator = seed_generator.clone()
         in_order = generator.taken_in_order
-        # What was begun in turn, or as items came, is gone on with in the same way.
+        # A resumed epoch keeps its order of items: in turn, or as they arrive.
         settings = self.settings if in_order is None else replace(self.settings, in_order=in_order)
         self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
         self._is_told = False
@@ -134,11 +134,11 @@ class WorkerPool:
         ]
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
-        """Have every worker begin a stream; return where its items arrive."""
+        """Let every worker begin a stream; return the inboxes of its items."""
         assert self._start is not None
         is_first, self._is_told = not self._is_told, True
         if self._dispatcher is not None and self._is_dealt(number):
-            # Where dealing goes on is known with its own stream, which may not be the first.
+            # Only the dealt stream knows where dealing resumes, and it may not be the first stream.
             self._direct(self._dispatcher, self._start, place.deal)
         inboxes = []
         first = [dump_message(self._start)] if is_first else []
@@ -153,7 +153,7 @@ class WorkerPool:
             return
         self._loop = None
         for handle in self.all_handles():
-            # One that has sent everything has nothing to end.
+            # A worker that has sent everything needs no EndEpoch.
             if not handle.is_idle():
                 handle.send(EndEpoch(self._epoch))
             handle.end_epoch()
@@ -161,7 +161,7 @@ class WorkerPool:
         self._close_retired(self._retired)
 
     def tell_all(self, command: Pause | Resume) -> None:
-        """Pause or resume every worker, from any thread; nothing happens between epochs."""
+        """Pause or resume every worker, from any thread; do nothing between epochs."""
         if self._loop is not None:
             call_soon(self._loop, self._tell_all, command)
 
@@ -175,15 +175,15 @@ class WorkerPool:
         return any(handle.has_other_length for handle in self.handles)
 
     def all_handles(self) -> list[WorkerHandle]:
-        """Return the handles to all processes, the dispatching one among them."""
+        """Return the handles to all processes, including the dispatching one."""
         return self.handles if self._dispatcher is None else [*self.handles, self._dispatcher]
 
     def stats(self) -> list[WorkerStats]:
-        """Return how all processes are doing in this epoch, or how they did in the last."""
+        """Return the statistics of all processes in this epoch, or in the last one."""
         return [handle.stats(self._restarts_of[handle.name]) for handle in self.all_handles()]
 
     def deal_start(self, number: int) -> DealStart | None:
-        """Return how dealing goes on after what was taken of a stream, where there is any."""
+        """Return where dealing resumes after the items taken of a stream; None if none is dealt."""
         if self._deal is None or self._dispatcher is None or not self._is_dealt(number):
             return None
         marks = [handle.inboxes[number].mark.read() for handle in self.handles]
@@ -192,10 +192,10 @@ class WorkerPool:
         return dealing.start(self._deal.pipe, marks)
 
     async def recover(self) -> bool:
-        """Replace the workers that died; whether there were any and that may be done."""
+        """Replace the dead workers; False if there are none or they may not be replaced."""
         async with self._recovering:
             dead = [handle for handle in self.all_handles() if isinstance(handle.failure, GONE)]
-            # What a dispatching process has dealt nobody else can deal again.
+            # No other process can deal again what a dispatching process has dealt.
             lost = self.all_handles() if self._dispatcher is not None else dead
             if not dead or self._start is None:
                 return False
@@ -224,12 +224,12 @@ class WorkerPool:
         await self._starter.end(self._starter.processes, grace=CLOSE_GRACE)
 
     def _has_delivered(self, dead: list[WorkerHandle]) -> bool:
-        """Whether anything came of these since they were started, or was taken since then."""
+        """Whether an item came from these workers since their start, or was taken since then."""
         if self._dispatcher is None:
             return any(handle.has_delivered for handle in dead)
         if self._dispatcher in dead:
             return any(handle.has_delivered for handle in self.handles)
-        # All are replaced with each of them, so that another delivers whenever this one dies.
+        # All workers are replaced together, so the items of any of them count.
         before, self._taken = self._taken, self._count_taken()
         return any(handle.has_delivered for handle in dead) or self._taken > before
 
@@ -261,7 +261,7 @@ class WorkerPool:
         for number, handle in zip(numbers, handles, strict=True):
             self._hand_over(self.handles[number], handle)
             self.handles[number] = handle
-        # An epoch may have no end, and any number of deaths.
+        # An endless epoch may have any number of deaths, so drop what is used up.
         self._close_retired([handle for handle in self._retired if handle.is_used_up()])
         self._wake()
 
@@ -278,7 +278,7 @@ class WorkerPool:
         handle.send(self._start, *orders)
 
     def _deal_after_arrived(self) -> DealStart | None:
-        """Return how dealing goes on after all that has arrived, if it has begun."""
+        """Return where dealing resumes after all items that have arrived, if it has begun."""
         if self._deal is None or self._dispatcher is None:
             return None
         number = self._deal.stream
@@ -290,7 +290,7 @@ class WorkerPool:
         waiter = LoopWaiter(asyncio.get_running_loop())
         for handle in lost:
             handle.on_news = waiter.wake
-        # A process that the dead one left behind may hold the channel open.
+        # A child of the dead process may hold the channel open.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await waiter.until(lambda: all(handle.is_cut for handle in lost))
@@ -301,7 +301,7 @@ class WorkerPool:
         dispatcher.send(replace(start, deal=deal))
 
     def _is_dealt(self, number: int) -> bool:
-        """Whether a stream is made of what the dispatching process deals."""
+        """Whether a stream is made of items that the dispatching process deals."""
         return self._deal is not None and number == self._deal.stream
 
     def _stream(
@@ -313,29 +313,29 @@ class WorkerPool:
 
     def _order(self, number: int, start: WorkerStart) -> BeginStream:
         if number == self._fed:
-            # What a worker may send is bounded by what it is dealt. What it is dealt never
-            # comes again, so there is nothing to go on from. Somebody waits for each of them,
-            # so none waits for company.
+            # A worker can send only as much as it is dealt, so credits need no limit. Dealt
+            # items cannot be made again, so there is no mark. A caller waits for each of
+            # them, so every item is sent alone.
             return BeginStream(self._epoch, number, UNBOUNDED, one_by_one=True)
         credits = self.settings.credits
         return BeginStream(self._epoch, number, credits, credits == 0, start.mark, start.unwanted)
 
     def _is_lost_for_good(self, handle: WorkerHandle) -> bool:
-        """Whether nobody knows what a process has handed out, which its failure says then."""
+        """Whether a process's yielded items are unknown; if so, set its failure to say it."""
         inboxes = (inbox for number, inbox in handle.inboxes.items() if number != self._fed)
         name = next(filter(None, (inbox.latest_mark.unnumbered() for inbox in inboxes)), "")
         if name and handle.failure is not None:
             handle.failure.add_note(
                 f"{handle.name} is not replaced: {name} yields results as soon as they are ready,"
-                " and the loader does not know which it has yielded, as a reading service, or a"
-                " function of one, put it into the graph; put it there before the loader is made,"
-                " or pass ordered=True"
+                " and the loader does not know which it has yielded, because a reading service, or"
+                " its function, added it to the graph; add it before the loader is made, or pass"
+                " ordered=True"
             )
         return bool(name)
 
     def _watch_over_processes(self) -> None:
         self._finalizer = weakref.finalize(self, _leave_nothing, self._starter.processes)
-        # When the interpreter exits, the processes are ended without a word.
+        # When the interpreter exits, the processes are ended without a warning.
         self._finalizer.atexit = False
 
     def _workers(self) -> range:
@@ -373,28 +373,28 @@ _DISPATCH = "asyncloader.workers.dispatcher"
 
 @dataclass(frozen=True)
 class DealPlan:
-    """What the dispatching process is told to run, and for whom."""
+    """What the dispatching process runs, and for which stream."""
 
     plan: Parcel
-    #: The number of its last pipe.
+    #: The number of the part's last pipe.
     pipe: int
-    #: The stream that is made of what it deals; there may be others beside it.
+    #: The number of the stream that is made of the dealt items; there may be other streams.
     stream: int
 
 
 class Started(NamedTuple):
-    """Processes that are ready, and detached from any loop."""
+    """Processes that are ready and not attached to a loop."""
 
     handles: list[WorkerHandle]
     dispatcher: WorkerHandle | None
 
     def all_handles(self) -> list[WorkerHandle]:
-        """Return the handles to all processes, the dispatching one among them."""
+        """Return the handles to all processes, including the dispatching one."""
         return [*self.handles, *filter(None, [self.dispatcher])]
 
 
 class Starter:
-    """Starts the processes of one pool, and knows all that were not ended."""
+    """Starts the processes of one pool, and knows those that were not ended yet."""
 
     def __init__(
         self,
@@ -408,11 +408,11 @@ class Starter:
         self._plan = plan
         self._settings = settings
         self._deal = deal
-        # Whether each worker has a channel for what the loader sends it.
+        # Whether each worker has a channel for items that the loader feeds it.
         self._has_lines = has_lines
 
     async def start(self, workers: Iterable[int]) -> Started:
-        """Start these workers, or none: WorkerStartupError with the cause, and nothing left."""
+        """Start these workers; if one fails, end the others and raise WorkerStartupError."""
         begun = len(self.processes)
         handles: list[WorkerHandle] = []
         try:
@@ -435,7 +435,7 @@ class Starter:
         return started
 
     async def start_again(self, workers: Sequence[int], limit: RestartLimit) -> Started:
-        """Start these workers; those that are killed meanwhile as often as ``limit`` allows."""
+        """Start these workers; if some are killed meanwhile, try again as ``limit`` allows."""
         while True:
             try:
                 return await self.start(workers)
@@ -447,7 +447,7 @@ class Starter:
             await limit.wait()
 
     async def end(self, processes: Iterable[Process], *, grace: float) -> None:
-        """End processes that were asked to end ``grace`` seconds ago at most, and forget them."""
+        """Wait ``grace`` seconds for processes to end, then kill those left; forget them all."""
         ending = list(processes)
         for process in ending:
             self.processes.remove(process)
@@ -456,7 +456,7 @@ class Starter:
     async def _start_processes(
         self, workers: Sequence[int], handles: list[WorkerHandle]
     ) -> Started:
-        """Start processes; ``handles`` gets their handles as soon as there are any."""
+        """Start processes; add each handle to ``handles`` as soon as it exists."""
         plans = [
             ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
             for worker in workers
@@ -502,7 +502,7 @@ class Starter:
             raise _as_startup_error(failures[0])
 
     def _set_up(self, started: Started) -> None:
-        """Tell each process what it is, and give the dispatching one a channel to each worker."""
+        """Send each process its Setup; give the dispatching process a channel to each worker."""
         dealt = []
         for handle in started.handles:
             fds = self._plan.fds()
@@ -553,21 +553,21 @@ _LONGEST_PAUSE = 10.0
 
 
 class RestartLimit:
-    """Counts the deaths in a row before which nothing was delivered."""
+    """Counts the deaths in a row between which no item was delivered."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
         self._in_vain = 0
 
     def allows(self, *, has_delivered: bool) -> bool:
-        """Count a death; whether who died may be replaced once more."""
+        """Count a death; return whether the worker may be replaced again."""
         if self._most is None:
             return False
         self._in_vain = 0 if has_delivered else self._in_vain + 1
         return self._in_vain <= self._most
 
     async def wait(self) -> None:
-        """Pause, the longer the more deaths there were in a row."""
+        """Wait; longer after more deaths in a row."""
         if self._in_vain:
             pause = _FIRST_PAUSE * 2 ** min(self._in_vain - 1, 10)
             await asyncio.sleep(min(pause, _LONGEST_PAUSE))

@@ -1,9 +1,8 @@
 """The states of a process's global random generators.
 
-This file is about ``RandomStates``: telling whether a user's functions have drawn from
-random, numpy or torch, and setting the generators back to where they were; and about
-``SharedGenerators``, with which several streams of a process do not draw one another's
-numbers.
+This file is about ``RandomStates``, which tells whether a user's functions have drawn from
+random, numpy or torch, and can restore the generators; and about ``SharedGenerators``, which
+keeps the random numbers of several streams in one process apart.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class RandomStates:
         self._first = _states()
 
     def changed(self) -> States | None:
-        """Return the states of those that were drawn from or imported since, or None."""
+        """Return the states of generators that were used or imported since, or None."""
         states, first = _states(), self._first
         if states == first:
             return None
@@ -45,10 +44,10 @@ class RandomStates:
 
 
 class SharedGenerators:
-    """The global generators, of which each stream of an epoch has states of its own.
+    """The global generators, with separate states for each stream of an epoch.
 
-    ``seedings`` seed them for one stream each; now they are as the first stream begins. So
-    what a stream draws does not depend on whose items are made before whose.
+    Each of ``seedings`` seeds them for one stream; at first they are in the first stream's
+    state. So a stream's numbers do not depend on the order in which streams make items.
     """
 
     def __init__(self, seedings: Sequence[Callable[[], None]]) -> None:
@@ -57,20 +56,20 @@ class SharedGenerators:
         self._turn = 0
 
     def turn_to(self, stream: int) -> None:
-        """Let this stream draw next, as if no other had drawn meanwhile."""
+        """Switch to this stream's states, as if no other stream had drawn meanwhile."""
         if stream == self._turn:
             return
         self._states[self._turn] = _written(_states())
         states = self._states[stream]
         if states.keys() != self._states[self._turn].keys():
-            # A module that is imported in its own or another's turn is to be seeded for it.
+            # A module that was imported since then must be seeded for this stream.
             self._seedings[stream]()
         self._turn = stream
         set_states(states)
 
 
 def check_states(states: Any, where: str, form_of: FormOf) -> None:
-    """Raise SnapshotError for what are no states of generators, or of some not known here."""
+    """Raise SnapshotError for values that are no generators' states, or of unknown generators."""
     if type(states) is not dict:
         refuse(where, "a dict of random states", states)
     unknown = {str(name) for name in states} - _SETTERS.keys()
@@ -100,7 +99,7 @@ def _of_torch(state: Any, where: str, form_of: FormOf) -> None:
     just_bytes(_BYTES_OF_TORCH)(state, where, form_of)
     torch = sys.modules.get("torch")
     if torch is None:
-        return  # it is imported in the worker, which refuses it there
+        return  # torch is not imported here; the worker checks it
     try:
         torch.Generator().set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     except RuntimeError as error:
@@ -123,7 +122,7 @@ _FORMS: dict[str, Form] = {
 
 
 def set_states(states: States) -> None:
-    """Set the generators, whose modules are imported if need be."""
+    """Set the generators' states, importing their modules if necessary."""
     for name, state in states.items():
         try:
             _SETTERS[name](state)
@@ -138,7 +137,7 @@ def _written(states: dict[str, Any]) -> States:
 def _states() -> dict[str, Any]:
     states: dict[str, Any] = {"random": random.getstate()}
     numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
-    # Another thread may be in the middle of importing one: nobody has drawn from that yet.
+    # Skip a module that another thread is still importing: nothing was drawn from it yet.
     if numpy_random is not None and hasattr(numpy_random, "get_state"):
         kind, keys, *others = numpy_random.get_state()
         states["numpy.random"] = (kind, keys.tobytes(), *others)

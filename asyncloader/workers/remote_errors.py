@@ -1,7 +1,7 @@
-"""Errors on their way from a worker to the loader.
+"""Errors that travel from a worker to the loader.
 
-This file is about ``pack_error`` and ``unpack_error``: the loader raises a user's exception as
-itself, with the process and its traceback in a note. One that cannot be pickled becomes a
+This file is about ``pack_error`` and ``unpack_error``: the loader raises the user's own exception,
+with the process and the remote traceback in a note. An exception that cannot be pickled becomes a
 PipelineError that names it.
 """
 
@@ -14,14 +14,14 @@ from asyncloader.errors import PipelineError, TransportError
 from asyncloader.safe_error_text import note, notes_of, repr_of, text_of, traceback_of
 from asyncloader.transport.code import dumps_code, loads_code
 
-#: How many errors of a chain of causes are brought across.
+#: How many errors of a chain of causes are sent.
 _CAUSES = 8
 
 
 def pack_error(error: BaseException, where: str) -> bytes:
     """Return an error as bytes; ``where`` says which process it was raised in.
 
-    Errors that end a process or a generator are replaced by a RuntimeError from them.
+    Errors that would end a process or a generator become the cause of a RuntimeError.
     """
     if not isinstance(error, Exception):
         error = _as_failure(error)
@@ -40,7 +40,7 @@ def unpack_error(data: bytes) -> BaseException:
     last = error
     for packed in chain[1:]:
         cause = _unpacked(packed, "a cause of an error")
-        # Whatever its class does about attributes.
+        # The user's class may refuse attributes.
         BaseException.__setattr__(last, "__cause__", cause)
         last = cause
     return error
@@ -48,7 +48,7 @@ def unpack_error(data: bytes) -> BaseException:
 
 def _as_failure(error: BaseException) -> RuntimeError:
     failure = RuntimeError(
-        f"user code raised {type(error).__name__}; it must raise an Exception, and no other error"
+        f"user code raised {type(error).__name__}; it must raise a subclass of Exception"
     )
     failure.__cause__ = error
     return failure
@@ -66,7 +66,7 @@ def _packed_chain(error: BaseException | None) -> list[bytes]:
 
 
 def _packed(error: BaseException) -> bytes | None:
-    """Pickle the error, if it comes back as what it is."""
+    """Pickle the error; None if unpickling would not give the same error."""
     try:
         data = dumps_code(error)
         back: Any = loads_code(data)
@@ -88,7 +88,7 @@ def _unpacked(data: bytes, summary: str) -> BaseException:
 
 def _refusal(summary: str) -> str:
     return (
-        f"{summary}; this error could not be pickled, so the loader cannot raise it as itself. Give"
+        f"{summary}; this error could not be pickled, so the loader cannot raise it itself. Give"
         " its class a constructor that takes its args, with plain data in them"
     )
 

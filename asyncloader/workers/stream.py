@@ -1,10 +1,10 @@
 """A stream of items on its way to the loader.
 
-This file is about ``Stream``, and which of its items travel together. Those that are made quickly
-ride in one frame and never wait for company: a frame is sent when it costs four credits or what
-there are, after an item that took long to make, at once where nothing was sent for a while, and at
-the latest two milliseconds after its first item, by a thread of the ``FlushTimer`` if the next
-item takes long.
+This file is about ``Stream``, which puts items into frames. Items that are made quickly share a
+frame, and no item waits long for others. A frame is sent when it costs four credits (or all
+that there are), after an item that took long to make, at once if nothing was sent for a while,
+and at the latest two milliseconds after its first item: then the thread of the ``FlushTimer``
+sends it, if the next item takes long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncloader.workers.messages import (
     credits_for,
 )
 
-#: What a frame may cost: waking the loader for it is worth that much.
+#: The highest cost of a frame in credits: larger frames would not save wake-ups.
 FRAME_CREDITS = 4
 
 
@@ -70,7 +70,7 @@ class Stream:
         self._credits = credits
         self._one_by_one = one_by_one
         self._packing = Packing(conversation.encoder)
-        #: What is said behind the last item, once it is known; at most one.
+        #: The message after the last item, once it is known; at most one.
         self._ending: list[StreamEnded | StreamFailed] = []
         self._due = 0.0
         #: When the latest frame was sent, of this stream or of the one before it.
@@ -80,12 +80,12 @@ class Stream:
 
     @property
     def credits(self) -> int:
-        """How much may be sent."""
+        """How many credits are left."""
         return self._credits
 
     @property
     def made(self) -> int:
-        """How many items were sent, those of the epoch's earlier workers among them."""
+        """How many items were sent, including those of earlier workers in this epoch."""
         return self._made
 
     @property
@@ -99,19 +99,19 @@ class Stream:
         return self._packing.nbytes
 
     def grant(self, credits: int) -> None:
-        """Allow so much more to be sent."""
+        """Add credits."""
         with self._lock:
             self._credits += credits
         if self._packing.count:
             self._flush_timer.watch(self)
 
     def can_advance(self) -> bool:
-        """Whether there is something to make, and a credit to send it with."""
+        """Whether there are items to make and credits to send them."""
         return self._credits > 0 and not self.is_over
 
     def advance(self) -> None:
-        """Make and send one frame; say so when it was the last."""
-        # One that is open was held back for want of a credit, and waits for no company.
+        """Make and send one frame, with the end of the stream if it was the last."""
+        # A frame that is open already was waiting for a credit: send it now.
         self.send()
         if not self._ending and self._credits > 0:
             self._fill()
@@ -121,15 +121,15 @@ class Stream:
             self._conversation.report(*self._ending)
 
     def send_if_late(self) -> bool:
-        """Send the open frame if its first item has waited long enough for company.
+        """Send the open frame if its first item has waited long enough.
 
-        Whether there is one that may still have to be sent so.
+        Return whether there is an open frame that may have to be sent later.
         """
         if not self._packing.count or not self._credits:
             return False
         if monotonic() >= self._due:
             self.send()
-        # Something may have been added meanwhile.
+        # An item may have been added meanwhile.
         return self._packing.count > 0
 
     def drop(self) -> None:
@@ -155,14 +155,14 @@ class Stream:
                     is_full = not count & (count - 1) and self._is_due()
                 else:
                     is_full = self._add_one_of_many(item)
-                # Memory just sent is wanted for the next item.
+                # Free the memory of the sent item, so that the next one can use it.
                 del item
                 if is_full:
                     return
         except SystemExit:
             raise
         except Stopped:
-            # Whoever stopped it knows.
+            # The code that stopped it knows.
             self.is_over = True
         except BaseException as error:  # noqa: BLE001 - user code ran; the loader raises it
             packed = self._pack_error(error, f", after {self._count_made()} items")
@@ -180,8 +180,8 @@ class Stream:
         """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             if self._packing.count and self._credits > 0:
-                # This may be the timer's thread, while the other goes on making tiny items: the
-                # end is looked at before the items, so that it comes with the last of them.
+                # The timer's thread may run this while the other makes tiny items. Check the
+                # end first, so that it cannot be sent before the last items.
                 ending = self._ending
                 nbytes = self._packing.nbytes
                 count, items = self._packing.finish()
@@ -195,21 +195,21 @@ class Stream:
                 self._conversation.send_items(self.epoch, self.number, cost, items, note, ending)
 
     def add(self, item: Any) -> bool:
-        """Add an item to the open frame; whether that is to be sent now."""
+        """Add an item to the open frame; return whether to send the frame now."""
         self._add(item)
         return self._is_due()
 
     def _add_one_of_many(self, item: Any) -> bool:
-        """Add an item that others will follow; whether the open frame is to be sent now.
+        """Add an item that others will follow; return whether to send the open frame now.
 
-        Plain ones look at the clock and at the size after 1, 2, 4, 8 … of them.
+        For plain items the time and the size are checked only after 1, 2, 4, 8 … items.
         """
         is_plain = self._add(item)
         count = self._packing.count
         return not (is_plain and count & (count - 1)) and self._is_due()
 
     def _add(self, item: Any) -> bool:
-        """Add an item to the open frame; whether it is a plain one, which is pickled later."""
+        """Add an item to the open frame; return whether it is plain and pickled later."""
         with self._lock:
             try:
                 return self._packing.add(item)
@@ -220,21 +220,21 @@ class Stream:
                 refusal.__cause__ = error
                 if not isinstance(item, Envelope):
                     raise refusal from error
-                # A request fails by itself; the stream goes on.
+                # Only this request fails; the stream continues.
                 return self._packing.add(item.failed(self._pack_error(refusal, "")))
 
     def _count_made(self) -> int:
         return self._made + self._packing.count
 
     def _is_due(self) -> bool:
-        """Whether the open frame is to be sent, having seen to it if it is new."""
+        """Whether to send the open frame now; if it is new, start its timer."""
         count = self._packing.count
         now = monotonic()
         if count == 1:
-            # At once, if the frame before it was long ago: what is made next may take long, and
-            # may keep the timer from running.
+            # At once if the last frame was sent long ago: the next item may take long, and may
+            # hold the GIL so that the timer cannot run.
             self._due = 0.0 if self._one_by_one else self.sent + FRAME_SECONDS
-        # Without credits only the loader's next words can help: they are to be heard.
+        # Without credits return to the caller, which receives the loader's messages.
         if now >= self._due or self._is_full() or self._credits <= 0:
             return True
         if count == 1:
@@ -242,14 +242,14 @@ class Stream:
         return False
 
     def _is_full(self) -> bool:
-        """Whether one item more would cost more than the open frame may."""
+        """Whether one more item would make the open frame too expensive."""
         count, nbytes = self._packing.count, self._packing.nbytes
         wanted = credits_for(count + 1, nbytes + 1)
         return wanted > 1 and wanted > self._most(nbytes)
 
     def _most(self, nbytes: int) -> int:
-        """What the open frame may cost: one credit, or two or four if there are as many."""
-        # Where memory runs short, what has been made does not wait until there is some.
+        """The highest cost of the open frame: one credit, or two or four if there are as many."""
+        # If shared memory runs short, send finished items at once.
         if nbytes > self._conversation.arena.room:
             return 1
         most = 1
@@ -268,12 +268,12 @@ class Stream:
 
 FRAME_SECONDS = 0.002
 
-#: The thread may be in the middle of sending, to somebody who does not listen.
+#: The thread may be blocked in sending to a loader that does not read.
 _CLOSE_SECONDS = 1.0
 
 
 class FlushTimer:
-    """Watches streams while they have an open frame; sleeps while none has."""
+    """A thread that sends open frames in time; it sleeps while no stream has one."""
 
     def __init__(self) -> None:
         self._watched: set[Stream] = set()
@@ -285,13 +285,13 @@ class FlushTimer:
         start_thread(self._thread)
 
     def watch(self, stream: Stream) -> None:
-        """Look after a stream that has just opened a frame."""
+        """Watch a stream that has just opened a frame."""
         if stream not in self._watched:
             self._watched.add(stream)
             self._awake.set()
 
     def close(self) -> None:
-        """Send nothing more; the channels may be closed then."""
+        """Stop sending, so that the channels can be closed."""
         self._is_over = True
         self._awake.set()
         self._thread.join(_CLOSE_SECONDS)
@@ -301,7 +301,7 @@ class FlushTimer:
         while not self._is_over:
             self._awake.wait()
             pause.wait(FRAME_SECONDS)
-            # Cleared before the look, so that a stream that comes now is not overlooked.
+            # Cleared before the check, so that a stream that is added now is not missed.
             self._awake.clear()
             for stream in list(self._watched):
                 self._look_after(stream)
@@ -310,7 +310,7 @@ class FlushTimer:
 
     def _look_after(self, stream: Stream) -> None:
         self._watched.discard(stream)
-        # That nobody is there any more is noticed by the process's own thread.
+        # The process's main thread notices too that the loader is gone.
         with contextlib.suppress(EOFError):
             if not self._is_over and stream.send_if_late():
                 self._watched.add(stream)

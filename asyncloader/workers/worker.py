@@ -1,8 +1,7 @@
 """A worker's program.
 
-This file is about what a worker process does from its first command to the end
-of its channel: it sets a copy of the graph up, and sends each epoch's items as
-far as its credits go.
+This file is about a worker process, from its first command to the end of its channel: it sets
+up a copy of the graph, and sends each epoch's items as far as its credits allow.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from asyncloader.workers.worker_stats import Account
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a worker runs: the last pipe of each stream, with where their seeds come from."""
+    """What a worker runs: the last pipe of each stream, and the sources of their seeds."""
 
     ends: tuple[Any, ...]
     seed_places: tuple[SeedPlaces, ...]
@@ -100,16 +99,16 @@ class Worker:
         self._flush_timer = FlushTimer()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
         self._parts: list[GraphPart] = []
-        #: Whether the init function left the parts as they can be divided anew.
+        #: Whether the parts keep positions, so that a state fits another number of workers.
         self._init_checks: list[Callable[[], None]] = []
         self._epoch = NO_EPOCH
         self._inlets: list[FromDispatcher] = []
         self._supplies: list[Supply] = []
-        #: What the epoch's streams iterate, and the streams that were begun.
+        #: The parts that the epoch's streams iterate, and the streams that have begun.
         self._ready: list[PreparedPart] = []
         self._generators = SharedGenerators(())
         self._streams: dict[int, Stream] = {}
-        #: When the streams of the epoch before have sent something for the last time.
+        #: When the streams of the epoch before last sent something.
         self._sent: dict[int, float] = {}
         self._turns: deque[Stream] = deque()
         self._is_paused = False
@@ -155,7 +154,7 @@ class Worker:
             case EndEpoch():
                 self._end_epoch()
             case Hurry():
-                pass  # the conversation has noted it, maybe in the middle of a frame
+                pass  # the conversation has already handled it
             case Pause():
                 self._is_paused = True
             case Resume():
@@ -189,7 +188,7 @@ class Worker:
             self._conversation.report(Ready(has_other_length=not is_counted))
 
     def _connect(self, ends: Sequence[Any], sockets: Sequence[socket.socket]) -> None:
-        """Give the pipes that yield what is dealt the channel it comes over."""
+        """Give the pipes of dealt items their channels."""
         pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
         self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
         # The channel to the dispatching process comes first, then that to the loader.
@@ -283,12 +282,12 @@ class Worker:
         return part.reset(tree, both, command.seed_generator)
 
     def _seeding(self, generator: SeedGenerator) -> Callable[[], None]:
-        """Return what seeds the global generators, always alike."""
+        """Return a function that seeds the global generators, each time in the same way."""
         return partial(seed_globals, self._info, [generator.generate_seed() for _ in range(3)])
 
     def _let_last_make_in_slots(self, ready: list[PreparedPart]) -> None:
-        # A reset may have put another pipe behind one that was the last. What is the last of
-        # one stream may be read in another.
+        # A reset may have added another pipe at the end, and one stream's last pipe may be
+        # read by another stream.
         for part in self._parts:
             if isinstance(part.end, DataPipe):
                 part.end.make_in(own_memory)
@@ -296,19 +295,19 @@ class Worker:
             ready[0].end.make_in(self._conversation.allocate)
 
     def _grant(self, command: Grant) -> None:
-        # What was granted before the epoch ended here may still be on its way.
+        # A Grant that was sent before the epoch ended may arrive late.
         stream = self._streams.get(command.stream)
         if command.epoch == self._epoch and stream is not None:
             stream.grant(command.credits)
 
     def _end_epoch(self) -> None:
         streams, self._streams = self._streams, {}
-        # Of epochs that follow quickly the items ride together from the first on.
+        # In epochs that follow quickly the first items share frames too.
         self._sent |= {number: stream.sent for number, stream in streams.items()}
         self._ready = []
         self._turns.clear()
         for stream in streams.values():
-            # What user code does while it is closed is of no interest to a closed epoch.
+            # The epoch is over, so errors of user code that is being closed do not matter.
             with contextlib.suppress(Exception):
                 self._context.run(stream.drop)
 
@@ -318,7 +317,7 @@ class Worker:
         return [self._streams[each].made if each in self._streams else 0 for each in numbers]
 
     def _next_stream(self) -> Stream | None:
-        """Return the stream to go on with; they take turns."""
+        """Return the stream to advance next; they take turns."""
         for _ in range(0 if self._is_paused else len(self._turns)):
             stream = self._turns[0]
             self._turns.rotate(-1)
@@ -328,7 +327,7 @@ class Worker:
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a user's function, which may be async."""
-        # A plain function runs in the thread that will run the pipes.
+        # A plain function must run in the same thread as the pipes.
         return self._thread.finished(function(*args))
 
     def _packed(self, error: BaseException, when: str = "") -> bytes:
@@ -337,9 +336,9 @@ class Worker:
 
 
 def shard_for_worker(end: Any, info: WorkerInfo) -> None:
-    """Have the filters of a part keep this worker's items.
+    """Make the sharding filters of a part keep this worker's items.
 
-    Those behind what is dealt keep everything: the dealing has sharded already.
+    Filters after dealt items keep everything, because dealing has divided them already.
     """
     pipes = breadth_first(end)
     dealt = [pipe for pipe in pipes if isinstance(pipe, FromDispatcher)]

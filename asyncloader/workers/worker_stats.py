@@ -1,7 +1,7 @@
-"""What a worker has done, told to its loader.
+"""Statistics that a worker reports to its loader.
 
-This file is about ``Account``: a process keeps it while it works and tells it now and then,
-right before a frame that goes anyway; and about ``WorkerStats``, as the loader shows it.
+This file is about ``Account``, which a process keeps while it works and reports now and then, just
+before a frame that is sent anyway; and about ``WorkerStats``, which the loader shows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BETWEEN_REPORTS = 0.1
 
 @dataclass(frozen=True)
 class WorkerTally:
-    """What a worker has done in the present epoch, as it says itself."""
+    """What a worker has done in the present epoch, as it reports."""
 
     items: int = 0
     #: Seconds in which it worked, those of them between the pipes and the loader (encoding,
@@ -41,19 +41,19 @@ class WorkerTally:
 
 @dataclass(frozen=True)
 class WorkerStats(WorkerTally):
-    """How a worker is doing in the present epoch."""
+    """A worker's statistics in the present epoch."""
 
     name: str = ""
     pid: int = 0
     is_dispatcher: bool = False
-    #: Items that have arrived from it and wait to be taken.
+    #: Items that have arrived from it and were not taken yet.
     ready: int = 0
-    #: How often it died and was replaced, since the loader was started.
+    #: How often it died and was replaced since the loader was started.
     restarts: int = 0
 
     @property
     def rate(self) -> float:
-        """Items a second."""
+        """Items per second."""
         seconds = self.working + self.waiting
         return self.items / seconds if seconds else 0.0
 
@@ -61,7 +61,7 @@ class WorkerStats(WorkerTally):
 class Account:
     """What this process has done in the present epoch.
 
-    ``counts`` says how many items were made of each of the last pipes; ``inside`` is the
+    ``counts`` returns how many items each of the last pipes has made; ``inside`` is the
     function within which this thread iterates them.
     """
 
@@ -96,16 +96,16 @@ class Account:
         self._watched.rest()
 
     def resume(self) -> None:
-        """Note that it heard something."""
+        """Note that the process works again."""
         self._watched.resume()
 
     def tell_if_due(self) -> None:
-        """Tell the loader, if that was some time ago."""
+        """Report to the loader, if the last report was some time ago."""
         if perf_counter() >= self._due:
             self.tell()
 
     def tell(self) -> None:
-        """Tell the loader what was done up to now."""
+        """Report to the loader what was done up to now."""
         self._due = perf_counter() + _BETWEEN_REPORTS
         self._conversation.report(Tallied(self._epoch, self.tally()))
 
@@ -114,7 +114,7 @@ class Account:
         return pickle.dumps(self._tally(), protocol=5)
 
     def close(self) -> None:
-        """Account for nothing more."""
+        """Stop the account."""
         self._watched.end()
 
     def _pipes(self) -> list[Any]:
@@ -136,7 +136,7 @@ class Account:
 
 
 def load_tally(data: bytes) -> WorkerTally:
-    """Return what a worker told; TransportError if that was nothing of the kind."""
+    """Return a worker's tally; TransportError if the bytes hold none."""
     if not data:
         return WorkerTally()
     try:

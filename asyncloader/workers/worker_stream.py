@@ -1,7 +1,7 @@
 """The items of one part of the graph, from all workers.
 
-This file is about ``WorkerStream``: it waits for the worker that owes an item,
-yields what is due, and grants the workers more.
+This file is about ``WorkerStream``: it waits for the worker whose item is next, yields the
+items in their order, and grants the workers more credits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("asyncloader")
 
 WARN_SECONDS = 30.0
 HURRY_SECONDS = 0.05
-#: By how much a loop is late that did not just have a lot to do.
+#: A loop that is later than this was stopped, not just busy.
 STILL_SECONDS = 0.1
 
 
@@ -44,12 +44,12 @@ class PoolSettings:
     in_order: bool
     timeout: float | None
     prefetch_bytes: int
-    #: How often in a row workers that deliver nothing are replaced; None for never.
+    #: How often in a row workers that deliver no item are replaced; None for never.
     max_restarts: int | None = None
 
 
 class Pool(Protocol):
-    """A WorkerPool, as a stream of its workers sees it."""
+    """The part of a WorkerPool that a stream needs."""
 
     handles: list[WorkerHandle]
 
@@ -62,7 +62,7 @@ class Pool(Protocol):
         ...
 
     def deal_start(self, number: int) -> DealStart | None:
-        """Return how dealing goes on after what was taken, where there is any."""
+        """Return where dealing resumes after the taken items; None if nothing is dealt."""
         ...
 
     async def recover(self) -> bool:
@@ -87,7 +87,7 @@ class WorkerStream:
         self._inboxes: list[Inbox] = []
         self._merge: Merge = TakeInTurn(())
         self._is_late = False
-        #: When the dispatching process was last asked to say something.
+        #: When the dispatching process was last asked for a sign of life.
         self._asked = -math.inf
         self._wait_timer = WaitTimer(asyncio.get_running_loop(), HURRY_SECONDS)
 
@@ -102,18 +102,18 @@ class WorkerStream:
         return self._settings.num_workers
 
     def resume_at(self, place: StreamPlace, runs: Sequence[Sequence[int]] = ()) -> None:
-        """Begin there, to be called before the first ``take``; and take these runs first.
+        """Begin at a place, and take these runs first; call this before the first ``take``.
 
-        A run is a worker and how many items of it are taken, one after the other.
+        A run is a worker and how many of its items are taken in a row.
         """
         self._place, self._runs = place, runs
 
     def keep_told(self) -> None:
-        """Keep what is told with frames that are opened; to be called before the first ``take``."""
+        """Keep the pieces that come with opened frames; call this before the first ``take``."""
         self._keeps_told = True
 
     def told(self) -> Iterator[tuple[int, list[Piece]]]:
-        """Yield who told what with the frames that were opened since the last call."""
+        """Yield each worker with the pieces of its frames that were opened since the last call."""
         for inbox in self._inboxes:
             while inbox.told:
                 yield inbox.worker, load_told(inbox.told.popleft())
@@ -129,14 +129,14 @@ class WorkerStream:
         return [inbox.position for inbox in self._inboxes]
 
     def place(self) -> StreamPlace:
-        """Return where the stream goes on after what was taken."""
+        """Return where the stream resumes after the taken items."""
         if not self._inboxes:
             return self._place
         deal = self._pool.deal_start(self._number)
         return place_after_taken(self._inboxes, self._merge.turns(), deal)
 
     async def take(self) -> list[Any]:
-        """Wait for the next items; [] at the end, and an error in the place of its item."""
+        """Wait for the next items; [] at the end. Raise an error in the place of its item."""
         if not self._inboxes:
             self._begin()
         items: list[Any] = []
@@ -146,7 +146,7 @@ class WorkerStream:
                 await self._open_heavy()
                 items = self._merge.take()
             except (WorkerDied, WorkerTimeout):
-                # Whoever is gone may have been replaced meanwhile for another stream.
+                # Another stream may have replaced the dead workers meanwhile.
                 if not await self._pool.recover() and self._failure() is not None:
                     raise
             self._grant()
@@ -175,7 +175,7 @@ class WorkerStream:
         finally:
             self._wait_timer.end()
         if self._is_late:
-            # However long the loop had something else to do.
+            # Not before this, however long the loop was busy with other work.
             await self._until_ready_at_last(max(begun, time.monotonic() - HURRY_SECONDS))
 
     def _on_late(self) -> None:
@@ -194,7 +194,7 @@ class WorkerStream:
             except TimeoutError:
                 late = time.monotonic() - since - patience
                 if late > STILL_SECONDS:
-                    # The program was stopped, or the whole machine, and the worker with it.
+                    # The program or the machine was stopped, and the workers too, so wait again.
                     begun = self._silent_since(begun) + late
                     if self._unanswering() is not None:
                         self._asked += late
@@ -214,7 +214,7 @@ class WorkerStream:
         return None
 
     def _ask(self) -> None:
-        """Grant a frame to every worker that has nothing, where workers make nothing ahead."""
+        """Grant a frame to every worker without items, if workers do not work ahead."""
         if self._settings.credits:
             return
         for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
@@ -227,14 +227,14 @@ class WorkerStream:
             self._pool.handles[inbox.worker].send(Hurry(self._epoch, self._number))
 
     def _ask_dealer(self) -> None:
-        """Ask the dispatching process to say something, as a worker may be waiting for it."""
+        """Ask the dispatching process for a sign of life, as a worker may be waiting for it."""
         if self._unanswering() is None:
             self._asked = time.monotonic()
             for handle in self._dealers():
                 handle.send(SaySomething())
 
     def _unanswering(self) -> WorkerHandle | None:
-        """Return the dispatching process if it was asked and has said nothing since."""
+        """Return the dispatching process if it was asked and has not answered."""
         return next((handle for handle in self._dealers() if handle.last_heard < self._asked), None)
 
     def _dealers(self) -> list[WorkerHandle]:
@@ -243,7 +243,7 @@ class WorkerStream:
     def _grant(self) -> None:
         if not self._settings.credits:
             return
-        # A grant wakes the worker, so several go together; it has credits left meanwhile.
+        # A grant wakes the worker, so collect several; it has other credits meanwhile.
         for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
             if inbox.credits_done > self._settings.credits // 2:
                 handle.send(Grant(self._epoch, self._number, inbox.credits_done))
@@ -263,11 +263,11 @@ class WorkerStream:
         left = limit - self._silence(begun)
         if left <= 0 and self._unanswering() is not None:
             left = self._asked + limit - time.monotonic()
-        # In parts, so that the worker has the others once the program goes on.
+        # In parts, so that after a stop of the program the worker still has the other parts.
         return max(0.0, min(limit / 5, left))
 
     def _silence(self, begun: float) -> float:
-        """How long the worker that owes an item has said nothing, since it was waited for."""
+        """How long the worker that owes an item has been silent while we waited for it."""
         return time.monotonic() - self._silent_since(begun)
 
     def _silent_since(self, begun: float) -> float:
@@ -278,7 +278,7 @@ class WorkerStream:
         return min(owing, key=lambda handle: handle.last_heard)
 
     async def _complain(self, begun: float) -> None:
-        # A worker may be waiting for the dispatching process, which answers unless it is stuck.
+        # A worker may be waiting for the dispatching process, so ask that first.
         handle = self._unanswering() or self._most_silent()
         silence, limit = self._silence(begun), self._settings.timeout
         if limit is None:
@@ -287,7 +287,7 @@ class WorkerStream:
         if silence < limit:
             return
         if handle.worker is None and time.monotonic() < self._asked + limit:
-            # It may be busy, and has as long to answer. Then it is known whose fault it is.
+            # It may be busy and gets the same time to answer. Then we know which process is stuck.
             return
         failure = WorkerTimeout(
             f"{handle.name} (pid {handle.process.pid}) owes an item and said nothing for"
@@ -300,26 +300,26 @@ class WorkerStream:
         raise failure
 
 
-#: Timers go off up to a tick of their loop's clock early; uvloop's ticks are milliseconds.
+#: Timers may fire one tick of the loop's clock early; uvloop's ticks are milliseconds.
 _TICK = 0.001
 
 
 class WaitTimer:
-    """Rings once in a wait that has lasted ``seconds``; short waits cost next to nothing.
+    """Calls a function once a wait has lasted ``seconds``; short waits cost almost nothing.
 
-    The loop's timer is set for the first of them, and set again only when it goes off.
+    The loop's timer is set for the first wait, and set again only when it fires.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds
-        # Of a wait only: the loop keeps the timer for longer than who waits may live.
+        # Held only during a wait: the loop's timer may outlive the waiting code.
         self._ring: Callable[[], object] = bool
         self._at = math.inf
         self._is_set = False
 
     def begin(self, ring: Callable[[], object]) -> None:
-        """Note that a wait begins, which is to be rung for."""
+        """Note that a wait begins; ``ring`` is called if it gets long."""
         self._ring = ring
         self._at = self._loop.time() + self._seconds
         if not self._is_set:
