@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -95,14 +96,15 @@ class LoopWaiter:
 
     async def until(self, ready: Callable[[], bool]) -> None:
         """Wait until ``ready()``."""
-        while not ready():
-            # Announce the wait before the last check, so that no wake is missed.
-            self._future = future = self._loop.create_future()
-            if not ready():
-                try:
-                    await future
-                finally:
-                    self._future = None
+        try:
+            while True:
+                # Announce the wait before the check, so that no wake is missed.
+                self._future = future = self._loop.create_future()
+                if ready():
+                    return
+                await future
+        finally:
+            self._future = None
 
     async def news(self) -> None:
         """Wait for the next ``wake``; only if it is called on the loop."""
@@ -158,6 +160,49 @@ class Patience:
 
 
 _TICKS = 5
+
+
+class WaitTimer:
+    """Calls a function once a wait has lasted ``seconds``; short waits cost almost nothing.
+
+    The loop's timer is set for the first wait, and set again only when it fires.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        # Held only during a wait: the loop's timer may outlive the waiting code.
+        self._ring: Callable[[], object] = bool
+        self._at = math.inf
+        self._is_set = False
+
+    def begin(self, ring: Callable[[], object]) -> None:
+        """Note that a wait begins; ``ring`` is called if it gets long."""
+        self._ring = ring
+        self._at = self._loop.time() + self._seconds
+        if not self._is_set:
+            self._set()
+
+    def end(self) -> None:
+        """Note that the wait is over."""
+        self._ring = bool
+        self._at = math.inf
+
+    def _set(self) -> None:
+        self._is_set = True
+        self._loop.call_at(self._at, self._look)
+
+    def _look(self) -> None:
+        self._is_set = False
+        if self._loop.time() >= self._at - _EARLY:
+            self._at = math.inf
+            self._ring()
+        elif self._at < math.inf:
+            self._set()
+
+
+#: Timers may fire one tick of the loop's clock early; uvloop's ticks are milliseconds.
+_EARLY = 0.001
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: Any) -> None:

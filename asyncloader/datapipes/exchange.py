@@ -60,10 +60,6 @@ class Exchange(Generic[T]):
         self._is_dropped = False
         self._error: LastingError | None = None
 
-    def begin(self, first: Cursors) -> None:
-        """Set the cursors with which the giver's pipe really begins."""
-        self._marks.restart(0, first)
-
     def give(self, item: T) -> None:
         """Add an item and wake the taker."""
         self._items.append(item)

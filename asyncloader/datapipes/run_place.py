@@ -259,7 +259,7 @@ async def give_groups(
     exchange: Exchange[T],
     loop: asyncio.AbstractEventLoop,
     *,
-    is_patient: bool,
+    is_patient: bool = False,
 ) -> None:
     """Give all of an async iterable's items from the present task.
 

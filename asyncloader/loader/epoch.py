@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Iterator
 from typing import Any
 
-from asyncloader.datapipes.cursors import Cursors, LastingError, close_items
+from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Run, is_async_pipe
@@ -33,7 +33,8 @@ from asyncloader.runtime import (
     not_cancelled,
     running_loop,
 )
-from asyncloader.waiting import LoopWaiter, ThreadWaiter, call_soon
+from asyncloader.services.from_workers import FromWorkersPass, Stand
+from asyncloader.waiting import LoopWaiter, ThreadWaiter, WaitTimer, call_soon
 
 _CLOSED = "the epoch was closed before its end"
 
@@ -73,10 +74,10 @@ class LoopEpoch(Epoch):
     """An epoch that a task of its own runs on an event loop.
 
     The task begins the epoch, runs the graph and ends the epoch, whatever the consumer does.
-    The consumer only waits for what is in the exchange, so cancelling it cannot hurt a pipe;
-    it is woken when there is something to take.
+    The consumer only waits for what has come, so cancelling it cannot hurt a pipe; it is
+    woken when there is something to take.
 
-        supervisor task ─ runs ─▶ graph ─▶ Exchange ─▶ ItemBuffer ─▶ a task, or a thread
+        supervisor task ─ runs ─▶ GraphItems or WorkerItems ─▶ ItemBuffer ─▶ a task, or a thread
     """
 
     def __init__(
@@ -96,26 +97,25 @@ class LoopEpoch(Epoch):
         self._consumer = consumer
         self._home = Home(loop, timing.watching)
         self._context = run_at(self._home)
-        self._top: Run[Any] | None = None
-        self._exchange: Exchange[Any] = Exchange(consumer, self._put_cursors, start.cursors)
+        #: What the graph yields, once it runs.
+        self._items: GraphItems | WorkerItems | None = None
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_over = False
-        self._iterator_of: Callable[[], Any] = lambda: None
 
     @property
     def iterator(self) -> Any:
-        return self._iterator_of()
+        return None if self._items is None else self._items.iterator
 
     def cursors(self, passed: int) -> Cursors:
-        into: Cursors = {}
-        self._exchange.put_cursors(into)
-        return into
+        return self._start.cursors if self._items is None else self._items.cursors(passed)
 
     def abandon(self) -> None:
         # Nobody takes the items at hand any more: they must not live as long as this.
         self._buffer = ItemBuffer()
+        if self._items is not None:
+            self._items.drop()
         if self._is_over:
             return
         if self._loop.is_closed():
@@ -149,16 +149,16 @@ class LoopEpoch(Epoch):
 
     def _is_ready(self) -> bool:
         """Whether there is something to take: items, the end, or an error."""
-        return self._exchange.has_items() or self._is_over
+        return (self._items is not None and self._items.have_come()) or self._is_over
 
     def _take(self) -> bool:
-        """Let in the items that are ready; False at the end, and the error each time after one."""
-        buffer = self._buffer
+        """Let in the items that have come; False at the end, and the error each time after one."""
+        buffer, items = self._buffer, self._items
         try:
             # An interrupt may have come before items that were taken were let in.
             if not buffer.incoming:
-                if self._exchange.has_items():
-                    self._exchange.take(buffer.incoming)
+                if items is not None and items.have_come():
+                    items.hand_to(buffer)
                 elif self._error is not None:
                     raise self._error.again()
         except (Exception, SystemExit) as error:
@@ -185,19 +185,17 @@ class LoopEpoch(Epoch):
             self._finish()
 
     async def _run(self, run: Run[Any]) -> None:
-        self._top = run
-        self._exchange.begin(run.first_cursors())
         self._timing.watching.begin(lambda: pipes_of(run.pipe))
         try:
-            if is_async_pipe(run.pipe):
-                iterator = run.astarted()
-                self._iterator_of = lambda: iterator
-                is_patient = run.is_made_elsewhere()
-                await give_groups(iterator, self._exchange, self._loop, is_patient=is_patient)
+            first = run.first_cursors()
+            begun = run.astarted() if is_async_pipe(run.pipe) else None
+            if isinstance(begun, FromWorkersPass):
+                self._items = WorkerItems(begun, self._loop, self._consumer)
             else:
-                giver = self._home.start_thread(run, self._exchange)
-                self._iterator_of = lambda: giver.iterator
-                await giver.finish()
+                self._items = GraphItems(run, begun, first, self._home, self._consumer)
+            # A thread may have woken the consumer before there was anything to look at.
+            self._consumer.wake()
+            await self._items.run()
         finally:
             # A task that is collected after its loop was closed has no loop to wait on.
             if running_loop() is self._loop:
@@ -206,10 +204,6 @@ class LoopEpoch(Epoch):
                     with leaving_time(1):
                         await self._home.aclose()
                 await self._lifecycle.end_epoch()
-
-    def _put_cursors(self, into: Cursors) -> None:
-        if self._top is not None:
-            self._top.put_own_cursors(into)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
@@ -254,16 +248,19 @@ class AsyncEpoch(LoopEpoch):
         while True:
             for item in buffer.ready:
                 return item
-            if buffer.is_closed() or (buffer.wants_more() and not await self._more_came()):
+            if buffer.wants_more():
+                await self._wait()
+                if not self._take():
+                    raise StopAsyncIteration
+            elif buffer.is_closed():
                 raise StopAsyncIteration
 
-    async def _more_came(self) -> bool:
+    async def _wait(self) -> None:
         self._timing.begin_wait()
         try:
             await self._waiter.until(self._is_ready)
         finally:
             self._timing.end_wait()
-        return self._take()
 
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return self._loop is loop and not self._is_over
@@ -290,23 +287,210 @@ class SyncEpoch(LoopEpoch):
         while True:
             for item in buffer.ready:
                 return item
-            if buffer.is_closed() or (buffer.wants_more() and not self._more_came()):
+            if buffer.wants_more():
+                if not buffer.incoming and not self._is_ready():
+                    self._wait()
+                if not self._take():
+                    raise StopIteration
+            elif buffer.is_closed():
                 raise StopIteration
 
-    def _more_came(self) -> bool:
-        if not self._buffer.incoming:
+    def _wait(self) -> None:
+        if self._items is not None:
             # An interrupt may have kept the last taking from asking for more.
-            self._exchange.ask()
-            self._timing.begin_wait()
-            try:
-                self._waiter.until(self._is_ready)
-            finally:
-                self._timing.end_wait()
-        return self._take()
+            self._items.ask()
+        self._timing.begin_wait()
+        try:
+            self._waiter.until(self._is_ready)
+        finally:
+            self._timing.end_wait()
 
     async def aclose(self) -> None:
         self._waiter.stop()
         await super().aclose()
+
+
+class GraphItems:
+    """The items of a graph that a task of its epoch runs, or a thread where it is sync."""
+
+    def __init__(
+        self,
+        run: Run[Any],
+        begun: AsyncIterable[Any] | None,
+        first: Cursors,
+        home: Home,
+        consumer: Waiter,
+    ) -> None:
+        self._begun = begun
+        self._loop = home.loop
+        self._exchange: Exchange[Any] = Exchange(consumer, run.put_own_cursors, first)
+        self._giver = home.start_thread(run, self._exchange) if begun is None else None
+
+    @property
+    def iterator(self) -> Any:
+        """What is iterated."""
+        return self._begun if self._giver is None else self._giver.iterator
+
+    async def run(self) -> None:
+        """Run the graph to its end."""
+        if self._giver is not None:
+            await self._giver.finish()
+        elif self._begun is not None:
+            await give_groups(self._begun, self._exchange, self._loop)
+
+    def have_come(self) -> bool:
+        """Whether there are items."""
+        return self._exchange.has_items()
+
+    def hand_to(self, buffer: ItemBuffer) -> None:
+        """Hand the items that have come to a buffer, and let more come."""
+        self._exchange.take(buffer.incoming)
+
+    def ask(self) -> None:
+        """Let more items come, if an interrupt kept ``hand_to`` from it."""
+        self._exchange.ask()
+
+    def drop(self) -> None:
+        """Drop the items, now and later: nobody will take them."""
+        self._exchange.drop()
+
+    def cursors(self, passed: int) -> Cursors:
+        """Return where the graph was before the items that were handed over last."""
+        into: Cursors = {}
+        self._exchange.put_cursors(into)
+        return into
+
+
+#: After this time somebody looks why nothing comes.
+_LATE_SECONDS = 0.05
+
+
+class WorkerItems:
+    """The items of a graph that ends in worker processes, so that none of it runs here.
+
+    When a frame comes, its items are made right then if the consumer has the items before
+    them; otherwise when the consumer comes for them. Only what takes time is left to a task:
+    replacing a worker that died, opening a large pickle, asking what keeps a worker.
+    """
+
+    def __init__(
+        self, begun: FromWorkersPass, loop: asyncio.AbstractEventLoop, consumer: Waiter
+    ) -> None:
+        self.iterator = begun
+        self._loop = loop
+        self._consumer = consumer
+        # Whether the consumer's task is on this loop, and takes what is there itself.
+        self._is_here = isinstance(consumer, LoopWaiter)
+        #: Items that came, until the consumer takes them.
+        self._come: list[Any] = []
+        self._given = 0
+        self._is_due = False
+        # Whether the consumer has to ask for more, as no news will bring it.
+        self._is_held = False
+        self._is_patient = self._is_late = False
+        self._error: BaseException | None = None
+        self._patience = LoopWaiter(loop)
+        self._timer = WaitTimer(loop, _LATE_SECONDS)
+        self._stream = begun.begin(consumer.wake if self._is_here else self._on_news)
+        # Where the workers were before the latest two groups, and how many items came before.
+        self._stands: list[tuple[int, Stand]] = [(0, begun.stand())]
+
+    async def run(self) -> None:
+        """Do what takes time, until all items have come."""
+        self._take()
+        try:
+            while True:
+                await self._patience.until(lambda: self._is_patient)
+                if self._error is not None:
+                    raise self._error
+                stand = self.iterator.stand()
+                items = await self.iterator.take(is_late=self._is_late)
+                if not items:
+                    return
+                self._is_patient = self._is_late = False
+                self._let_come(stand, items)
+        finally:
+            self._is_patient = True
+            self._timer.end()
+            self.iterator.end()
+
+    def have_come(self) -> bool:
+        """Whether there are items."""
+        if self._is_here and not self._come:
+            self._take()
+        return bool(self._come)
+
+    def hand_to(self, buffer: ItemBuffer) -> None:
+        """Hand the items that have come to a buffer, and let more come."""
+        # No call in between: an interrupt finds the items in one place or in the other.
+        buffer.incoming, self._come = self._come, []
+        if self._is_held:
+            self.ask()
+
+    def ask(self) -> None:
+        """Let more items come, if an interrupt kept ``hand_to`` from it."""
+        if self._is_held and not self._is_here:
+            call_soon(self._loop, self._take)
+
+    def drop(self) -> None:
+        """Drop the items, now and later: nobody will take them."""
+        self._is_patient = True
+        self._come = []
+
+    def cursors(self, passed: int) -> Cursors:
+        """Return where the workers were after at most so many items."""
+        into: Cursors = {}
+        stand = next(stand for count, stand in reversed(self._stands) if count <= passed)
+        put_cursor(self.iterator.pipe, stand.cursor(), into)
+        return into
+
+    def _on_news(self) -> None:
+        if not self._is_due:
+            # After the other channels that are readable now: one group for all of them.
+            self._is_due = True
+            self._loop.call_soon(self._take)
+
+    def _take(self) -> None:
+        """Take what is there from the workers, if the consumer has what came before."""
+        self._is_due = False
+        # Set before the look, as another thread may take the items at any moment.
+        self._is_held = True
+        if self._come or self._is_patient:
+            return
+        self._is_held = False
+        stand = self.iterator.stand()
+        try:
+            items = self.iterator.take_ready()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own; ``run`` raises it
+            self._error = error
+            self._be_patient()
+            return
+        if items:
+            self._let_come(stand, items)
+        elif self._stream.needs_take():
+            self._be_patient()
+        else:
+            self._timer.begin(self._on_late)
+
+    def _let_come(self, stand: Stand, items: list[Any]) -> None:
+        # One assignment: the consumer's thread sees the old list or the new one.
+        self._stands = [self._stands[-1], (self._given, stand)]
+        self._stands[0][1].of_stream.forget_dealing_before()
+        self._given += len(items)
+        self._is_held = self._stream.has_to_be_asked()
+        self._come = items
+        self._timer.begin(self._on_late)
+        self._consumer.wake()
+
+    def _on_late(self) -> None:
+        self._is_held = True
+        if not self._come and not self._is_patient:
+            self._is_late = True
+            self._be_patient()
+
+    def _be_patient(self) -> None:
+        self._is_patient = True
+        self._patience.wake()
 
 
 class DirectEpoch(Epoch):

@@ -81,6 +81,8 @@ class ItemBuffer:
 
     def wants_more(self) -> bool:
         """Whether more items are needed: more may pass, and none is ready."""
+        if self.closes_at == _NO_LIMIT and not self._held_back:
+            return not length_hint(self.ready)
         with self._lock:
             self._settle()
             return not self.is_closed() and not length_hint(self.ready)
@@ -91,6 +93,10 @@ class ItemBuffer:
         One item may pass in any case: it was on its way when the buffer was closed.
         """
         with self._lock:
+            if self.closes_at == _NO_LIMIT and not self._held_back and not length_hint(self.ready):
+                arrived, ready = self.arrived + len(self.incoming), iter(self.incoming)
+                self.arrived, self.ready, self.incoming = arrived, ready, []
+                return
             held_back = [*self._held_back, *self.incoming]
             arrived, incoming = self.arrived + len(self.incoming), list[Any]()
             self._held_back, self.arrived, self.incoming = held_back, arrived, incoming
@@ -138,7 +144,8 @@ class ItemBuffer:
 
     def _open_for(self, count: int) -> None:
         with self._lock:
-            self.closes_at = self.passed + (0 if self._is_shut else count)
+            count = 0 if self._is_shut else count
+            self.closes_at = _NO_LIMIT if count == _NO_LIMIT else self.passed + count
             self._settle()
 
     def _settle(self, at_least: int = 0) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursor_forms import (
@@ -43,6 +43,8 @@ from asyncloader.runtime import begin_task
 from asyncloader.services.elastic import SPREAD, spread_place
 from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.place import (
+    StreamPlace,
+    StreamStand,
     cursor_of_place,
     later_place,
     place_form,
@@ -109,26 +111,28 @@ class FromWorkers(IterDataPipe[Any]):
         self.unnumbered = ""
         self.is_in_order = stream.is_in_order
         self.tells = may_be_changed or not self._workers_have_order
+        #: Whether another run has the same order of itself.
+        self.is_repeated = self.is_in_order and not self.tells
         if self.tells:
             stream.keep_told()
         self.stretches, self.told = Journal(), Journal()
 
     def has_no_order(self) -> bool:
         """Whether the order of the items depends on which results arrive first."""
-        return self.stream is not None and (self.tells or not self.is_in_order)
+        return self.stream is not None and not self.is_repeated
 
     def first_cursor(self, tree: RunTree) -> Cursor:
         """Return the initial cursor, which records what is taken after it."""
         assert self.stream is not None
-        return self.cursor(self.stream, 0)
+        return self.cursor(0, self.later(), self.stream.first_place)
 
-    def cursor(self, stream: WorkerStream, taken: int) -> Cursor:
-        """Return the place of a stream of which so many items were taken."""
+    def cursor(self, taken: int, later: Cursor, place: StreamPlace) -> Cursor:
+        """Return the cursor of a place of the stream, of which so many items were taken."""
         return {
             "taken": taken,
             "in_order": self.is_in_order,
-            **self.later(),
-            **cursor_of_place(stream.place()),
+            **later,
+            **cursor_of_place(place),
         }
 
     def later(self, stretches: Iterable[Stretch] = (), told: Iterable[Any] = ()) -> Cursor:
@@ -150,8 +154,26 @@ class FromWorkers(IterDataPipe[Any]):
         return f"FromWorkers({self.part})"
 
 
+class Stand(NamedTuple):
+    """What a cursor is made from, when it is asked for: cheap, unlike the cursor."""
+
+    pipe: FromWorkers
+    taken: int
+    #: What comes later, where that does not repeat by itself.
+    later: Cursor | None
+    of_stream: StreamStand
+
+    def cursor(self) -> Cursor:
+        """Return the cursor."""
+        return self.pipe.cursor(self.taken, self.later or self.pipe.later(), self.of_stream.place())
+
+
 class FromWorkersPass(Pass[Any]):
-    """The one pass over a FromWorkers: what was taken from its stream."""
+    """The one pass over a FromWorkers: what was taken from its stream.
+
+    It is read by ``take_ready`` and, where that finds nothing, ``take``; or by ``groups``,
+    which does the same for pipes that run in the loader's process.
+    """
 
     marks = ()
 
@@ -161,6 +183,7 @@ class FromWorkersPass(Pass[Any]):
         self._stream: WorkerStream | None = None
         self.taken = 0
         self._unwanted = 0
+        self._is_repeated = self.pipe.is_repeated
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for items in self.groups():
@@ -171,37 +194,82 @@ class FromWorkersPass(Pass[Any]):
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""
+        self.begin(bool)
+        while items := await self.take():
+            yield items
+            # Keep nothing alive while waiting for more.
+            del items
+
+    def begin(self, listener: Callable[[], object]) -> WorkerStream:
+        """Let the workers begin; the listener is called when something came from one."""
         pipe: FromWorkers = self.pipe
         stream, pipe.stream = pipe.stream, None
         if stream is None:
             raise pipe.read_twice()
         self._stream = stream
-        while items := await self._take(pipe, stream):
-            unwanted = min(self._unwanted, len(items))
-            self._unwanted -= unwanted
-            self.taken += len(items)
-            if unwanted < len(items):
-                yield items[unwanted:] if unwanted else items
-            # Keep nothing alive while waiting for more.
-            del items
+        stream.listen(listener)
+        stream.begin()
+        return stream
 
-    async def _take(self, pipe: FromWorkers, stream: WorkerStream) -> list[Any]:
-        if pipe.is_in_order and not pipe.tells:
-            return await stream.take()
-        seen = stream.positions()
-        items = await stream.take()
+    def end(self) -> None:
+        """Call the listener no more."""
+        self._begun().listen(bool)
+
+    def take_ready(self) -> list[Any]:
+        """Return the items that are there; raise an error in the place of its item.
+
+        If there are none, ``take`` has to be awaited where the stream ``needs_take``.
+        """
+        stream = self._begun()
+        if self._unwanted:
+            return []
+        seen = None if self._is_repeated else stream.positions()
+        items = stream.take_ready()
+        if seen is not None:
+            self._note(stream, seen)
+        self.taken += len(items)
+        return items
+
+    async def take(self, *, is_late: bool = False) -> list[Any]:
+        """Wait for the next items; [] at the end."""
+        stream = self._begun()
+        while True:
+            seen = None if self._is_repeated else stream.positions()
+            items = await stream.take(is_late=is_late)
+            if seen is not None:
+                self._note(stream, seen)
+            self.taken += len(items)
+            if self._unwanted >= len(items) > 0:
+                self._unwanted -= len(items)
+                continue
+            unwanted, self._unwanted = self._unwanted, 0
+            return items[unwanted:] if unwanted else items
+
+    def stand(self) -> Stand:
+        """Return where the pass is."""
+        later = None if self._is_repeated else self.pipe.later()
+        return Stand(self.pipe, self.taken, later, self._begun().stand())
+
+    def cursor(self) -> Cursor:
+        if self._stream is None:
+            return {}
+        stand = self.stand()
+        stand.of_stream.forget_dealing_before()
+        return stand.cursor()
+
+    def _begun(self) -> WorkerStream:
+        assert self._stream is not None
+        return self._stream
+
+    def _note(self, stream: WorkerStream, seen: list[int]) -> None:
+        """Note in which order items were taken, and what the workers told of them."""
+        pipe: FromWorkers = self.pipe
         if not pipe.is_in_order:
             for stretch in _stretches(seen, stream.positions()):
                 pipe.stretches.add(stretch)
         for worker, pieces in stream.told():
             pipe.unnumbered = pipe.unnumbered or unnumbered_in(pieces)
             pipe.told.add([worker, pieces])
-        return items
-
-    def cursor(self) -> Cursor:
-        stream = self._stream
-        cursor: Cursor = {} if stream is None else self.pipe.cursor(stream, self.taken)
-        return cursor
 
     def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: the pipes above run in the workers."""

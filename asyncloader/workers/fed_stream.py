@@ -20,7 +20,7 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.prefetching import is_heavy
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.errors import LoaderError, PipelineError, TransportError, WorkerTimeout
-from asyncloader.runtime import begin_task, in_thread
+from asyncloader.runtime import begin_task
 from asyncloader.safe_error_text import repr_of
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
@@ -36,13 +36,14 @@ logger = logging.getLogger("asyncloader")
 class FedStream:
     """The results of the items that are dealt in one epoch."""
 
-    def __init__(self, pool: Pool, number: int, waiter: LoopWaiter, settings: PoolSettings) -> None:
+    def __init__(self, pool: Pool, number: int, settings: PoolSettings) -> None:
+        loop = asyncio.get_running_loop()
         self._pool = pool
         self._number = number
-        self._waiter = waiter
+        self._waiter = LoopWaiter(loop)
         self._settings = settings
-        self._dealer = LoopWaiter(asyncio.get_running_loop())
-        self._silence = Silence(self._living, settings.timeout, waiter.wake)
+        self._dealer = LoopWaiter(loop)
+        self._silence = Silence(self._living, settings.timeout, self._waiter.wake)
         self._inboxes: list[Inbox] = []
         #: The workers that got items; a dead one may be replaced before its items are given up.
         self._lines: dict[WorkerHandle, FeedLine] = {}
@@ -52,6 +53,10 @@ class FedStream:
         self._is_dealt = False
         self._error: BaseException | None = None
         self._recovery: asyncio.Task[None] | None = None
+
+    def news(self) -> None:
+        """Note that something came from a worker, or that one has ended."""
+        self._waiter.wake()
 
     def begin(self) -> None:
         """Let the workers begin; call this before ``deal`` and ``take``."""
@@ -90,9 +95,8 @@ class FedStream:
         while True:
             await self._waiter.until(self._has_news)
             for inbox in self._inboxes:
-                await inbox.get_torch()
-                if inbox.is_heavy():
-                    await in_thread(inbox.open)
+                if inbox.has_slow_frame():
+                    await inbox.open_slow()
             items = self._arrived() + self._of_dead()
             if items:
                 return items

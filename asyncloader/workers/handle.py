@@ -220,19 +220,16 @@ class WorkerHandle:
         self._last_heard = time.monotonic()
         try:
             for frame in frames:
-                self._take(frame)
+                if frame.kind == FrameKind.ITEMS:
+                    self._take_items(frame)
+                elif frame.kind == FrameKind.MESSAGE:
+                    self._on_report(load_report(frame.payload))
+                else:
+                    close_all(frame.fds)
+                    raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
         except TransportError as error:
             self._on_closed(error)
         self.on_news()
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind == FrameKind.ITEMS:
-            self._take_items(frame)
-        elif frame.kind == FrameKind.MESSAGE:
-            self._on_report(load_report(frame.payload))
-        else:
-            close_all(frame.fds)
-            raise TransportError(f"a frame of kind {frame.kind} is not for the loader")
 
     def _take_items(self, frame: Frame) -> None:
         part = split_items(frame.payload)

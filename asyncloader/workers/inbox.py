@@ -7,6 +7,7 @@ have arrived, the items of the open frame, and how the stream ended.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,17 +19,24 @@ from asyncloader.transport.raw_arrays import import_torch
 from asyncloader.workers.messages import FIRST, NO_NOTE, Mark, Note, load_mark, load_told
 
 
-class Noted(NamedTuple):
-    """A mark as it arrived, with the position of the next item."""
+class Noted:
+    """A mark as it arrived, with the position of the next item.
 
-    position: int
-    mark: Mark | bytes
-    #: The pieces that came with the mark's own frame and with later frames.
-    told: list[bytes]
+    ``told`` are the pieces that came with the mark's own frame and with later frames.
+    """
+
+    __slots__ = ("_mark", "position", "told")
+
+    def __init__(self, position: int, mark: Mark | bytes) -> None:
+        self.position = position
+        self.told: list[bytes] = []
+        self._mark = mark
 
     def read(self) -> Mark:
         """Return the mark, with all pieces that were told since."""
-        mark = load_mark(self.mark) if isinstance(self.mark, bytes) else self.mark
+        mark = self._mark
+        if isinstance(mark, bytes):
+            self._mark = mark = load_mark(mark)
         return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
 
     def unnumbered(self) -> str:
@@ -45,6 +53,7 @@ class _Arrived(NamedTuple):
     mark: Noted
     told: bytes
     cost: int
+    is_slow: bool
 
 
 class Inbox:
@@ -60,20 +69,21 @@ class Inbox:
         #: How many of the stream's items were taken, and how many have arrived.
         self.position = self.arrived = mark.position + unwanted
         #: The latest mark at or before the taken items; and the same for the arrived items.
-        self.mark = self.latest_mark = Noted(mark.position, mark, [])
-        #: Credits whose items were all taken, but that were not granted again yet.
-        self.credits_done = 0
+        self.mark = self.latest_mark = Noted(mark.position, mark)
+        # Credits whose items were all taken, and what grants them again once there are more.
+        self._credits_done = 0
+        self._on_credits: Callable[[Inbox], None] = _keep
+        self._most_credits = 0
         #: The pieces of the frames that were opened, if somebody keeps them.
         self.told: deque[bytes] = deque(maxlen=0)
         #: Whether the worker was asked for a frame that has not arrived yet.
         self.is_asked = False
-        #: Whether opening the arrived frames would import torch.
-        self.needs_torch = False
         self.error: BaseException | None = None
         self._decoder = decoder
         self._frames: deque[_Arrived] = deque()
+        #: How many items of the open frame were not taken.
+        self.left = 0
         self._items: list[Any] = []
-        self._taken = 0
         self._cost = 0
         self._has_ended = False
         self._is_refused = False
@@ -88,12 +98,13 @@ class Inbox:
             self._decoder.give_back(frame)
             return
         if note.mark:
-            self.latest_mark = Noted(self.arrived, note.mark, [])
+            self.latest_mark = Noted(self.arrived, note.mark)
         if note.told:
             self.latest_mark.told.append(note.told)
         self.arrived += frame.tables.items
-        self.needs_torch = self.needs_torch or frame.needs_torch()
-        self._frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
+        is_slow = frame.is_heavy() or frame.needs_torch()
+        arrived = _Arrived(frame, self._decoder, self.latest_mark, note.told, cost, is_slow)
+        self._frames.append(arrived)
 
     def continue_with(self, decoder: Decoder) -> None:
         """Continue with frames from another worker."""
@@ -114,66 +125,75 @@ class Inbox:
 
     def has_something(self) -> bool:
         """Whether there is an item to take, or the stream is over."""
-        return self._taken < len(self._items) or bool(self._frames) or self._has_ended
+        return self.left > 0 or bool(self._frames) or self._has_ended
 
     def is_over(self) -> bool:
         """Whether everything was taken and no more will come."""
-        return self._has_ended and not self._frames and self._taken == len(self._items)
+        return self._has_ended and not self._frames and not self.left
 
     def is_whole(self) -> bool:
         """Whether the worker has sent everything, taken or not."""
         return self._has_ended and not self._is_refused
 
     def open(self) -> int:
-        """Open the next frame if the open one is empty; return how many items can be taken."""
-        if self._taken == len(self._items) and self._frames:
+        """Open the next frame if the open one is empty; return how many items can be taken.
+
+        A slow frame is left to ``open_slow``.
+        """
+        if not self.left and self._frames and not self._frames[0].is_slow:
             self._open_frame()
-        return len(self._items) - self._taken
+        return self.left
 
-    def is_heavy(self) -> bool:
-        """Whether opening the next frame takes so long that a thread should do it."""
-        is_used_up = self._taken == len(self._items)
-        return is_used_up and bool(self._frames) and self._frames[0].frame.is_heavy()
+    def has_slow_frame(self) -> bool:
+        """Whether opening the next frame takes so long that a thread has to do it."""
+        return not self.left and bool(self._frames) and self._frames[0].is_slow
 
-    async def get_torch(self) -> None:
-        """Import torch in a thread, if opening the arrived frames needs it."""
-        if self.needs_torch:
+    async def open_slow(self) -> None:
+        """Open the next frame in a thread."""
+        if self._frames[0].frame.needs_torch():
             await in_thread(import_torch)
-            self.needs_torch = False
-
-    def left(self) -> int:
-        """Return how many items of the open frame can be taken."""
-        return len(self._items) - self._taken
+        await in_thread(self._open_frame)
 
     def take(self, count: int) -> list[Any]:
         """Return the next ``count`` items of the open frame."""
-        if count == len(self._items) and self._taken == 0:
-            taken = self._items
-        else:
-            taken = self._items[self._taken : self._taken + count]
-        self._taken += count
+        items, taken = self._items, len(self._items) - self.left
+        self.left -= count
         self.position += count
-        if self._taken >= len(self._items):
-            self._items, self._taken = [], 0
-            self.credits_done += self._cost
-        return taken
+        if count < len(items):
+            items = items[taken : taken + count]
+        if not self.left:
+            self._items = []
+            self._credits_done += self._cost
+            if self._credits_done > self._most_credits:
+                self._on_credits(self)
+        return items
+
+    def on_credits(self, grant: Callable[[Inbox], None], *, more_than: int) -> None:
+        """Call ``grant`` when the items of more credits than that were taken."""
+        self._on_credits, self._most_credits = grant, more_than
+
+    def take_credits(self) -> int:
+        """Return the credits whose items were taken, to be granted again."""
+        credits, self._credits_done = self._credits_done, 0
+        return credits
 
     def drop(self) -> None:
         """Return the shared memory of frames that nobody will open."""
         while self._frames:
             arrived = self._frames.popleft()
             arrived.decoder.give_back(arrived.frame)
-        self._items, self._taken = [], 0
+        self._items, self.left = [], 0
+        self._on_credits = _keep
 
     def _open_frame(self) -> None:
-        frame, decoder, self.mark, told, self._cost = self._frames.popleft()
+        frame, decoder, self.mark, told, self._cost, _ = self._frames.popleft()
         refused = decoder.refused
         if told:
             self.told.append(told)
         items = decoder.items(frame)
         if decoder.refused != refused:
             items = self._up_to_refused(items)
-        self._items, self._taken = items, 0
+        self._items, self.left = items, len(items)
 
     def _up_to_refused(self, items: list[Any]) -> list[Any]:
         """Return the items before one that could not be read; the stream ends there."""
@@ -185,3 +205,7 @@ class Inbox:
                 self.error = item
                 return items[:at]
         return items
+
+
+def _keep(inbox: Inbox) -> None:
+    """Grant nothing: a worker that is fed needs no credits."""

@@ -60,21 +60,23 @@ class TakeInTurn:
 
     def take(self) -> list[Any]:
         items: list[Any] = []
-        self._open_all()
-        while self._turns:
-            rounds = self._whole_rounds(items)
-            inbox = self._turns[0]
-            if rounds >= _MANY and len(items) < _ENOUGH and self._open_all():
-                continue
-            if inbox.left():
-                items += inbox.take(1)
-                self._turns.rotate(-1)
-            elif not inbox.is_over() or (items and inbox.error is not None):
+        turns = self._turns
+        are_open = self._open_all()
+        while turns:
+            while are_open:
+                rounds = self._take_rounds(items)
+                are_open = rounds >= _MANY and len(items) < _ENOUGH and self._open_all()
+            first = turns[0]
+            while first.left:
+                items += first.take(1)
+                turns.rotate(-1)
+                first = turns[0]
+            if not first.is_over() or (items and first.error is not None):
                 break
-            elif inbox.error is not None:
-                raise inbox.error
-            else:
-                self._turns.popleft()
+            if first.error is not None:
+                raise first.error
+            turns.popleft()
+            are_open = all(inbox.left for inbox in turns)
         return items
 
     def awaited(self) -> list[Inbox]:
@@ -87,12 +89,10 @@ class TakeInTurn:
         """Open a frame of every inbox whose open frame is empty; whether all have items."""
         return min([inbox.open() for inbox in self._turns], default=0) > 0
 
-    def _whole_rounds(self, items: list[Any]) -> int:
+    def _take_rounds(self, items: list[Any]) -> int:
         """Take as many items from every inbox as the one with the fewest has."""
         inboxes = self._turns
-        rounds = min([inbox.left() for inbox in inboxes])
-        if rounds == 0:
-            return 0
+        rounds = min([inbox.left for inbox in inboxes])
         if len(inboxes) == 1:
             items += inboxes[0].take(rounds)
             return rounds

@@ -26,7 +26,7 @@ from asyncloader.datapipes.cursors import Cursor
 from asyncloader.datapipes.marks import thinned
 from asyncloader.datapipes.unordered import Piece, followed
 from asyncloader.workers.dispatch_source import DEALT
-from asyncloader.workers.inbox import Inbox
+from asyncloader.workers.inbox import Inbox, Noted
 from asyncloader.workers.messages import FIRST, DealStart, Mark, load_mark
 from asyncloader.workers.random_states import check_states
 
@@ -57,15 +57,28 @@ def first_place(workers: int) -> StreamPlace:
     return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)))
 
 
-def place_after_taken(
-    inboxes: Sequence[Inbox], turns: Sequence[int], deal: DealStart | None
-) -> StreamPlace:
-    """Return where a stream resumes after the items taken from the inboxes."""
-    starts = []
-    for inbox in inboxes:
-        mark = inbox.mark.read()
-        starts.append(WorkerStart(mark, inbox.position - mark.position))
-    return StreamPlace(tuple(starts), tuple(turns), deal)
+class StreamStand(NamedTuple):
+    """What a stream's place is made from, when it is asked for: cheap, unlike the place.
+
+    ``taken`` is each worker's mark, and how many of its items were taken.
+    """
+
+    taken: list[tuple[Noted, int]]
+    turns: list[int]
+    dealing: Dealing | None
+
+    def place(self) -> StreamPlace:
+        """Return the place."""
+        marks = [noted.read() for noted, _ in self.taken]
+        counts = zip(marks, self.taken, strict=True)
+        starts = tuple(WorkerStart(mark, taken - mark.position) for mark, (_, taken) in counts)
+        deal = None if self.dealing is None else self.dealing.start(marks)
+        return StreamPlace(starts, tuple(self.turns), deal)
+
+    def forget_dealing_before(self) -> None:
+        """Forget the marks of dealing before it, if there are many."""
+        if self.dealing is not None and self.dealing.has_many():
+            self.dealing.forget_before([noted.read() for noted, _ in self.taken])
 
 
 def start_after_arrived(inbox: Inbox) -> WorkerStart:
@@ -144,9 +157,13 @@ def _mark(plain: list[Any]) -> Mark:
 
 
 class Dealing:
-    """The dispatching process's marks of one epoch, oldest first; it began with ``first``."""
+    """The dispatching process's marks of one epoch, oldest first; it began with ``first``.
 
-    def __init__(self, first: Mark = FIRST) -> None:
+    It deals the items of the pipe with the number ``pipe``.
+    """
+
+    def __init__(self, pipe: int = 0, first: Mark = FIRST) -> None:
+        self._pipe = pipe
         self._marks = [first]
 
     def note(self, mark: bytes) -> None:
@@ -154,14 +171,19 @@ class Dealing:
         # The workers may never report that they need no older marks.
         self._marks = [*thinned(self._marks), load_mark(mark)]
 
-    def start(self, pipe: int, workers: Sequence[Mark]) -> DealStart:
+    def start(self, workers: Sequence[Mark]) -> DealStart:
         """Return where dealing resumes for workers that resume at these marks."""
-        dealt = _dealt(pipe, workers)
+        dealt = self._dealt(workers)
         return DealStart(self._marks[self._newest(dealt)], dealt)
 
-    def forget_before(self, pipe: int, workers: Sequence[Mark]) -> None:
+    def has_many(self) -> bool:
+        """Whether there are so many marks that it is time to drop some."""
+        return len(self._marks) > _MANY_MARKS
+
+    def forget_before(self, workers: Sequence[Mark]) -> None:
         """Drop marks that workers at these marks, or later ones, do not need."""
-        del self._marks[: self._newest(_dealt(pipe, workers))]
+        # One assignment: a thread that reads meanwhile sees the old list or the new one.
+        self._marks = self._marks[self._newest(self._dealt(workers)) :]
 
     def _newest(self, dealt: tuple[int, ...]) -> int:
         # A worker gets items only in its own turn.
@@ -169,7 +191,9 @@ class Dealing:
         old_enough = [at for at, mark in enumerate(self._marks) if mark.position <= first]
         return old_enough[-1] if old_enough else 0
 
+    def _dealt(self, workers: Sequence[Mark]) -> tuple[int, ...]:
+        """Return how many dealt items each worker's mark no longer needs."""
+        return tuple(mark.cursors.get(self._pipe, {}).get("taken", 0) for mark in workers)
 
-def _dealt(pipe: int, workers: Sequence[Mark]) -> tuple[int, ...]:
-    """Return how many dealt items each worker's mark no longer needs."""
-    return tuple(mark.cursors.get(pipe, {}).get("taken", 0) for mark in workers)
+
+_MANY_MARKS = 64

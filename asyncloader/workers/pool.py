@@ -28,6 +28,7 @@ from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
+    FIRST,
     BeginStream,
     DealStart,
     EndEpoch,
@@ -81,11 +82,12 @@ class WorkerPool:
         self._starter = Starter(plan, settings, deal, has_lines=fed is not None)
         #: The stream whose source lives with the loader, if there is one.
         self._fed = fed
-        self._streams = streams
+        self._count = streams
+        #: The streams of this epoch.
+        self._streams: list[WorkerStream | FedStream] = []
         self._dispatcher: WorkerHandle | None = None
         #: Workers that died in this epoch, until all of their frames are opened.
         self._retired: list[WorkerHandle] = []
-        self._waiters: list[LoopWaiter] = []
         self._epoch = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The epoch's start command, which a replacement process gets too.
@@ -115,7 +117,6 @@ class WorkerPool:
         """Begin an epoch on the running loop; return its streams."""
         loop = asyncio.get_running_loop()
         self._epoch += 1
-        self._waiters = [LoopWaiter(loop) for _ in range(self._streams)]
         self._loop = loop
         # A new lock: an asyncio lock belongs to the loop on which it was first awaited.
         self._recovering = asyncio.Lock()
@@ -129,9 +130,8 @@ class WorkerPool:
         for handle in self.all_handles():
             handle.begin_epoch(self._epoch)
             handle.attach(loop, self._wake)
-        return [
-            self._stream(number, waiter, settings) for number, waiter in enumerate(self._waiters)
-        ]
+        self._streams = [self._stream(number, settings) for number in range(self._count)]
+        return self._streams
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Let every worker begin a stream; return the inboxes of its items."""
@@ -152,6 +152,7 @@ class WorkerPool:
         if self._loop is None:
             return
         self._loop = None
+        self._streams = []
         for handle in self.all_handles():
             # A worker that has sent everything needs no EndEpoch.
             if not handle.is_idle():
@@ -182,14 +183,11 @@ class WorkerPool:
         """Return the statistics of all processes in this epoch, or in the last one."""
         return [handle.stats(self._restarts_of[handle.name]) for handle in self.all_handles()]
 
-    def deal_start(self, number: int) -> DealStart | None:
-        """Return where dealing resumes after the items taken of a stream; None if none is dealt."""
-        if self._deal is None or self._dispatcher is None or not self._is_dealt(number):
+    def dealing_of(self, number: int) -> Dealing | None:
+        """Return the marks of the process that deals a stream's items; None if none does."""
+        if self._dispatcher is None or not self._is_dealt(number):
             return None
-        marks = [handle.inboxes[number].mark.read() for handle in self.handles]
-        dealing = self._dispatcher.dealing
-        dealing.forget_before(self._deal.pipe, marks)
-        return dealing.start(self._deal.pipe, marks)
+        return self._dispatcher.dealing
 
     async def recover(self) -> bool:
         """Replace the dead workers; False if there are none or they may not be replaced."""
@@ -284,7 +282,7 @@ class WorkerPool:
         number = self._deal.stream
         inboxes = [handle.inboxes[number] for handle in self.handles if number in handle.inboxes]
         marks = [inbox.latest_mark.read() for inbox in inboxes]
-        return self._dispatcher.dealing.start(self._deal.pipe, marks) if marks else None
+        return self._dispatcher.dealing.start(marks) if marks else None
 
     async def _read_to_the_end(self, lost: list[WorkerHandle]) -> None:
         waiter = LoopWaiter(asyncio.get_running_loop())
@@ -296,20 +294,18 @@ class WorkerPool:
                 await waiter.until(lambda: all(handle.is_cut for handle in lost))
 
     def _direct(self, dispatcher: WorkerHandle, start: StartEpoch, deal: DealStart | None) -> None:
-        if deal is not None:
-            dispatcher.dealing = Dealing(deal.mark)
+        assert self._deal is not None
+        dispatcher.dealing = Dealing(self._deal.pipe, FIRST if deal is None else deal.mark)
         dispatcher.send(replace(start, deal=deal))
 
     def _is_dealt(self, number: int) -> bool:
         """Whether a stream is made of items that the dispatching process deals."""
         return self._deal is not None and number == self._deal.stream
 
-    def _stream(
-        self, number: int, waiter: LoopWaiter, settings: PoolSettings
-    ) -> WorkerStream | FedStream:
+    def _stream(self, number: int, settings: PoolSettings) -> WorkerStream | FedStream:
         if number == self._fed:
-            return FedStream(self, number, waiter, settings)
-        return WorkerStream(self, number, self._epoch, waiter, settings)
+            return FedStream(self, number, settings)
+        return WorkerStream(self, number, self._epoch, settings)
 
     def _order(self, number: int, start: WorkerStart) -> BeginStream:
         if number == self._fed:
@@ -347,8 +343,8 @@ class WorkerPool:
             handle.set_paused(isinstance(command, Pause))
 
     def _wake(self) -> None:
-        for waiter in self._waiters:
-            waiter.wake()
+        for stream in self._streams:
+            stream.news()
 
 
 def _leave_nothing(processes: list[Process]) -> None:

@@ -17,19 +17,24 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
-from asyncloader.runtime import in_thread
-from asyncloader.waiting import LoopWaiter
+from asyncloader.waiting import LoopWaiter, WaitTimer
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.merge import Merge, TakeAsReady, TakeInRuns, TakeInTurn
-from asyncloader.workers.messages import DealStart, Grant, Hurry, SaySomething, load_told
-from asyncloader.workers.place import StreamPlace, first_place, place_after_taken
+from asyncloader.workers.messages import (
+    Grant,
+    Hurry,
+    SaySomething,
+    load_told,
+)
+from asyncloader.workers.place import Dealing, StreamPlace, StreamStand, first_place
 from asyncloader.workers.process.watch import add_hang_dump
 
 logger = logging.getLogger("asyncloader")
 
 WARN_SECONDS = 30.0
 HURRY_SECONDS = 0.05
+_GONE = (WorkerDied, WorkerTimeout)
 #: A loop that is later than this was stopped, not just busy.
 STILL_SECONDS = 0.1
 
@@ -61,8 +66,8 @@ class Pool(Protocol):
         """Have every worker begin a stream; return where its items arrive."""
         ...
 
-    def deal_start(self, number: int) -> DealStart | None:
-        """Return where dealing resumes after the taken items; None if nothing is dealt."""
+    def dealing_of(self, number: int) -> Dealing | None:
+        """Return the marks of the process that deals a stream's items; None if none does."""
         ...
 
     async def recover(self) -> bool:
@@ -71,25 +76,29 @@ class Pool(Protocol):
 
 
 class WorkerStream:
-    """The items of one part in one epoch, from all workers."""
+    """The items of one part in one epoch, from all workers.
 
-    def __init__(
-        self, pool: Pool, number: int, epoch: int, waiter: LoopWaiter, settings: PoolSettings
-    ) -> None:
+    ``take_ready`` is the usual way to take items, and ``take`` the way where that finds none.
+    """
+
+    def __init__(self, pool: Pool, number: int, epoch: int, settings: PoolSettings) -> None:
+        loop = asyncio.get_running_loop()
         self._pool = pool
         self._number = number
         self._epoch = epoch
-        self._waiter = waiter
+        self._waiter = LoopWaiter(loop)
+        self._listener: Callable[[], object] = bool
         self._settings = settings
         self._place = first_place(settings.num_workers)
         self._keeps_told = False
         self._runs: Sequence[Sequence[int]] = ()
         self._inboxes: list[Inbox] = []
         self._merge: Merge = TakeInTurn(())
+        self._dealing: Dealing | None = None
         self._is_late = False
         #: When the dispatching process was last asked for a sign of life.
         self._asked = -math.inf
-        self._wait_timer = WaitTimer(asyncio.get_running_loop(), HURRY_SECONDS)
+        self._wait_timer = WaitTimer(loop, HURRY_SECONDS)
 
     @property
     def is_in_order(self) -> bool:
@@ -118,9 +127,19 @@ class WorkerStream:
             while inbox.told:
                 yield inbox.worker, load_told(inbox.told.popleft())
 
-    def turns(self) -> Sequence[int]:
-        """Return the workers that have not ended, the one whose turn it is first."""
-        return self._merge.turns() if self._inboxes else self._place.turns
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call the listener, too, at each news; call this before the first take."""
+        self._listener = listener
+
+    def news(self) -> None:
+        """Note that something came from a worker, or that one has ended."""
+        self._waiter.wake()
+        self._listener()
+
+    @property
+    def first_place(self) -> StreamPlace:
+        """Where the stream begins."""
+        return self._place
 
     def positions(self) -> list[int]:
         """Return how many items of each worker were taken."""
@@ -128,44 +147,79 @@ class WorkerStream:
             return [start.position for start in self._place.starts]
         return [inbox.position for inbox in self._inboxes]
 
-    def place(self) -> StreamPlace:
-        """Return where the stream resumes after the taken items."""
-        if not self._inboxes:
-            return self._place
-        deal = self._pool.deal_start(self._number)
-        return place_after_taken(self._inboxes, self._merge.turns(), deal)
+    def stand(self) -> StreamStand:
+        """Return where the stream is after the taken items."""
+        taken = [(inbox.mark, inbox.position) for inbox in self._inboxes]
+        return StreamStand(taken, self._merge.turns(), self._dealing)
 
-    async def take(self) -> list[Any]:
-        """Wait for the next items; [] at the end. Raise an error in the place of its item."""
+    def begin(self) -> None:
+        """Let the workers begin, unless they have begun."""
         if not self._inboxes:
             self._begin()
-        items: list[Any] = []
-        while not items and not self._merge.is_over():
+
+    def take_ready(self) -> list[Any]:
+        """Return the items that are there; raise an error in the place of its item.
+
+        If there are none, and ``needs_take``, there will be none before ``take`` was awaited.
+        """
+        try:
+            items = self._merge.take()
+        except _GONE:
+            return []
+        if not items and not self._settings.credits:
+            self._ask()
+        return items
+
+    def needs_take(self) -> bool:
+        """Whether the stream is over, a worker failed, or what came takes long to open."""
+        return self._is_ready() or self._failure() is not None
+
+    def has_to_be_asked(self) -> bool:
+        """Whether no news will tell of the next item: it is there, or is made on demand."""
+        return not self._settings.credits or self._is_ready()
+
+    def _is_ready(self) -> bool:
+        """Whether something came that was not taken yet, or the stream is over."""
+        return self._merge.is_over() or self._merge.is_ready()
+
+    async def take(self, *, is_late: bool = False) -> list[Any]:
+        """Wait for the next items; [] at the end. Raise an error in the place of its item.
+
+        ``is_late`` says that somebody has waited for them for a while.
+        """
+        self.begin()
+        while True:
             try:
-                await self._until_ready()
-                await self._open_heavy()
                 items = self._merge.take()
-            except (WorkerDied, WorkerTimeout):
+                if items or self._merge.is_over():
+                    return items
+                await self._until_ready(is_late=is_late)
+                await self._open_slow()
+            except _GONE:
                 # Another stream may have replaced the dead workers meanwhile.
                 if not await self._pool.recover() and self._failure() is not None:
                     raise
-            self._grant()
-        return items
 
     def _begin(self) -> None:
         self._inboxes = self._pool.begin_stream(self._number, self._place)
-        if self._keeps_told:
-            for inbox in self._inboxes:
+        self._dealing = self._pool.dealing_of(self._number)
+        for inbox in self._inboxes:
+            # A grant wakes the worker, so collect several; it has other credits meanwhile.
+            inbox.on_credits(self._grant, more_than=self._settings.credits // 2)
+            if self._keeps_told:
                 inbox.told = deque()
         order = TakeInTurn if self._settings.in_order else TakeAsReady
         following = order(self._inboxes[worker] for worker in self._place.turns)
         runs = ((self._inboxes[worker], count) for worker, count in self._runs)
         self._merge = TakeInRuns(runs, following) if self._runs else following
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, *, is_late: bool) -> None:
         if self._merge.is_ready():
             return
         begun = time.monotonic()
+        if is_late:
+            await self._until_ready_at_last(begun - HURRY_SECONDS)
+            return
         self._is_late = False
         self._wait_timer.begin(self._on_late)
         try:
@@ -205,7 +259,8 @@ class WorkerStream:
         failure = self._failure()
         if failure is not None:
             raise failure
-        self._ask()
+        if not self._settings.credits:
+            self._ask()
 
     def _failure(self) -> BaseException | None:
         for handle in self._pool.all_handles():
@@ -214,9 +269,7 @@ class WorkerStream:
         return None
 
     def _ask(self) -> None:
-        """Grant a frame to every worker without items, if workers do not work ahead."""
-        if self._settings.credits:
-            return
+        """Grant a frame to every worker without items, as none works ahead."""
         for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
             if not inbox.is_asked and not inbox.has_something():
                 inbox.is_asked = True
@@ -240,21 +293,15 @@ class WorkerStream:
     def _dealers(self) -> list[WorkerHandle]:
         return [handle for handle in self._pool.all_handles() if handle.worker is None]
 
-    def _grant(self) -> None:
-        if not self._settings.credits:
-            return
-        # A grant wakes the worker, so collect several; it has other credits meanwhile.
-        for handle, inbox in zip(self._pool.handles, self._inboxes, strict=True):
-            if inbox.credits_done > self._settings.credits // 2:
-                handle.send(Grant(self._epoch, self._number, inbox.credits_done))
-                inbox.credits_done = 0
+    def _grant(self, inbox: Inbox) -> None:
+        if self._settings.credits:
+            grant = Grant(self._epoch, self._number, inbox.take_credits())
+            self._pool.handles[inbox.worker].send(grant)
 
-    async def _open_heavy(self) -> None:
+    async def _open_slow(self) -> None:
         for inbox in self._inboxes:
-            await inbox.get_torch()
-        for inbox in self._inboxes:
-            if inbox.is_heavy():
-                await in_thread(inbox.open)
+            if inbox.has_slow_frame():
+                await inbox.open_slow()
 
     def _patience(self, begun: float) -> float:
         limit = self._settings.timeout
@@ -298,46 +345,3 @@ class WorkerStream:
         await add_hang_dump(failure, handle.name, handle.process)
         handle.process.kill()
         raise failure
-
-
-#: Timers may fire one tick of the loop's clock early; uvloop's ticks are milliseconds.
-_TICK = 0.001
-
-
-class WaitTimer:
-    """Calls a function once a wait has lasted ``seconds``; short waits cost almost nothing.
-
-    The loop's timer is set for the first wait, and set again only when it fires.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._loop = loop
-        self._seconds = seconds
-        # Held only during a wait: the loop's timer may outlive the waiting code.
-        self._ring: Callable[[], object] = bool
-        self._at = math.inf
-        self._is_set = False
-
-    def begin(self, ring: Callable[[], object]) -> None:
-        """Note that a wait begins; ``ring`` is called if it gets long."""
-        self._ring = ring
-        self._at = self._loop.time() + self._seconds
-        if not self._is_set:
-            self._set()
-
-    def end(self) -> None:
-        """Note that the wait is over."""
-        self._ring = bool
-        self._at = math.inf
-
-    def _set(self) -> None:
-        self._is_set = True
-        self._loop.call_at(self._at, self._look)
-
-    def _look(self) -> None:
-        self._is_set = False
-        if self._loop.time() >= self._at - _TICK:
-            self._at = math.inf
-            self._ring()
-        elif self._at < math.inf:
-            self._set()

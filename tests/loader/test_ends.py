@@ -21,7 +21,7 @@ from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, LoaderClosed, ResourceExhausted
 from asyncloader.loader import engine, epoch
-from asyncloader.loader.epoch import LoopEpoch, SyncEpoch
+from asyncloader.loader.epoch import GraphItems, LoopEpoch, SyncEpoch, WorkerItems
 from asyncloader.loader.iterators import SyncIterator
 from asyncloader.runtime import LoopThread
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
@@ -489,8 +489,12 @@ PARTS = {
         SyncIterator.__next__,
         SyncIterator._next,
         SyncEpoch.next,
-        SyncEpoch._more_came,
+        SyncEpoch._wait,
+        LoopEpoch._is_ready,
         LoopEpoch._take,
+        GraphItems.hand_to,
+        WorkerItems.hand_to,
+        WorkerItems.ask,
         Exchange.take,
         LoopWaiter.wake,
         ThreadWaiter.until,
@@ -519,11 +523,14 @@ def take_until_interrupted(items, moment):
         sys.setprofile(None)
 
 
-def test_an_iterator_goes_on_after_an_interrupt_at_any_moment():
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_goes_on_after_an_interrupt_at_any_moment(workers):
     taken = [0]
 
     def take():
-        with DataLoader2(numbers(10**9).prefetch(2)) as loader:
+        service = MultiProcessingReadingService(workers) if workers else None
+        graph = numbers(10**9) if workers else numbers(10**9).prefetch(2)
+        with DataLoader2(graph, reading_service=service) as loader:
             items = iter(loader)
             assert next(items) == 0
             for moment in range(300):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -47,11 +48,11 @@ def test_frames_are_opened_one_by_one():
     assert not inbox.has_something()
     sender.send([1, 2, 3])
     sender.send([4])
-    assert (inbox.has_something(), inbox.left(), inbox.open()) == (True, 0, 3)
+    assert (inbox.has_something(), inbox.left, inbox.open()) == (True, 0, 3)
     assert inbox.take(2) == [1, 2]
-    assert (inbox.open(), inbox.credits_done) == (1, 0)
+    assert (inbox.open(), inbox.take_credits()) == (1, 0)
     assert inbox.take(1) == [3]
-    assert (inbox.left(), inbox.credits_done) == (0, 1)
+    assert (inbox.left, inbox.take_credits()) == (0, 1)
     assert inbox.open() == 1
     assert inbox.take(1) == [4]
     assert not inbox.has_something()
@@ -96,9 +97,14 @@ def test_what_is_dropped_goes_back():
 
 
 @pytest.mark.parametrize("count", [10, 1_000_000])
-def test_a_frame_with_a_large_pickle_is_heavy(count):
+def test_a_frame_with_a_large_pickle_is_opened_in_a_thread(count):
     sender = Sender()
+    inbox = sender.inbox
     sender.send([list(range(count))])
-    assert sender.inbox.is_heavy() == (count > 1000)
-    sender.inbox.open()
-    assert not sender.inbox.is_heavy()
+    is_large = count > 1000
+    assert inbox.has_slow_frame() == is_large
+    assert inbox.open() == (0 if is_large else 1)
+    if is_large:
+        asyncio.run(inbox.open_slow())
+    assert not inbox.has_slow_frame()
+    assert inbox.open() == 1

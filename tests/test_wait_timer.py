@@ -1,4 +1,4 @@
-"""Tests of asyncloader.workers.worker_stream: a timer for waits that are mostly short."""
+"""Tests of asyncloader.waiting: a timer for waits that are mostly short."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncloader.workers.worker_stream import WaitTimer
+from asyncloader.waiting import WaitTimer
 
 on_every_loop = pytest.mark.parametrize(
     "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
