@@ -154,6 +154,7 @@ class FromWorkersPass(Pass[Any]):
     """The one pass over a FromWorkers: what was taken from its stream."""
 
     marks = ()
+    runs_ahead = True
 
     def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)

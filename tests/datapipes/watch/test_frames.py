@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -26,7 +26,7 @@ from asyncloader.datapipes.watch.frames import (
     can_be_looked_at,
     present_frames,
 )
-from asyncloader.datapipes.watch.watching import Sampler
+from asyncloader.datapipes.watch.watching import Sampler, Watched, Watching
 from asyncloader.graph.walk import breadth_first
 
 
@@ -220,14 +220,13 @@ def collected_in():
     gc.callbacks.remove(note)
 
 
-class Reading:
+class Reading(Watched):
     """A thread that reads a graph again and again until it has been looked at so many times."""
 
-    inside = threading.Thread.run.__code__
-
     def __init__(self) -> None:
+        super().__init__(threading.Thread.run.__code__)
         graph = IterableWrapper(range(50)).map(str).batch(4)
-        self.pipes = [graph]
+        Watching(self).begin(RunTree(), lambda: [graph])
         self.seen = threading.Event()
         self._places: list[int] = []
         self._thread = threading.Thread(target=self._read, args=(graph,))
@@ -238,10 +237,7 @@ class Reading:
         while not self.seen.is_set():
             list(graph)
 
-    def is_resting(self) -> bool:
-        return False
-
-    def note(self, places: list[int]) -> None:
+    def note(self, places: Sequence[int], weight: int) -> None:
         self._places += places
         if len(self._places) >= LOOKS:
             self.seen.set()
@@ -255,7 +251,7 @@ class Reading:
     sys.version_info >= (3, 12), reason="garbage is collected between two instructions only"
 )
 def test_no_garbage_is_collected_in_the_midst_of_a_look(collected_in, monkeypatch):
-    monkeypatch.setattr(watching, "_REST_SECONDS", 0.002)
+    monkeypatch.setattr(watching.Sampler, "rest_seconds", 0.002)
     looks, reading = Sampler(), Reading()
     looks.watch(reading)
     try:
