@@ -35,8 +35,8 @@ class StageStats:
     rate: float | None
     #: How many items its function failed on, if it tolerates failures.
     errors: int
-    #: How many seconds threads spent in it, or waited for what it does; or, if no thread does,
-    #: the consumer.
+    #: How many seconds threads spent in it, or waited for what it does. The consumer counts as
+    #: one where the last pipe runs on an event loop.
     seconds: float
     #: Those seconds as a part of the time of the threads or processes that run it, from 0 to 1.
     share: float

@@ -127,7 +127,7 @@ def _stage_rows(stages: Sequence[StageStats]) -> Iterator[str]:
 def _per_item(stage: StageStats) -> str:
     if not stage.items:
         return f"over {_duration(stage.seconds)}" if stage.items == 0 else "?"
-    if stage.seconds < _BETWEEN_LOOKS:
+    if not stage.seconds:
         return f"under {_duration(_BETWEEN_LOOKS / stage.items)}"
     return _duration(stage.seconds / stage.items)
 
