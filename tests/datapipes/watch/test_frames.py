@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch import frames, watching
 from asyncloader.datapipes.watch.frames import (
+    ELSEWHERE,
     HANDING,
     OUTSIDE,
     CodeOwners,
@@ -167,6 +168,24 @@ def test_looking_keeps_no_item_alive(looking):
     del item
     assert next(generator, None) is None
     assert Item.gone == 1
+
+
+class OwnAsync(IterDataPipe[Any]):
+    """An async pipe as its user writes it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self.source:
+            yield item
+
+
+def test_who_waits_for_a_users_async_pipe_waits_for_its_source_while_the_thread_of_that_works():
+    source = IterableWrapper([1])
+    pipes = [OwnAsync(source), source]
+    assert CodeOwners(pipes, {id(source)}).awaited(0) == ELSEWHERE
+    assert CodeOwners(pipes).awaited(0) == 0
 
 
 def test_a_thread_in_none_of_the_pipes_hands_on_or_is_elsewhere():
