@@ -32,4 +32,4 @@ def _leave_garbage(phase: str, _: Any) -> None:
 
 gc.callbacks.append(_leave_garbage)
 gc.set_threshold(25, 4, 4)
-watching._REST_SECONDS = 0.002
+watching.Sampler.rest_seconds = 0.002

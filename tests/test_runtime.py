@@ -65,7 +65,7 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    looked = SimpleNamespace(is_resting=lambda: True, note=lambda places: None)
+    looked = SimpleNamespace(resting_since=1.0)
     sampler = Sampler()
     with leaves_nothing():
         monkeypatch.setattr(threading.Thread, "start", refuse)

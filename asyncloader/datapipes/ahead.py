@@ -178,6 +178,7 @@ class AheadPass(Pass[T]):
 
     marks = ()
     holds_calls = True
+    runs_ahead = True
 
     def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
@@ -210,6 +211,11 @@ class AheadPass(Pass[T]):
             self.yielded += 1
         self.positions.finish(position, self.yielded, self.errors)
         return result
+
+    @property
+    def taken(self) -> int:
+        """How many items were read."""
+        return self.positions.read
 
     def fullness(self) -> tuple[int, int]:
         return len(self.calls), self.room

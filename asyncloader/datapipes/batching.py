@@ -222,6 +222,9 @@ class BatchPass(Pass[Any]):
 
     marks = ()
 
+    taken: int = 0
+    yielded: int = 0
+
     def __iter__(self) -> Iterator[Any]:
         yield from self.batches(self.source.begin())
 
@@ -230,8 +233,10 @@ class BatchPass(Pass[Any]):
         pipe, size = self.pipe, self.pipe.batch_size
         try:
             while batch := list(islice(items, size)):
+                self.taken += len(batch)
                 if len(batch) < size and pipe.drop_last:
                     return
+                self.yielded += 1
                 yield pipe.batched(batch)
                 # Do not keep the yielded batch alive while the next one is made.
                 del batch
@@ -239,7 +244,8 @@ class BatchPass(Pass[Any]):
             close_items(items)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.source.resume(position * self.pipe.batch_size, cursors)
+        self.taken, self.yielded = position * self.pipe.batch_size, position
+        self.source.resume(self.taken, cursors)
         return 0
 
     def iter_at(self, positions: list[int]) -> Iterator[Any]:
@@ -251,6 +257,8 @@ class BatchPass(Pass[Any]):
 @dataclass
 class TimedBatchPass(Pass[Any]):
     """One pass over a Batcher that closes batches by the clock."""
+
+    runs_ahead = True
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         pipe = self.pipe

@@ -38,6 +38,7 @@ from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
 from asyncloader.datapipes.splitting import OutlastingPass
+from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.seeds import checked_seed
 
 T = TypeVar("T")
@@ -57,6 +58,9 @@ class UnevenPass(OutlastingPass[T]):
         # may have none of its own.
         self._began_at = [*self.taken]
         self._began_with: list[Cursors] = [{} for _ in self.sources]
+
+    def counts(self) -> tuple[int, int, bool, int]:
+        return UNCOUNTED, sum(self.taken), False, 0
 
     def note_begin(self) -> None:
         """Note the sources' first cursors, before they begin."""

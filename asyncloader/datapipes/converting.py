@@ -148,6 +148,7 @@ class LookupPass(Pass[T]):
     """One pass over keys, which can resume at any position at once."""
 
     marks = ()
+    follows_source = True
 
     keys: Sequence[Any] = field(repr=False)
     yielded: int = 0

@@ -25,6 +25,7 @@ from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, is_async_pipe
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.datapipes.sources import iterable_source
+from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.errors import RankError
 from asyncloader.ranks import (
     Flags,
@@ -138,6 +139,7 @@ class FullSyncPass(Pass[T]):
     """One pass over a FullSync: with several ranks, the items read ahead and agreed on."""
 
     marks = ()
+    runs_ahead = True
 
     _ahead: AgreedAhead[T] | None = None
 
@@ -161,10 +163,13 @@ class FullSyncPass(Pass[T]):
         else:
             self._ahead.put_source_cursors(into)
 
-    @property
-    def yielded(self) -> int:
-        """How many items were yielded."""
-        return -1 if self._ahead is None else self._ahead.yielded
+    def counts(self) -> tuple[int, int, bool, int]:
+        if self._ahead is None:
+            return UNCOUNTED, UNCOUNTED, True, 0
+        return self._ahead.taken, self._ahead.yielded, False, 0
+
+    def fullness(self) -> tuple[int, int]:
+        return (0, 0) if self._ahead is None else (len(self._ahead.held), self._ahead.room)
 
     async def _agreed(self) -> AsyncIterator[T]:
         async with aclosing(self._windows()) as windows:

@@ -423,6 +423,9 @@ class BucketizePass(Pass[list[T]]):
         self.began_with = {}
         self.source.put_cursors(self.began_with)
 
+    def counts(self) -> tuple[int, int, bool, int]:
+        return self.taken + self.taken_since, self.yielded + self.yielded_since, False, 0
+
     def put_source_cursors(self, into: Cursors) -> None:
         add_cursors(self.began_with, into)
 

@@ -236,6 +236,7 @@ class EnumeratePass(Pass[tuple[int, T]]):
     """One pass over an Enumerator, and the index of its first item."""
 
     marks = ()
+    follows_source = True
 
     first: int
 
@@ -304,6 +305,7 @@ class IndexPass(Pass[dict[Any, Any]]):
     """One pass over an IndexAdder, which knows the next index."""
 
     marks = ()
+    follows_source = True
 
     yielded: int = 0
 

@@ -146,6 +146,7 @@ class PrefetchPass(Pass[T]):
     """One pass over a Prefetcher: what was read ahead of the consumer, while it is iterated."""
 
     marks = ()
+    runs_ahead = True
 
     _ahead: ReadAhead[T] | None = None
 

@@ -194,6 +194,7 @@ class CyclePass(Pass[T]):
     """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
 
     marks = ("rounds", "taken", "yielded")
+    follows_source = True
 
     rounds: int = 0
     taken: int = 0

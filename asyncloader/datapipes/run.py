@@ -37,6 +37,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.exchange import Exchange, Nobody
 from asyncloader.datapipes.unordered import YieldOrder
+from asyncloader.datapipes.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
@@ -79,6 +80,9 @@ class RunTree:
     A built-in pipe knows its tree, so that it is used when a user's pipe iterates the built-in
     one. A copy of a pipe belongs to no tree.
     """
+
+    #: Measures the time of the threads that run it.
+    watching: Watching = NOT_WATCHED
 
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         self._ids: set[int] = set()
@@ -373,6 +377,9 @@ class Pass(Generic[T_co]):
     #: Whether a pass holds calls that are running, so that it is busy when it is full.
     holds_calls: ClassVar[bool] = False
 
+    #: Whether its source is read ahead of its reader, in another thread or task.
+    runs_ahead: ClassVar[bool] = False
+
     #: Whether it yields one item for each item of its source, so that nobody need count them.
     follows_source: ClassVar[bool] = False
 
@@ -420,6 +427,15 @@ class Pass(Generic[T_co]):
         May be called at any time, in any thread. It is 0 and 0 where there is no limit.
         """
         return 0, 0
+
+    def counts(self) -> tuple[int, int, bool, int]:
+        """Return what stats show of it.
+
+        These are the numbers of items it took and yielded, or UNCOUNTED; whether they are the
+        same; and the number of errors that it tolerated. May be called in any thread.
+        """
+        taken, yielded = getattr(self, "taken", UNCOUNTED), getattr(self, "yielded", UNCOUNTED)
+        return taken, yielded, self.follows_source, getattr(self, "errors", 0)
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop reading ahead of the consumer, or do so again; from any thread."""

@@ -22,7 +22,7 @@ from asyncloader.datapipes.cursors import close_items, groups_of
 from asyncloader.datapipes.exchange import Exchange
 from asyncloader.datapipes.naming import brief_name
 from asyncloader.datapipes.watch.frames import present_frames
-from asyncloader.datapipes.watch.watching import Watching
+from asyncloader.datapipes.watch.watching import NOT_WATCHED, Watching
 from asyncloader.deadline import ends_within, time_left
 from asyncloader.runtime import (
     LoopThread,
@@ -60,10 +60,10 @@ class Startable(Protocol[T_co]):
 class Home:
     """Where one pass over a graph runs: a loop, and the threads and tasks it owns."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching = NOT_WATCHED) -> None:
         self.loop = loop
         #: Measures the threads' time.
-        self.watching = watching or Watching()
+        self.watching = watching
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
 
     def start_thread(self, run: Startable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
@@ -172,7 +172,7 @@ class ThreadGiver(Generic[T]):
                 # Do not keep the given item alive while the next one is made.
                 del item
                 if not exchange.has_room():
-                    self._watched.rest()
+                    self._watched.resting_since = time.perf_counter()
                     waiter.until(exchange.has_room)
                     self._watched.resume()
                 if waiter.stopped:
@@ -458,14 +458,14 @@ class Makers:
 
 
 @contextlib.contextmanager
-def some_home() -> Iterator[Home]:
-    """Give the home of the running pass, or a new one."""
+def some_home(watching: Watching) -> Iterator[Home]:
+    """Give the home of the running pass, or a new one whose threads ``watching`` measures."""
     place = PLACE.get()
     if place is not None and place[0].loop is not running_loop():
         yield place[0]
         return
     thread = LoopThread()
     try:
-        yield Home(thread.loop)
+        yield Home(thread.loop, watching)
     finally:
         thread.close()

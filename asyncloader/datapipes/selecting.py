@@ -151,6 +151,7 @@ class HeaderPass(Pass[T]):
     """One pass over a Header, which counts the items it has yielded."""
 
     marks = ()
+    follows_source = True
 
     yielded: int = 0
 

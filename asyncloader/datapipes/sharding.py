@@ -21,6 +21,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Stride, can_share, picks
 from asyncloader.datapipes.sources import iterable_source
+from asyncloader.datapipes.watch.watching import UNCOUNTED
 
 T = TypeVar("T")
 
@@ -138,6 +139,10 @@ class ShardPass(Pass[T]):
     def yielded(self) -> int:
         """How many items of the share were yielded."""
         return self._counted + self._uncounted()
+
+    def counts(self) -> tuple[int, int, bool, int]:
+        # Of several shares nobody counts the items of the others.
+        return UNCOUNTED, self.yielded, self.count == 1, 0
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.start += position * self.count

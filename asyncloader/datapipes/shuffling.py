@@ -374,6 +374,7 @@ class InBatchPass(Pass[list[T]]):
     """One pass over an InBatchShuffler: the batches so far, and the items drawn for them."""
 
     marks = ("seed", "yielded", "drawn")
+    follows_source = True
 
     shuffles: bool
     seed: int

@@ -176,6 +176,9 @@ class SplitPass(Pass[T]):
                 if not queue and not self.is_invalid:
                     self._draw_for(index)
 
+    def counts(self) -> tuple[int, int, bool, int]:
+        return self.taken, sum(map(self.yielded_by, range(len(self.given)))), False, 0
+
     def cursor_of(self, index: int) -> Cursor:
         """Return a branch's position, and a start from which the pass can be made again."""
         with self._drawing:
@@ -183,7 +186,7 @@ class SplitPass(Pass[T]):
             return {
                 "splitter": number_of(self.split),
                 "index": index,
-                "yielded": self._yielded(index),
+                "yielded": self.yielded_by(index),
                 "left": sorted(self.left),
                 "gone": sorted(self._gone & self.left),
                 "taken": start.taken,
@@ -360,9 +363,10 @@ class SplitPass(Pass[T]):
 
     def _all_are_past(self, start: SplitStart) -> bool:
         present = set(range(self.split.num_instances)) - self.left
-        return all(start.given[index] <= self._yielded(index) for index in present)
+        return all(start.given[index] <= self.yielded_by(index) for index in present)
 
-    def _yielded(self, index: int) -> int:
+    def yielded_by(self, index: int) -> int:
+        """Return how many items a branch has yielded."""
         return max(self._wanted_from[index], self.given[index] - len(self.queues[index]))
 
     def _check_room(self, index: int) -> None:

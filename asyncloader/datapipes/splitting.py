@@ -33,6 +33,7 @@ from asyncloader.datapipes.patterns import add_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
+from asyncloader.datapipes.watch.watching import UNCOUNTED
 
 T = TypeVar("T")
 
@@ -99,6 +100,11 @@ class BranchPass(Pass[T]):
         split = self.pipe.split_in(self.run.tree)
         cursor: Cursor = {} if split is None else split.cursor_of(self.pipe.index)
         return cursor
+
+    def counts(self) -> tuple[int, int, bool, int]:
+        split = self.pipe.split_in(self.run.tree)
+        yielded = UNCOUNTED if split is None else split.yielded_by(self.pipe.index)
+        return UNCOUNTED, yielded, False, 0
 
     def put_source_cursors(self, into: Cursors) -> None:
         """Add nothing: the branch's own cursor includes those of the splitter's sources."""

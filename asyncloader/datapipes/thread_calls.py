@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from queue import SimpleQueue
+from time import perf_counter
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.run import Run, RunTree
-from asyncloader.datapipes.run_place import Makers, ended_threads, present_waiter, some_home
+from asyncloader.datapipes.run_place import Home, Makers, ended_threads, present_waiter, some_home
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
@@ -128,7 +129,7 @@ class Crew:
         self._reader = present_waiter()
 
     def begin(self, position: int, item: Any) -> None:
-        """Hand a job to the threads, and wait until there is room for another."""
+        """Hand a job to the threads."""
         if self._is_closed:
             # The thread came too late to be waited for.
             raise Stopped
@@ -141,8 +142,10 @@ class Crew:
             self._last = position
             self._results.begun(position, job)
         self._jobs.put(job)
-        del item, job
-        self._reader.until(self._has_room)
+
+    def wait_for_room(self) -> None:
+        """Wait until there is room for another job."""
+        self._reader.until(self.has_room)
 
     def end(self) -> None:
         """Say that no more jobs will be begun."""
@@ -154,7 +157,8 @@ class Crew:
         self._is_paused = is_paused
         self._reader.wake()
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether the reader may begin another job."""
         with self._lock:
             held = self._begun - self._taken
             is_needed = self._results.wants(self._last + 1)
@@ -344,8 +348,9 @@ class ThreadMapPass(AheadPass[T]):
             crew = self.pipe.new_crew(call, self.positions.turns())
             self.calls, self.room, self.ahead = crew, crew.room, crew
             try:
-                with closing(crew), some_home() as home, Makers(home) as makers:
-                    reading = makers.start(self._read, crew)
+                watching = self.run.tree.watching
+                with closing(crew), some_home(watching) as home, Makers(home) as makers:
+                    reading = makers.start(self._read, crew, home)
                     yield from self._results(crew)
                     makers.outcome(reading)
             finally:
@@ -369,8 +374,9 @@ class ThreadMapPass(AheadPass[T]):
         with self._lock:
             super().put_source_cursors(into)
 
-    def _read(self, crew: Crew) -> None:
+    def _read(self, crew: Crew, home: Home) -> None:
         crew.attend()
+        watched = home.watching.new(self.source.pipe, _READ, home.loop)
         try:
             items = self.source.begin()
             with closing_items(items):
@@ -380,9 +386,18 @@ class ThreadMapPass(AheadPass[T]):
                     if position != BEFORE:
                         crew.begin(position, item)
                     del item
+                    if not crew.has_room():
+                        watched.resting_since = perf_counter()
+                        crew.wait_for_room()
+                        watched.resume()
         finally:
+            home.watching.end(watched)
             # The consumer waits until this, also if the source cannot begin.
             crew.end()
+
+
+# Frames below this one are the work of the source's pipes.
+_READ = ThreadMapPass._read.__code__
 
 
 @functional_datapipe("threadpool_map")

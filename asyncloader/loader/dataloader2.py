@@ -203,7 +203,7 @@ class DataLoader2(Generic[T_co]):
         """
         return stats_of(
             self.datapipe,
-            self._engine.timing,
+            self._engine.watching,
             self.reading_service.worker_stats(),
             epochs=self._engine.epochs,
             items=self._buffer.passed,

@@ -20,6 +20,7 @@ from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.run import waits
+from asyncloader.datapipes.watch.watching import NOT_WATCHED
 from asyncloader.deadline import ends_within, leaving_time, time_left
 from asyncloader.errors import ForkedError, LoaderClosed, LoaderError, LoopMismatchError
 from asyncloader.graph.walk import breadth_first
@@ -27,7 +28,6 @@ from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.loader.state import EpochSeeds, EpochStart
-from asyncloader.loader.stats import Timing
 from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
 
 #: The message about a loader that was shut down.
@@ -44,8 +44,8 @@ class Engine:
         self._start: EpochStart | None = None
         self._buffer = ItemBuffer()
         self._epoch: Epoch | None = None
-        #: The time of that epoch.
-        self.timing = Timing()
+        #: Measures the time of that epoch.
+        self.watching = NOT_WATCHED
         # Where that epoch was when it was closed.
         self._left_at: Cursors = {}
         self._thread: LoopThread | None = None
@@ -122,8 +122,8 @@ class Engine:
 
     def begin_async(self, buffer: ItemBuffer) -> AsyncEpoch:
         """Begin an epoch on the running loop; the one before has ended."""
-        start, self.timing = self._next_start(buffer), Timing()
-        self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.timing, buffer)
+        start, self.watching = self._next_start(buffer), AsyncEpoch.new_watching()
+        self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.watching, buffer)
         return epoch
 
     def start_sync(self) -> None:
@@ -149,14 +149,14 @@ class Engine:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
         thread = self._private_loop()
         kind = SyncEpoch if self._needs_loop() else DirectEpoch
-        start, timing = self._next_start(buffer), Timing()
+        start, watching = self._next_start(buffer), kind.new_watching()
         try:
-            self._epoch = epoch = kind(self.lifecycle, start, timing, buffer, thread)
+            self._epoch = epoch = kind(self.lifecycle, start, watching, buffer, thread)
         except BaseException:
             # Otherwise the sampler would watch this thread for ever.
-            timing.end()
+            watching.main.end()
             raise
-        self.timing = timing
+        self.watching = watching
         return epoch
 
     async def end_epoch(self) -> None:

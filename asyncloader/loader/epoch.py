@@ -11,6 +11,7 @@ import asyncio
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Iterator
+from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
@@ -18,14 +19,13 @@ from asyncloader.datapipes.exchange import Exchange, Waiter
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Run, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
-from asyncloader.datapipes.watch.watching import WatchedCalls
+from asyncloader.datapipes.watch.watching import WatchedCalls, WatchedWait, Watching
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
 from asyncloader.loader.state import EpochStart
-from asyncloader.loader.stats import Timing
 from asyncloader.runtime import (
     LoopThread,
     begin_task,
@@ -62,6 +62,11 @@ class Epoch(ABC):
     def cursors(self, passed: int) -> Cursors:
         """Return where the graph was after so many items, or somewhat earlier."""
 
+    @staticmethod
+    @abstractmethod
+    def new_watching() -> Watching:
+        """Return what measures the time of such an epoch, which begins now."""
+
     def leave(self) -> None:  # noqa: B027 - only a DirectEpoch has something to close
         """Close the generators that a consumer's thread runs, in the present thread."""
 
@@ -84,18 +89,18 @@ class LoopEpoch(Epoch):
         self,
         lifecycle: Lifecycle,
         start: EpochStart,
-        timing: Timing,
+        watching: Watching,
         buffer: ItemBuffer,
         loop: asyncio.AbstractEventLoop,
         consumer: Waiter,
     ) -> None:
         self._lifecycle = lifecycle
         self._start = start
-        self._timing = timing
+        self._watching = watching
         self._buffer = buffer
         self._loop = loop
         self._consumer = consumer
-        self._home = Home(loop, timing.watching)
+        self._home = Home(loop, watching)
         self._context = run_at(self._home)
         #: What the graph yields, once it runs.
         self._items: GraphItems | WorkerItems | None = None
@@ -103,6 +108,10 @@ class LoopEpoch(Epoch):
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_over = False
+
+    @staticmethod
+    def new_watching() -> Watching:
+        return Watching(WatchedWait())
 
     @property
     def iterator(self) -> Any:
@@ -185,13 +194,15 @@ class LoopEpoch(Epoch):
             self._finish()
 
     async def _run(self, run: Run[Any]) -> None:
-        self._timing.watching.begin(lambda: pipes_of(run.pipe))
+        self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
         try:
             first = run.first_cursors()
             begun = run.astarted() if is_async_pipe(run.pipe) else None
             if isinstance(begun, FromWorkersPass):
                 self._items = WorkerItems(begun, self._loop, self._consumer)
             else:
+                if begun is not None:
+                    self._watching.main.begin_later(self._loop)
                 self._items = GraphItems(run, begun, first, self._home, self._consumer)
             # A thread may have woken the consumer before there was anything to look at.
             self._consumer.wake()
@@ -213,7 +224,7 @@ class LoopEpoch(Epoch):
 
     def _finish(self) -> None:
         self._is_over = True
-        self._timing.end()
+        self._watching.main.end()
         self._consumer.wake()
 
     async def _close(self) -> None:
@@ -235,11 +246,11 @@ class AsyncEpoch(LoopEpoch):
     """An epoch on the running loop, whose items one of its tasks takes."""
 
     def __init__(
-        self, lifecycle: Lifecycle, start: EpochStart, timing: Timing, buffer: ItemBuffer
+        self, lifecycle: Lifecycle, start: EpochStart, watching: Watching, buffer: ItemBuffer
     ) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = LoopWaiter(loop)
-        super().__init__(lifecycle, start, timing, buffer, loop, self._waiter)
+        super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
         self._begin()
 
     async def next(self) -> Any:
@@ -256,11 +267,11 @@ class AsyncEpoch(LoopEpoch):
                 raise StopAsyncIteration
 
     async def _wait(self) -> None:
-        self._timing.begin_wait()
+        self._watching.main.resume()
         try:
             await self._waiter.until(self._is_ready)
         finally:
-            self._timing.end_wait()
+            self._watching.main.resting_since = perf_counter()
 
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return self._loop is loop and not self._is_over
@@ -273,12 +284,12 @@ class SyncEpoch(LoopEpoch):
         self,
         lifecycle: Lifecycle,
         start: EpochStart,
-        timing: Timing,
+        watching: Watching,
         buffer: ItemBuffer,
         thread: LoopThread,
     ) -> None:
         self._waiter = ThreadWaiter()
-        super().__init__(lifecycle, start, timing, buffer, thread.loop, self._waiter)
+        super().__init__(lifecycle, start, watching, buffer, thread.loop, self._waiter)
         thread.loop.call_soon_threadsafe(self._begin)
 
     def next(self) -> Any:
@@ -299,11 +310,11 @@ class SyncEpoch(LoopEpoch):
         if self._items is not None:
             # An interrupt may have kept the last taking from asking for more.
             self._items.ask()
-        self._timing.begin_wait()
+        self._watching.main.resume()
         try:
             self._waiter.until(self._is_ready)
         finally:
-            self._timing.end_wait()
+            self._watching.main.resting_since = perf_counter()
 
     async def aclose(self) -> None:
         self._waiter.stop()
@@ -500,21 +511,25 @@ class DirectEpoch(Epoch):
         self,
         lifecycle: Lifecycle,
         start: EpochStart,
-        timing: Timing,
+        watching: Watching,
         buffer: ItemBuffer,
         thread: LoopThread,
     ) -> None:
         self._buffer = buffer
         self._lifecycle = lifecycle
         self._thread = thread
-        self._timing = timing
+        self._watching = watching
+        self._caller = watching.main
         self._error: LastingError | None = None
         self._is_closed = False
         self._made = 0
-        self._watched = WatchedCalls(list, DirectEpoch.next.__code__)
         run = thread.call(self._begin(start))
         self._marks = Marks(run.put_cursors, lambda: self._made - 1, run.first_cursors())
         self._iterator: Iterator[Any] = run.started()
+
+    @staticmethod
+    def new_watching() -> Watching:
+        return Watching(WatchedCalls(DirectEpoch.next.__code__))
 
     @property
     def iterator(self) -> Any:
@@ -527,8 +542,8 @@ class DirectEpoch(Epoch):
             raise StopIteration
         if self._error is not None:
             raise self._error.again()
-        if self._watched.is_parked:
-            self._watched.resume()
+        if self._caller.is_parked:
+            self._caller.resume()
         try:
             item = next(self._iterator)
             if self._is_closed:
@@ -542,7 +557,7 @@ class DirectEpoch(Epoch):
             # The end has no traceback: it would make a circle of references.
             is_end = isinstance(error, StopIteration)
             self._error = LastingError(StopIteration() if is_end else error)
-            self._timing.end()
+            self._watching.main.end()
             # An interrupt is no error of the epoch.
             if isinstance(error, Exception | SystemExit):
                 buffer.end(error)
@@ -566,14 +581,13 @@ class DirectEpoch(Epoch):
 
     def leave(self) -> None:
         self._is_closed = True
-        self._timing.end()
+        self._watching.main.end()
         # A thread that is inside the generators closes them when it comes out.
         if not getattr(self._iterator, "gi_running", False):
             close_items(self._iterator)
 
     async def _begin(self, start: EpochStart) -> Run[Any]:
         run = await self._lifecycle.begin_epoch(start)
-        self._watched.restart(lambda: pipes_of(run.pipe))
-        self._timing.watching.begin(lambda: self._watched.pipes)
-        self._timing.watch_consumer(self._watched, self._thread.loop)
+        self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
+        self._watching.main.begin_later(self._thread.loop)
         return run

@@ -2,20 +2,18 @@
 
 This file is about ``LoaderStats``, a picture of one moment: how many items there were, who
 waited for whom, and where the time went; as a table, as one sentence (the verdict) and as
-metrics for a program. ``Timing`` measures the time of an epoch.
+metrics for a program.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watched, Watching, tallies_of
+from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watching
 from asyncloader.graph.walk import breadth_first
 from asyncloader.workers.worker_stats import WorkerStats
 
@@ -31,13 +29,14 @@ class StageStats:
     name: str
     #: "loader", "workers" or "dispatcher": where it runs.
     where: str
-    #: How many items it yielded, or None if it does not count them.
+    #: How many items it yielded, or None if neither it nor its reader counts them.
     items: int | None
     #: Items a second, or None.
     rate: float | None
     #: How many items its function failed on, if it tolerates failures.
     errors: int
-    #: How many seconds threads spent in it: in its function, or waiting for what it does.
+    #: How many seconds threads spent in it, or waited for what it does. The consumer counts as
+    #: one where the last pipe runs on an event loop.
     seconds: float
     #: Those seconds as a part of the time of the threads or processes that run it, from 0 to 1.
     share: float
@@ -103,7 +102,7 @@ class LoaderStats:
 
 def stats_of(
     datapipe: Any,
-    timing: Timing,
+    watching: Watching,
     workers: Sequence[WorkerStats],
     *,
     epochs: int,
@@ -111,12 +110,10 @@ def stats_of(
     restarts: int,
 ) -> LoaderStats:
     """Return how the loader of a graph is doing."""
-    seconds = timing.seconds() if epochs else 0.0
-    end = timing.watching.pipes[:1]
-    found = [
-        (tally, LOADER, seconds)
-        for tally in tallies_of(timing.watching, {id(pipe): items for pipe in end})
-    ]
+    waited, idle = watching.main.times() if epochs else (0.0, 0.0)
+    seconds = waited + idle
+    own = watching.tallies({id(pipe): items for pipe in watching.pipes[:1]})
+    found = [(tally, LOADER, seconds) for tally in _counted(own)]
     for where, those in _by_place(workers):
         total = sum(worker.working + worker.waiting for worker in those)
         found += [(tally, where, total) for tally in _merged(worker.pipes for worker in those)]
@@ -128,7 +125,7 @@ def stats_of(
         items=items,
         restarts=restarts,
         seconds=seconds,
-        waited=timing.waited(),
+        waited=waited,
         stages=tuple(_stage(*each, seconds, pipes) for each in found),
         workers=tuple(workers),
     )
@@ -139,7 +136,7 @@ def _stage(
 ) -> StageStats:
     """Return the stats of a pipe that runs where there were ``total`` seconds in all."""
     pipe = None if isinstance(tally.pipe, str) else pipes[tally.pipe]
-    items = None if tally.items == UNCOUNTED else tally.items
+    items = None if tally.yielded == UNCOUNTED else tally.yielded
     return StageStats(
         name=str(tally.pipe) if pipe is None else stage_name(pipe),
         where=where,
@@ -160,76 +157,38 @@ def _by_place(workers: Sequence[WorkerStats]) -> Iterator[tuple[str, list[Worker
         yield where, [each for each in workers if each.is_dispatcher == (where == DISPATCHER)]
 
 
+def _counted(tallies: Sequence[Tally]) -> list[Tally]:
+    """Return the tallies of one process with more numbers of items, told by those of others."""
+    counts = {tally.pipe: tally.yielded for tally in tallies}
+    for tally in tallies:
+        # A pipe that counts what it takes tells how many items its source yielded.
+        if tally.source is not None and counts.get(tally.source) == UNCOUNTED:
+            own = counts[tally.pipe] if tally.follows_source else UNCOUNTED
+            counts[tally.source] = tally.taken if own == UNCOUNTED else own
+    for tally in reversed(tallies):
+        if tally.source is not None and tally.follows_source and counts[tally.pipe] == UNCOUNTED:
+            counts[tally.pipe] = counts.get(tally.source, UNCOUNTED)
+    return [tally._replace(yielded=counts[tally.pipe]) for tally in tallies]
+
+
 def _merged(tallies: Iterable[Sequence[Tally]]) -> list[Tally]:
     """Return the sums of the tallies of the same pipes in several processes."""
     merged: dict[int | str, Tally] = {}
-    for tally in (each for one in tallies for each in one):
+    for tally in (each for one in tallies for each in _counted(one)):
         before = merged.get(tally.pipe)
         merged[tally.pipe] = tally if before is None else _sum(before, tally)
     return list(merged.values())
 
 
 def _sum(one: Tally, other: Tally) -> Tally:
-    is_counted = UNCOUNTED not in (one.items, other.items)
-    return Tally(
-        one.pipe,
-        one.items + other.items if is_counted else UNCOUNTED,
-        one.errors + other.errors,
-        one.seconds + other.seconds,
-        one.held + other.held,
-        one.room + other.room,
-        one.holds_calls,
+    is_counted = UNCOUNTED not in (one.yielded, other.yielded)
+    return one._replace(
+        yielded=one.yielded + other.yielded if is_counted else UNCOUNTED,
+        errors=one.errors + other.errors,
+        seconds=one.seconds + other.seconds,
+        held=one.held + other.held,
+        room=one.room + other.room,
     )
-
-
-class Timing:
-    """The time of one epoch, which begins now."""
-
-    def __init__(self) -> None:
-        self.watching = Watching()
-        self._begun = perf_counter()
-        self._ended = 0.0
-        self._waited = 0.0
-        self._waiting_since = 0.0
-        self._direct: Watched | None = None
-
-    def watch_consumer(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
-        """Count as waiting the time in which the consumer's own thread runs the pipes.
-
-        To be called on the loop.
-        """
-        self.watching.add(watched, loop)
-        self._direct = watched
-
-    def begin_wait(self) -> None:
-        """Note that the consumer begins to wait."""
-        self._waiting_since = perf_counter()
-
-    def end_wait(self) -> None:
-        """Note that the consumer has what it waited for."""
-        self._waited += perf_counter() - self._waiting_since
-        self._waiting_since = 0.0
-
-    def end(self) -> None:
-        """Note that the epoch is over."""
-        if not self._ended:
-            self._ended = perf_counter()
-            if self._direct is not None:
-                self._direct.end()
-
-    def seconds(self) -> float:
-        """Return how many seconds the epoch has run."""
-        return self._now() - self._begun
-
-    def waited(self) -> float:
-        """Return how many of those seconds the consumer waited."""
-        if self._direct is not None:
-            return self._direct.working()
-        since = self._waiting_since
-        return self._waited + (max(0.0, self._now() - since) if since else 0.0)
-
-    def _now(self) -> float:
-        return self._ended or perf_counter()
 
 
 #: The text for a loader that nobody has iterated.
@@ -270,7 +229,7 @@ def _stage_row(stage: StageStats) -> tuple[str, ...]:
     return (
         stage.name,
         stage.where,
-        "" if stage.items is None else f"{stage.items:,}",
+        "?" if stage.items is None else f"{stage.items:,}",
         "" if stage.rate is None else _rate(stage.rate),
         str(stage.errors or ""),
         f"{stage.seconds:.2f} s" if stage.seconds else "",

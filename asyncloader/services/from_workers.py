@@ -176,6 +176,7 @@ class FromWorkersPass(Pass[Any]):
     """
 
     marks = ()
+    runs_ahead = True
 
     def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)

@@ -25,15 +25,16 @@ from typing import Any
 from asyncloader.adapters.sharding_policy import ShardingPolicy
 from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.watch.watching import SAMPLER
 from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.dataloader2 import DataLoader2
+from asyncloader.loader.stats import StageStats
 from asyncloader.services.multi_processing import MultiProcessingReadingService
-from asyncloader.tools.stopwatches import Stopwatch, timed
 
-#: A shorter time is mostly the stopwatch itself.
-_RESOLUTION = 2e-6
+#: How many seconds lie between two looks at where the graph is: more often than usual.
+_BETWEEN_LOOKS = 0.01
 
 #: The part of the time that is for the stages; the trials share the rest.
 _FOR_STAGES = 0.3
@@ -81,14 +82,13 @@ def _environment() -> Iterator[str]:
 
 async def _stages(datapipe: Any, seconds: float) -> bool:
     """Print the time of each stage; return whether any item came out."""
-    graph, stages = timed(datapipe)
+    SAMPLER.rest_seconds = _BETWEEN_LOOKS
+    loader = DataLoader2(datapipe)
     items, outcome = 0, f"in {seconds + _WARM_UP:.3g} s"
     try:
-        async with asyncio.timeout(seconds + _WARM_UP) as limit, DataLoader2(graph) as loader:
+        async with asyncio.timeout(seconds + _WARM_UP) as limit, loader:
             # Much work is done only for the first item: imports, opening files.
             await _first_item(loader)
-            for stage in stages:
-                stage.begin_again()
             outcome = f"in {seconds:.3g} s"
             limit.reschedule(asyncio.get_running_loop().time() + seconds)
             async for _ in loader:
@@ -97,10 +97,13 @@ async def _stages(datapipe: Any, seconds: float) -> bool:
     except TimeoutError:
         if not limit.expired():
             raise
+    stages = loader.stats().stages
     _say("Stages", *_stage_rows(stages), f"  {items:,} items came out, {outcome}")
+    slowest = max(stages, key=lambda stage: stage.seconds)
     if not items:
-        slowest = max(stages, key=lambda stage: stage.seconds)
         _print(f"  ! most of the time went to {slowest.name}; workers were not tried")
+    elif not slowest.seconds:
+        _print("  ! the epoch was too short to see where its time went: give it more items")
     return items > 0
 
 
@@ -113,19 +116,20 @@ async def _first_item(loader: DataLoader2[Any]) -> None:
         await items.aclose()
 
 
-def _stage_rows(stages: Sequence[Stopwatch]) -> Iterator[str]:
-    seconds = [stage.seconds for stage in stages]
-    whole = sum(seconds) or 1.0
+def _stage_rows(stages: Sequence[StageStats]) -> Iterator[str]:
+    whole = sum(stage.seconds for stage in stages) or 1.0
     yield "  share  own time per item      items  stage"
-    for stage, own in zip(stages, seconds, strict=True):
-        yield f"  {own / whole:5.1%}  {_per_item(stage, own):>17} {stage.items:>10,}  {stage.name}"
+    for stage in stages:
+        items = "?" if stage.items is None else f"{stage.items:,}"
+        yield f"  {stage.seconds / whole:5.1%}  {_per_item(stage):>17} {items:>10}  {stage.name}"
 
 
-def _per_item(stage: Stopwatch, seconds: float) -> str:
+def _per_item(stage: StageStats) -> str:
     if not stage.items:
-        return f"over {_duration(seconds)}"
-    own = seconds / stage.items
-    return _duration(own) if own >= _RESOLUTION else f"under {_duration(_RESOLUTION)}"
+        return f"over {_duration(stage.seconds)}" if stage.items == 0 else "?"
+    if not stage.seconds:
+        return f"under {_duration(_BETWEEN_LOOKS / stage.items)}"
+    return _duration(stage.seconds / stage.items)
 
 
 def _duration(seconds: float) -> str:

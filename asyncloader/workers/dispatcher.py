@@ -11,6 +11,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic, perf_counter
 from typing import Any
 
 from asyncloader.datapipes.base import expect_methods
@@ -87,11 +88,8 @@ class Dispatcher:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._thread = LoopThread()
-        home = Home(self._thread.loop)
-        self._context = run_at(home)
-        self._account = Account(
-            conversation, home.watching, Dispatcher._deal.__code__, lambda: [self._dealt]
-        )
+        self._account = Account(conversation, Dispatcher._deal.__code__, lambda: [self._dealt])
+        self._context = run_at(Home(self._thread.loop, self._account.watching))
         self._flush_timer = FlushTimer()
         self._targets: list[DispatchTarget] = []
         self._plan: DispatchPlan | None = None
@@ -113,7 +111,8 @@ class Dispatcher:
                 self._hear(wait=not self._may_deal())
                 if self._may_deal():
                     self._context.run(self._deal)
-                    self._account.tell_if_due()
+                    if monotonic() >= self._account.due:
+                        self._account.tell()
                 for target in self._targets:
                     target.settle(is_waiting=not self._may_deal())
         finally:
@@ -136,10 +135,10 @@ class Dispatcher:
                 fd, select.POLLIN | (select.POLLOUT if target.conversation.has_unsent() else 0)
             )
         if wait:
-            self._account.rest()
+            self._account.main.resting_since = perf_counter()
         heard = poll.poll(None if wait else 0)
         if wait:
-            self._account.resume()
+            self._account.main.resume()
         for fd, _ in heard:
             if fd in targets:
                 targets[fd].hear()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic, perf_counter
 from typing import Any, assert_never
 
 from asyncloader.datapipes.arguments import checked_graph
@@ -90,11 +91,9 @@ class Worker:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._thread = LoopThread()
-        self._home = Home(self._thread.loop)
+        self._account = Account(conversation, Stream.advance.__code__, self._made)
+        self._home = Home(self._thread.loop, self._account.watching)
         self._context = run_at(self._home)
-        self._account = Account(
-            conversation, self._home.watching, Stream.advance.__code__, self._made
-        )
         conversation.tally = self._account.tally
         self._flush_timer = FlushTimer()
         self._info = WorkerInfo(num_workers=1, worker_id=0)
@@ -124,7 +123,8 @@ class Worker:
                 if stream is not None:
                     self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
-                    self._account.tell_if_due()
+                    if monotonic() >= self._account.due:
+                        self._account.tell()
         finally:
             self._flush_timer.close()
             self._account.close()
@@ -136,9 +136,9 @@ class Worker:
     def _heard(self, *, wait: bool) -> list[Command]:
         if not wait:
             return self._conversation.commands_by_now()
-        self._account.rest()
+        self._account.main.resting_since = perf_counter()
         command = self._conversation.command()
-        self._account.resume()
+        self._account.main.resume()
         return [command]
 
     def _obey(self, command: Command) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic
 from types import CodeType
 from typing import Any
 
 from asyncloader.datapipes.watch.frames import HANDING
-from asyncloader.datapipes.watch.watching import SAMPLER, Tally, Watched, Watching, tallies_of
+from asyncloader.datapipes.watch.watching import Tally, Watched, Watching
 from asyncloader.errors import TransportError
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.graph_part import PreparedPart
@@ -66,73 +66,55 @@ class Account:
     """
 
     def __init__(
-        self,
-        conversation: Conversation,
-        watching: Watching,
-        inside: CodeType,
-        counts: Callable[[], list[int]],
+        self, conversation: Conversation, inside: CodeType, counts: Callable[[], list[int]]
     ) -> None:
         self._conversation = conversation
-        self._watching = watching
         self._counts = counts
-        self._watched = Watched(list, inside)
-        self._parts: list[PreparedPart] = []
+        self._parts: Sequence[PreparedPart] = ()
         self._epoch = NO_EPOCH
-        self._due = 0.0
+        #: This thread.
+        self.main = Watched(inside)
+        self.watching = Watching(self.main)
+        #: When to report next.
+        self.due = 0.0
 
     def begin(self, epoch: int, parts: Sequence[PreparedPart]) -> None:
         """Begin an epoch, in which these parts are iterated."""
         if self._epoch == NO_EPOCH:
-            SAMPLER.watch(self._watched)
-        self._epoch = epoch
-        self._parts = list(parts)
-        self._watched.restart(self._pipes)
-        self._watching.begin(self._pipes)
-        self._watching.own(self._watched)
-        self._due = perf_counter() + _BETWEEN_REPORTS
-
-    def rest(self) -> None:
-        """Note that the process begins to wait for the loader."""
-        self._watched.rest()
-
-    def resume(self) -> None:
-        """Note that the process works again."""
-        self._watched.resume()
-
-    def tell_if_due(self) -> None:
-        """Report to the loader, if the last report was some time ago."""
-        if perf_counter() >= self._due:
-            self.tell()
+            self.main.begin()
+        self._epoch, self._parts = epoch, parts
+        self.main.restart()
+        self.watching.begin(parts[0].run.tree, self._pipes)
+        self.due = monotonic() + _BETWEEN_REPORTS
 
     def tell(self) -> None:
         """Report to the loader what was done up to now."""
-        self._due = perf_counter() + _BETWEEN_REPORTS
+        self.due = monotonic() + _BETWEEN_REPORTS
         self._conversation.report(Tallied(self._epoch, self.tally()))
 
     def tally(self) -> bytes:
         """Return what was done up to now, pickled."""
-        return pickle.dumps(self._tally(), protocol=5)
+        counts, main, arena = self._counts(), self.main, self._conversation.arena
+        made = {id(part.end): count for part, count in zip(self._parts, counts, strict=False)}
+        working, waiting = main.times()
+        tally = WorkerTally(
+            items=sum(counts),
+            working=working,
+            handing=main.seconds().get(HANDING, 0.0),
+            waiting=waiting,
+            shared_used=arena.lent_bytes,
+            shared_bytes=arena.mapped_bytes,
+            pipes=self.watching.tallies(made),
+        )
+        return pickle.dumps(tally, protocol=5)
 
     def close(self) -> None:
         """Stop the account."""
-        self._watched.end()
+        self.main.end()
 
     def _pipes(self) -> list[Any]:
         pipes = {id(pipe): pipe for part in self._parts for pipe in part.pipes}
         return list(pipes.values())
-
-    def _tally(self) -> WorkerTally:
-        counts, watched, arena = self._counts(), self._watched, self._conversation.arena
-        made = {id(part.end): count for part, count in zip(self._parts, counts, strict=False)}
-        return WorkerTally(
-            items=sum(counts),
-            working=watched.working(),
-            handing=watched.seconds().get(HANDING, 0.0),
-            waiting=watched.waiting(),
-            shared_used=arena.lent_bytes,
-            shared_bytes=arena.mapped_bytes,
-            pipes=tallies_of(self._watching, made),
-        )
 
 
 def load_tally(data: bytes) -> WorkerTally:

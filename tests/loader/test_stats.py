@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import re
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from typing import Any
@@ -18,7 +19,9 @@ import numpy
 import pytest
 
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from asyncloader.adapters import ShardingPolicy
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.watch import watching
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
@@ -69,7 +72,7 @@ def counts(stats: LoaderStats) -> dict[str, int | None]:
 @pytest.fixture
 def often(monkeypatch):
     """Look a hundred times a second, so that a test need not take long."""
-    monkeypatch.setattr(watching, "_REST_SECONDS", 0.005)
+    monkeypatch.setattr(watching.Sampler, "rest_seconds", 0.005)
 
 
 # Where the time goes --------------------------------------------------------------------
@@ -142,6 +145,136 @@ async def test_an_async_for_shows_which_pipe_takes_the_time(often):
             if blames_heavy(stats) or time.monotonic() > end:
                 break
     assert_heavy_is_to_blame(stats)
+
+
+class Hashing(IterDataPipe[int]):
+    """A user's source, which takes the time, and lets the other threads run."""
+
+    edges = ()
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(FAR):
+            yield hashed(number)
+
+
+class Awaiting(IterDataPipe[int]):
+    """A user's async source, which takes the time."""
+
+    edges = ()
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for number in range(FAR):
+            yield await soon(number)
+
+
+DATA = bytes(4 << 20)
+
+
+def hashed(item: Any) -> Any:
+    """Compute without the GIL, much longer than handing an item to another thread takes."""
+    hashlib.sha256(DATA)
+    return item
+
+
+async def soon(item: Any) -> Any:
+    await asyncio.sleep(0.01)
+    return item
+
+
+#: Graphs, and the only stage of them that takes time.
+SLOW_STAGES = {
+    "a source that is prefetched": (lambda: Hashing().prefetch(4).map(str), "Hashing()"),
+    "a source prefetched twice": (
+        lambda: Hashing().prefetch(4).map(str).prefetch(2),
+        "Hashing()",
+    ),
+    "a source of calls in threads": (
+        lambda: Hashing().thread_map(str, concurrency=2),
+        "Hashing()",
+    ),
+    "a source of calls on a loop": (
+        lambda: Hashing().async_map(same, concurrency=2).map(str),
+        "Hashing()",
+    ),
+    "an async source": (lambda: Awaiting(), "Awaiting()"),
+    "an async source that is prefetched": (
+        lambda: Awaiting().prefetch(4).map(str),
+        "Awaiting()",
+    ),
+    "calls in threads": (
+        lambda: numbers().thread_map(hashed, concurrency=2).map(str),
+        "thread_map(hashed, concurrency=2)",
+    ),
+    "calls on a loop": (
+        lambda: numbers().async_map(soon, concurrency=2),
+        "async_map(soon, concurrency=2)",
+    ),
+    "calls on a loop that are prefetched": (
+        lambda: numbers().async_map(soon, concurrency=2).prefetch(2).map(str),
+        "async_map(soon, concurrency=2)",
+    ),
+    "an async function, called from a thread": (lambda: numbers().map(soon), "map(soon)"),
+    "a look-up": (
+        lambda: SequenceWrapper(range(FAR)).map(heavy).to_iter_datapipe(),
+        "map(heavy)",
+    ),
+    "what is forked": (lambda: zipped(numbers().map(heavy).fork(2)), "map(heavy)"),
+}
+
+
+async def same(item: Any) -> Any:
+    return item
+
+
+def zipped(branches: Any) -> Any:
+    return branches[0].map(str).zip(branches[1])
+
+
+def blames_most(name: str, stats: LoaderStats) -> bool:
+    """Whether the stats show that most of the time of all stages is in this one."""
+    whole = sum(stage.seconds for stage in stats.stages)
+    found = stages(stats).get(name)
+    return found is not None and found.seconds > max(0.2, 0.5 * whole)
+
+
+@pytest.mark.parametrize("case", SLOW_STAGES)
+def test_a_for_shows_who_is_waited_for(often, case):
+    graph, name = SLOW_STAGES[case]
+    end = time.monotonic() + IN_THE_END_SECONDS
+    with DataLoader2(graph()) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if blames_most(name, stats) or time.monotonic() > end:
+                break
+    assert blames_most(name, stats), stats
+
+
+@pytest.mark.parametrize("case", SLOW_STAGES)
+async def test_an_async_for_shows_who_is_waited_for(often, case):
+    graph, name = SLOW_STAGES[case]
+    end = time.monotonic() + IN_THE_END_SECONDS
+    async with DataLoader2(graph()) as loader:
+        async for _ in loader:
+            stats = loader.stats()
+            if blames_most(name, stats) or time.monotonic() > end:
+                break
+    assert blames_most(name, stats), stats
+
+
+@pytest.mark.parametrize(
+    "case", ["a source that is prefetched", "a source of calls in threads", "calls on a loop"]
+)
+def test_workers_show_who_is_waited_for(case):
+    graph, name = SLOW_STAGES[case]
+    end = time.monotonic() + IN_THE_END_SECONDS
+    service = MultiProcessingReadingService(1)
+    with DataLoader2(graph(), [ShardingPolicy()], service) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if blames_most(name, stats) or time.monotonic() > end:
+                break
+    assert blames_most(name, stats), stats
+    assert stages(stats)[name].where == "workers"
 
 
 def assert_heavy_is_to_blame(stats: LoaderStats) -> None:
@@ -236,6 +369,54 @@ def test_items_are_counted_pipe_by_pipe(num_workers):
     assert found["shuffle()"] == 10 * max(1, num_workers)
 
 
+class Own(IterDataPipe[Any]):
+    """A user's pipe, which counts nothing."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+#: What reads a user's pipe of 10 items, and how many items of it that takes.
+READERS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "a loader": (lambda own: own, 10),
+    "map": (lambda own: own.map(str).filter(bool), 10),
+    "filter": (lambda own: own.filter(bool), 10),
+    "batch": (lambda own: own.batch(4).shuffle(), 10),
+    "shuffle": (lambda own: own.shuffle(), 10),
+    "sharding_filter": (lambda own: own.sharding_filter(), 10),
+    "prefetch": (lambda own: own.prefetch(2), 10),
+    "async_map": (lambda own: own.async_map(same), 10),
+    "thread_map": (lambda own: own.thread_map(str), 10),
+    "pin_memory": (lambda own: own.pin_memory(pin_memory_fn=lambda item, _: item), 10),
+    "enumerate": (lambda own: own.enumerate(), 10),
+    "header": (lambda own: own.header(3), 3),
+    "cycle": (lambda own: own.cycle(2), 20),
+    "max_token_bucketize": (lambda own: own.max_token_bucketize(9, len_fn=bool), 10),
+    "fork": (lambda own: zipped(own.fork(2)), 10),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_users_pipe_is_counted_by_its_reader(reader):
+    graph, items = READERS[reader]
+    with DataLoader2(graph(Own(numbers(10)))) as loader:
+        for _ in loader:
+            pass
+        assert counts(loader.stats())["Own()"] == items
+
+
+def test_what_nobody_counts_is_not_known():
+    with DataLoader2(Own(Own(numbers(10)))) as loader:
+        list(loader)
+        stats = loader.stats()
+    assert [stage.items for stage in stats.stages] == [None, None, 10]
+    _, _, _, *rows = str(stats).splitlines()
+    assert [row.split()[2] for row in rows] == ["?", "?", "10"]
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_errors_that_are_tolerated_are_counted(num_workers):
     graph = IterableWrapper(["1", "two", "3"]).sharding_filter().map(int, on_error="skip")
@@ -317,6 +498,27 @@ async def test_an_epoch_that_nobody_reads_uses_no_cpu():
         await anext(items)
         await asyncio.to_thread(wait_until_asleep)
         assert await asyncio.to_thread(share_of_a_core, enough=0.1) < 0.1
+
+
+class Silent(IterDataPipe[int]):
+    """A source that has an item, and no other for a long time."""
+
+    edges = ()
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        yield 0
+        await asyncio.Event().wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("graph", [Silent(), Silent().map(str)])
+async def test_a_consumer_that_waits_for_ever_uses_no_cpu(graph):
+    async with DataLoader2(graph) as loader:
+        items = aiter(loader)
+        await anext(items)
+        waits = asyncio.create_task(anext(items))
+        assert await asyncio.to_thread(share_of_a_core, enough=0.01) < 0.01
+        waits.cancel()
 
 
 def test_the_callers_own_thread_is_left_alone_when_it_does_something_else(often):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -73,6 +75,53 @@ misled = Misled()
 empty = IterableWrapper([])
 once = IterableWrapper(iter(range(100)))
 requests = Feed(max_pending=4).map(double)
+
+
+MEBIBYTE = bytes(1 << 20)
+
+
+def slow(number: int) -> int:
+    """Compute for a while, without the GIL."""
+    for _ in range(4):
+        hashlib.sha256(MEBIBYTE)
+    return number
+
+
+async def soon_done(number: int) -> int:
+    await asyncio.sleep(0.01)
+    return number
+
+
+class SlowNumbers(IterDataPipe[int]):
+    """A source that takes the time."""
+
+    edges = ()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from map(slow, range(100))
+
+
+class Own(IterDataPipe[Any]):
+    """Counts nothing."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+hundred = IterableWrapper(range(100))
+slow_map = hundred.map(slow).map(str).batch(4)
+slow_source = SlowNumbers().map(str)
+slow_look_up = SequenceWrapper(range(100)).map(slow).to_iter_datapipe()
+one_branch, other_branch = hundred.map(slow).fork(2)
+slow_fork = one_branch.map(str).zip(other_branch)
+slow_prefetched = SlowNumbers().prefetch(4).map(str)
+slow_calls_source = SlowNumbers().thread_map(str, concurrency=2)
+slow_calls = hundred.thread_map(slow, concurrency=1).map(str)
+slow_awaited = hundred.async_map(soon_done, concurrency=2)
+own_of_own = Own(Own(IterableWrapper(range(4))))
 
 
 def new_pipe() -> Any:

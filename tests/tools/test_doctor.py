@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,37 @@ def test_a_report_has_the_surroundings_the_stages_and_the_workers(capsys):
     assert "... trying 1 worker for" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("slow_map", "map(slow)"),
+        ("slow_source", "SlowNumbers()"),
+        ("slow_look_up", "map(slow)"),
+        ("slow_fork", "map(slow)"),
+        ("slow_prefetched", "SlowNumbers()"),
+        ("slow_calls_source", "SlowNumbers()"),
+        ("slow_calls", "thread_map(slow, concurrency=1)"),
+        ("slow_awaited", "async_map(soon_done, concurrency=2)"),
+    ],
+)
+def test_a_stage_is_charged_for_its_own_time_and_for_what_its_reader_waits(name, stage, capsys):
+    status, out, _ = report_on(name, "--workers", "0", capsys=capsys)
+    assert status == 0
+    rows = re.findall(r"^ +([\d.]+)% +(?:under )?([\d.]+ \w+) +(\d+)  (.+)$", out, re.MULTILINE)
+    shares = {found: float(share) for share, _, _, found in rows}
+    assert shares[stage] > 60
+    assert sum(shares.values()) == pytest.approx(100, abs=1)
+    (row,) = (row for row in rows if row[3] == stage)
+    assert row[1].endswith(" ms")
+    assert row[2] == "100"
+
+
+def test_what_nobody_counts_and_an_epoch_that_is_too_short_are_told(capsys):
+    _, out, _ = report_on("own_of_own", "--workers", "0", capsys=capsys)
+    assert re.search(r"^ +0\.0% +\? +\?  Own\(\)$", out, re.MULTILINE)
+    assert "! the epoch was too short to see where its time went: give it more items" in out
+
+
 def test_an_unsharded_graph_is_tried_as_a_policy_would_shard_it(capsys):
     status, out, _ = report_on("unsharded", "--workers", "0", capsys=capsys)
     assert status == 0
@@ -97,7 +129,7 @@ def test_a_graph_that_is_stuck_is_given_up(capsys, monkeypatch):
     graphs.go.set()
     assert status == 0
     assert "0 items came out, in 0.56 s" in out
-    assert out.endswith("; workers were not tried\n")
+    assert out.endswith("! most of the time went to map(stuck_on); workers were not tried\n")
 
 
 @pytest.mark.parametrize("options", [["--seconds", "-1"], ["--seconds", "x"], ["--workers", "a"]])

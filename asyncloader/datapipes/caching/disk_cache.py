@@ -267,7 +267,8 @@ class EntryMaker:
                 yield self._make(entry, item) if files is None else files
 
     def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        with some_home() as home, keeper_at(home) as keeper, Makers(home) as makers:
+        watching = self._run.tree.watching
+        with some_home(watching) as home, keeper_at(home) as keeper, Makers(home) as makers:
             self._scope = functools.partial(keeping, keeper)
             making = MakingAhead(makers, self._count)
             self._making = making

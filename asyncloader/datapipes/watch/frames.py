@@ -13,19 +13,22 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-#: The places of a thread that passes items on, in no pipe, and of one that does something else.
-HANDING, OUTSIDE = -1, -2
+#: The places of a thread that passes items on, in no pipe; of one that does something else; and
+#: of one that waits for items which another thread or process makes, where they are watched.
+HANDING, OUTSIDE, ELSEWHERE = -1, -2, -3
 
 _PIPES = os.path.dirname(os.path.dirname(__file__))
 _PACKAGE = os.path.join(os.path.dirname(_PIPES), "")
 
+_BRIDGE = os.path.join(_PIPES, "bridge.py")
+
 #: Code between a pipe and its source: it bridges sync and async, and skips items.
 _BETWEEN_PIPES = frozenset(
-    os.path.join(_PIPES, name) for name in ("bridge.py", "cursors.py", "run.py", "sources.py")
+    [_BRIDGE, *(os.path.join(_PIPES, name) for name in ("cursors.py", "run.py", "sources.py"))]
 )
 _GENERATOR = inspect.CO_GENERATOR
 
@@ -34,21 +37,53 @@ _BASES = frozenset({"asyncloader.datapipes.base", "asyncloader.datapipes.run", "
 
 
 class CodeOwners:
-    """Which pieces of code run for which pipes of a graph, at one moment."""
+    """Which pieces of code run for which pipes of a graph, at one moment.
 
-    def __init__(self, pipes: Sequence[Any]) -> None:
+    ``made_elsewhere`` are the ids of pipes that threads of their own iterate at the moment.
+    """
+
+    def __init__(self, pipes: Sequence[Any], made_elsewhere: Container[int] = ()) -> None:
         self._pipes = pipes
+        self._made_elsewhere = made_elsewhere
         self._places: dict[CodeType, list[int]] = {}
         for place, pipe in enumerate(pipes):
             for code in {*_codes_of(type(pipe)), *_codes_of(type(latest_pass(pipe)))}:
                 self._places.setdefault(code, []).append(place)
 
-    def place(self, frame: FrameType | None, inside: CodeType) -> int:
+    def place(self, frame: FrameType | None, inside: CodeType, iterated: Any = None) -> int:
         """Return the place of the pipe that a thread is in, from its innermost frame on.
 
         HANDING where it is in the function ``inside``, but in none of the pipes, and
-        OUTSIDE where it is not in that. What is iterated there is the first of the pipes.
+        OUTSIDE where it is not in that. What it iterates there is ``iterated``, or the first of
+        the pipes. A thread that waits for a pipe that runs ahead is where ``awaited`` says.
         """
+        place = self._place_of_frames(frame, inside, iterated)
+        return place if place < 0 else self.awaited(place)
+
+    def awaited(self, place: int) -> int:
+        """Return the place of what a reader of this pipe waits for, if it waits.
+
+        That is the pipe itself, unless it runs ahead and has room. Then it waits for its source:
+        ELSEWHERE where another thread or process makes the source's items at the moment.
+        """
+        pipe = self._pipes[place]
+        running, source = latest_pass(pipe), attribute(pipe, "source")
+        if running is None:
+            # A user's pipe may run ahead: it waits for its source if the thread of that works.
+            return ELSEWHERE if id(source) in self._made_elsewhere else place
+        held, room = running.fullness()
+        if not running.runs_ahead or held >= room > 0:
+            return place
+        at = self._at(source, ELSEWHERE)
+        if at < 0 or id(source) in self._made_elsewhere:
+            return ELSEWHERE
+        # On a loop a source may work at any time; in a thread of its own this one does not.
+        return place if held and not _is_async(source) else self.awaited(at)
+
+    def _at(self, pipe: Any, default: int) -> int:
+        return next((at for at, each in enumerate(self._pipes) if each is pipe), default)
+
+    def _place_of_frames(self, frame: FrameType | None, inside: CodeType, iterated: Any) -> int:
         inner: FrameType | None = None
         place, has_generator = HANDING, False
         while frame is not None and frame.f_code is not inside:
@@ -60,7 +95,8 @@ class CodeOwners:
         if frame is None:
             return OUTSIDE
         # A generator of no pipe's class belongs to the pipe that is iterated.
-        return 0 if place == HANDING and has_generator and self._pipes else place
+        is_iterated = place == HANDING and has_generator and self._pipes
+        return self._at(iterated, 0) if is_iterated else place
 
     def _place_of(self, frame: FrameType, places: list[int], inner: FrameType | None) -> int:
         place = places[0] if len(places) == 1 else self._place_of_self(frame, places)
@@ -68,7 +104,7 @@ class CodeOwners:
         source = attribute(pipe, "source")
         if inner is None or not _reads(inner, pipe, source):
             return place
-        return next((at for at, each in enumerate(self._pipes) if each is source), place)
+        return self._at(source, place)
 
     def _place_of_self(self, frame: FrameType, places: list[int]) -> int:
         owner = _self_of(frame)
@@ -79,12 +115,17 @@ class CodeOwners:
         return places[0]
 
 
+def _is_async(pipe: Any) -> bool:
+    return hasattr(type(pipe), "is_async") and bool(pipe.is_async())
+
+
 def _reads(inner: FrameType, pipe: Any, source: Any) -> bool:
     """Whether the frame that a pipe's own frame called is where the pipe reads its source."""
     code = inner.f_code
-    if code.co_filename in _BETWEEN_PIPES:
-        return True
     iterates = code.co_flags & _GENERATOR or code.co_name == "__next__"
+    if code.co_filename in _BETWEEN_PIPES:
+        # The bridge also calls the pipe's own async function.
+        return bool(iterates) or code.co_filename != _BRIDGE
     if not iterates or code.co_filename.startswith(_PACKAGE):
         return False
     # An iterable of the user's, unless it is what the pipe's own function returned.

@@ -17,10 +17,11 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
-from time import perf_counter
-from types import CodeType
-from typing import Any, NamedTuple
+from time import perf_counter, process_time
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol
 
 from asyncloader.datapipes.cursors import number_of
 from asyncloader.datapipes.watch.frames import (
@@ -28,59 +29,66 @@ from asyncloader.datapipes.watch.frames import (
     CodeOwners,
     attribute,
     can_be_looked_at,
-    latest_pass,
     present_frames,
 )
-from asyncloader.runtime import at_exit, start_thread
-from asyncloader.waiting import Bell
+from asyncloader.runtime import at_exit, running_loop, start_thread
+from asyncloader.waiting import Bell, call_soon
 
 #: A thread is watched after it has run for so long: most epochs of few items are shorter.
 BEGIN_SECONDS = 0.05
 
+#: Finds the pipes of a graph, the last one first. Most epochs are so short that it is never called.
+FindPipes = Callable[[], list[Any]]
+
+
+class Tree(Protocol):
+    """What runs a graph, and knows the latest pass of each pipe."""
+
+    watching: Watching
+
+    def latest_pass(self, pipe: Any) -> Any: ...
+
 
 class Watching:
-    """The threads that iterate the pipes of one graph in this process."""
+    """The threads that iterate the pipes of one graph in this process.
 
-    def __init__(self) -> None:
+    The time of the epoch is that of ``main``: the thread of a worker, or a loader's consumer.
+    """
+
+    def __init__(self, main: Watched) -> None:
         # A signal handler may ask for stats while this thread holds the lock.
         self._lock = threading.RLock()
-        self._threads: list[Watched] = []
-        #: The seconds of threads that have ended, by the pipes' ids.
-        self._ended: dict[int, float] = {}
+        self._tree: Tree | None = None
         self._find: FindPipes = list
         self._pipes: list[Any] | None = None
+        self._threads = [main]
+        #: The seconds of threads that have ended, by place.
+        self._ended: Counter[int] = Counter()
+        self.main = main
+        main.watching = self
+
+    def begin(self, tree: Tree, find: FindPipes) -> None:
+        """Begin an epoch of the pipes that ``find`` returns; before, nothing is watched."""
+        with self._lock:
+            self._threads, self._ended = [self.main], Counter()
+            self._tree, self._find, self._pipes = tree, find, None
+        tree.watching = self
 
     @property
     def pipes(self) -> list[Any]:
-        """All pipes of the graph, the last one first."""
+        """All pipes of the graph, the last one first; a place is an index into them."""
         if self._pipes is None:
             self._pipes = self._find()
         return self._pipes
 
-    def begin(self, find: FindPipes) -> None:
-        """Start again with the pipes that ``find`` returns; before, nothing is watched."""
-        with self._lock:
-            self._threads, self._ended = [], {}
-            self._find, self._pipes = find, None
-
-    def own(self, watched: Watched) -> None:
-        """Add a thread of this graph, which somebody else begins to watch."""
-        with self._lock:
-            self._threads.append(watched)
-
-    def add(self, watched: Watched, loop: asyncio.AbstractEventLoop) -> None:
-        """Add a thread of this graph, and watch it after it has run for a while.
-
-        To be called on the loop.
-        """
-        if self._find is not list:
-            self.own(watched)
-            loop.call_later(BEGIN_SECONDS, _begin_weakly, weakref.ref(watched))
-
-    def new(self, end: Any, inside: CodeType, loop: asyncio.AbstractEventLoop) -> Watched:
-        """Return a thread that will iterate ``end`` and what that reads; as for ``add``."""
-        watched = Watched(lambda: [end, *(x for x in self.pipes if x is not end)], inside)
-        self.add(watched, loop)
+    def new(self, pipe: Any, inside: CodeType, loop: asyncio.AbstractEventLoop) -> Watched:
+        """Return a thread that will iterate a pipe, watched after it has run for a while."""
+        watched = Watched(inside, pipe)
+        watched.watching = self
+        if self._tree is not None:
+            with self._lock:
+                self._threads.append(watched)
+            watched.begin_later(loop)
         return watched
 
     def end(self, watched: Watched) -> None:
@@ -90,65 +98,71 @@ class Watching:
         with self._lock:
             if watched in self._threads:
                 self._threads.remove(watched)
-                _add_seconds(watched, self._ended)
+                self._ended.update(watched.seconds())
 
-    def seconds(self) -> dict[int, float]:
-        """Return how many seconds the threads spent in the pipes, by the pipes' ids."""
+    def seconds(self) -> Counter[int]:
+        """Return how many seconds the threads spent in the pipes, by place."""
         with self._lock:
-            found = dict(self._ended)
+            found = self._ended.copy()
             for thread in self._threads:
-                _add_seconds(thread, found)
+                found.update(thread.seconds())
         return found
 
+    def tallies(self, yielded: Mapping[int, int]) -> tuple[Tally, ...]:
+        """Return the tally of every pipe, the last one first.
 
-def _add_seconds(thread: Watched, into: dict[int, float]) -> None:
-    for place, seconds in thread.seconds().items():
-        if place >= 0:
-            key = id(thread.pipes[place])
-            into[key] = into.get(key, 0.0) + seconds
+        ``yielded`` has the numbers of items that the caller knows, by the pipes' ids.
+        """
+        pipes, seconds = self.pipes, self.seconds()
+        names = {id(pipe): _name_of(pipe) for pipe in pipes}
+        tallies = []
+        for place, pipe in enumerate(pipes):
+            # A stand-in for pipes that run elsewhere matters only where a thread waits for it.
+            if getattr(pipe, "is_stand_in", False) and not seconds[place]:
+                continue
+            source = names.get(id(attribute(pipe, "source")))
+            running = None if self._tree is None else self._tree.latest_pass(pipe)
+            taken, made, follows, errors = NO_COUNTS if running is None else running.counts()
+            held, room = (0, 0) if running is None else running.fullness()
+            made = yielded.get(id(pipe), made)
+            counts = names[id(pipe)], source, taken, made, follows, errors
+            is_busy = running is not None and running.holds_calls
+            tallies.append(Tally(*counts, seconds[place], held, room, is_busy))
+        return tuple(tallies)
 
-
-def _begin_weakly(watched: weakref.ref[Watched]) -> None:
-    thread = watched()
-    if thread is not None:
-        thread.begin()
-
-
-#: A caller that was seen elsewhere so often in a row may stay away for hours.
-_IDLE_LOOKS = 5
-
-#: Finds the pipes of a graph. Most epochs are so short that it is never called.
-FindPipes = Callable[[], list[Any]]
+    def owners(self) -> CodeOwners:
+        """Return which code belongs to which pipe at the moment."""
+        others = [each for each in list(self._threads) if each is not self.main]
+        working = {id(each.pipe) for each in others if not each.resting_since}
+        return CodeOwners(self.pipes, working)
 
 
 class Watched:
-    """A thread that iterates pipes.
+    """A thread that iterates a pipe of a graph from within the function ``inside``.
 
-    The pipes that are found begin with the one that is iterated, from within the function
-    ``inside``.
+    When it begins to wait for something other than a pipe it sets ``resting_since`` to the time,
+    and then calls ``resume``. Without a pipe it iterates the last one of the graph.
     """
 
-    def __init__(self, find: FindPipes, inside: CodeType) -> None:
+    #: The graph that it works for.
+    watching: Watching
+
+    #: Whether it was away so long that it has to say when it is back: call ``resume`` then.
+    is_parked = False
+
+    def __init__(self, inside: CodeType, pipe: Any = None) -> None:
         self.inside = inside
+        self.pipe = pipe
         self.thread = threading.get_ident()
         self.is_over = False
-        self._pipes: list[Any] | None = None
-        self.restart(find)
+        self.restart()
 
-    @property
-    def pipes(self) -> list[Any]:
-        """The pipes; a place is an index into them."""
-        if self._pipes is None:
-            self._pipes = self._find()
-        return self._pipes
-
-    def restart(self, find: FindPipes) -> None:
-        """Count again from zero, for these pipes."""
-        self._find, self._pipes = find, None
-        #: How often the thread was seen in which pipe, by the pipe's place in ``pipes``.
+    def restart(self) -> None:
+        """Count again from zero."""
+        #: For how long the thread was seen in which pipe, in units of a look, by place.
         self.looks: Counter[int] = Counter()
         self._rested = 0.0
-        self._resting_since = 0.0
+        self.resting_since = 0.0
         self._begun = self._ended = perf_counter()
 
     def begin(self) -> None:
@@ -156,14 +170,19 @@ class Watched:
         if not self.is_over:
             SAMPLER.watch(self)
 
-    def rest(self) -> None:
-        """Note that the thread begins to wait."""
-        self._resting_since = perf_counter()
+    def begin_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch the thread after it has run for a while; ``loop`` has the clock."""
+        begin = partial(_begin_weakly, weakref.ref(self))
+        if running_loop() is loop:
+            loop.call_later(BEGIN_SECONDS, begin)
+        else:
+            call_soon(loop, loop.call_later, BEGIN_SECONDS, begin)
 
     def resume(self) -> None:
         """Note that the thread works again."""
-        self._rested += perf_counter() - self._resting_since
-        self._resting_since = 0.0
+        if self.resting_since:
+            self._rested += perf_counter() - self.resting_since
+            self.resting_since = 0.0
         if SAMPLER.is_asleep:
             SAMPLER.wake()
 
@@ -174,35 +193,52 @@ class Watched:
             self.is_over = True
             SAMPLER.forget(self)
 
-    def is_resting(self) -> bool:
-        """Whether the thread waits, so that there is nothing to see."""
-        return self._resting_since > 0
+    def place(self, owners: CodeOwners, frames: Mapping[int, FrameType]) -> int:
+        """Return the place of the pipe that it is in, given the innermost frames of all threads."""
+        return owners.place(frames.get(self.thread), self.inside, self.pipe)
 
-    def note(self, places: Sequence[int]) -> None:
-        """Count where the thread was seen a few times in a row."""
-        self.looks.update(places)
+    def note(self, places: Sequence[int], weight: int) -> None:
+        """Count where the thread was seen a few times in a row, for so many looks each."""
+        for place in places:
+            self.looks[place] += weight
 
-    def elapsed(self) -> float:
-        """Return for how many seconds it was watched."""
-        return self._now() - self._begun
-
-    def waiting(self) -> float:
-        """Return how many of those seconds the thread waited."""
-        since = self._resting_since
-        return self._rested + (max(0.0, self._now() - since) if since else 0.0)
-
-    def working(self) -> float:
-        """Return how many of those seconds it worked."""
-        return max(0.0, self.elapsed() - self.waiting())
+    def times(self) -> tuple[float, float]:
+        """Return for how many seconds the thread has worked, and for how many it has waited."""
+        now, since = self._ended if self.is_over else perf_counter(), self.resting_since
+        waiting = self._rested + (max(0.0, now - since) if since else 0.0)
+        return max(0.0, now - self._begun - waiting), waiting
 
     def seconds(self) -> dict[int, float]:
         """Return how long it worked in each pipe, by place; HANDING is time between pipes."""
         looks = {place: count for place, count in dict(self.looks).items() if place != OUTSIDE}
-        each = self.working() / max(1, sum(looks.values()))
+        if not looks:
+            return {}
+        each = self.times()[0] / sum(looks.values())
         return {place: count * each for place, count in looks.items()}
 
-    def _now(self) -> float:
-        return self._ended if self.is_over else perf_counter()
+
+def _begin_weakly(watched: weakref.ref[Watched]) -> None:
+    thread = watched()
+    if thread is not None:
+        thread.begin()
+
+
+class WatchedWait(Watched):
+    """A consumer that only waits for the items of a graph, in whichever thread.
+
+    Its waits are its work: it rests until ``resume`` and from the next ``resting_since`` on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(WatchedWait.place.__code__)
+        self.resting_since = self._begun
+
+    def place(self, owners: CodeOwners, frames: Mapping[int, FrameType]) -> int:
+        return owners.awaited(0)
+
+
+#: What was seen idle so often in a row may stay so for hours.
+_IDLE_LOOKS = 5
 
 
 class WatchedCalls(Watched):
@@ -212,8 +248,6 @@ class WatchedCalls(Watched):
     the function is sampled as well.
     """
 
-    #: Whether it was away so long that the next call has to say that it is back.
-    is_parked = False
     _idle = 0
 
     def resume(self) -> None:
@@ -221,23 +255,26 @@ class WatchedCalls(Watched):
         self._idle, self.is_parked = 0, False
         super().resume()
 
-    def waiting(self) -> float:
-        return self.elapsed() - self.working()
-
-    def working(self) -> float:
+    def times(self) -> tuple[float, float]:
+        there, away = super().times()
         looks = sum(self.looks.values())
-        active = max(0.0, self.elapsed() - super().waiting())
-        return active * (looks - self.looks[OUTSIDE]) / max(1, looks)
+        working = there * (looks - self.looks[OUTSIDE]) / max(1, looks)
+        return working, there + away - working
 
-    def note(self, places: Sequence[int]) -> None:
-        super().note(places)
+    def note(self, places: Sequence[int], weight: int) -> None:
+        super().note(places, weight)
         self._idle = self._idle + 1 if all(place == OUTSIDE for place in places) else 0
         if self._idle == _IDLE_LOOKS:
             self.is_parked = True
-            self.rest()
+            self.resting_since = perf_counter()
 
 
-_REST_SECONDS = 0.1
+#: A process that computes less than this share of the time only waits.
+_IDLE_SHARE = 0.01
+
+#: The sampler rests at most 1 << _CALMEST times as long then.
+_CALMEST = 4
+
 _LOOKS = 2
 _BETWEEN_LOOKS = 0.0004
 
@@ -246,7 +283,13 @@ _EAGER_SECONDS = 0.0002
 
 
 class Sampler:
-    """Looks at threads, in a thread of its own that is there while there are any."""
+    """Looks at threads, in a thread of its own that is there while there are any.
+
+    While the process only waits, it looks less and less often.
+    """
+
+    #: How long it rests between looks, on average.
+    rest_seconds = 0.1
 
     def __init__(self) -> None:
         # Garbage that is collected in here may end a watched thread.
@@ -259,6 +302,10 @@ class Sampler:
         self._eager_interval: float | None = None
         # A generator of its own: the global one is the user's.
         self._times = Random()
+        # When it looked, how long the process had computed then, and how often in a row that
+        # was next to nothing.
+        self._looked_at = self._computed = 0.0
+        self._idle = 0
         #: Whether it sleeps until one of the threads works again.
         self.is_asleep = False
 
@@ -266,6 +313,7 @@ class Sampler:
         """Look at this thread from now on."""
         with self._lock:
             self._looked = [*self._looked, looked]
+            self._idle = 0
             if self._thread is None:
                 self._news = Bell()
                 thread = threading.Thread(
@@ -304,7 +352,7 @@ class Sampler:
     def _run(self, news: Bell) -> None:
         while self._is_mine(news):
             # A random time: a fixed one could keep step with the work it looks at.
-            news.heard(self._times.uniform(0.0, 2 * _REST_SECONDS))
+            news.heard(self._times.uniform(0.0, 2 * self.rest_seconds * self._weight()))
             if self._is_mine(news) and can_be_looked_at():
                 self._look_at_all()
             self._sleep(news)
@@ -313,28 +361,41 @@ class Sampler:
         """Whether the sampler's thread that has this bell still has something to look at."""
         return bool(self._looked) and self._news is news
 
+    def _weight(self) -> int:
+        """How many times as long as usual it rests, and so how many looks one stands for."""
+        return 1 << min(_CALMEST, self._idle // _IDLE_LOOKS)
+
     def _sleep(self, news: Bell) -> None:
         """Wait while all threads wait."""
         # Said before the last check, so that no thread wakes up unseen in between.
         self.is_asleep = True
-        if self._is_mine(news) and all(each.is_resting() for each in self._looked):
+        if self._is_mine(news) and all(each.resting_since for each in self._looked):
             news.heard()
+            self._idle = 0
         self.is_asleep = False
 
     def _look_at_all(self) -> None:
-        working = [each for each in self._looked if not each.is_resting()]
+        working = [each for each in self._looked if not each.resting_since]
         looked = [(each, owners) for each in working if (owners := _owners_of(each)) is not None]
         places: list[list[int]] = [[] for _ in looked]
+        weight = self._weight()
         pause = threading.Event()
         with self._eagerly():
             for _ in range(_LOOKS if looked else 0):
                 pause.wait(self._times.uniform(0.0, 2 * _BETWEEN_LOOKS))
                 with present_frames() as frames:
                     for (each, owners), at in zip(looked, places, strict=True):
-                        if not each.is_resting():
-                            at.append(owners.place(frames.get(each.thread), each.inside))
+                        if not each.resting_since:
+                            at.append(each.place(owners, frames))
         for (each, _), at in zip(looked, places, strict=True):
-            each.note(at)
+            each.note(at, weight)
+        self._note_idleness()
+
+    def _note_idleness(self) -> None:
+        now, computed = perf_counter(), process_time()
+        is_idle = computed - self._computed < _IDLE_SHARE * (now - self._looked_at)
+        self._idle = self._idle + 1 if is_idle else 0
+        self._looked_at, self._computed = now, computed
 
     @contextlib.contextmanager
     def _eagerly(self) -> Iterator[None]:
@@ -361,10 +422,10 @@ def _set_switch_interval(seconds: float) -> None:
     sys.setswitchinterval((round(seconds * 1e6) + 0.5) / 1e6)
 
 
-def _owners_of(looked: Watched) -> CodeOwners | None:
+def _owners_of(watched: Watched) -> CodeOwners | None:
     """Return which code belongs to which pipe, or None if the graph changes meanwhile."""
     try:
-        return CodeOwners(looked.pipes)
+        return watched.watching.owners()
     except Exception:  # noqa: BLE001 - the user's pipes are in use; the next look may succeed
         return None
 
@@ -377,7 +438,11 @@ at_exit(SAMPLER.close)
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=SAMPLER.forget_parent)
 
-#: The number of items of a pipe that does not count them.
+#: What watches the threads of a graph that no loader runs: nothing.
+NOT_WATCHED = Watching(Watched(Sampler.watch.__code__))
+
+
+#: The number of items that nobody counts.
 UNCOUNTED = -1
 
 
@@ -386,8 +451,13 @@ class Tally(NamedTuple):
 
     #: The pipe's number in its loader's graph, or its name where it has none of its own.
     pipe: int | str
-    #: How many items it yielded, or UNCOUNTED.
-    items: int
+    #: That of its source, if it has one.
+    source: int | str | None
+    #: How many items it took of its source, and how many it yielded, or UNCOUNTED.
+    taken: int
+    yielded: int
+    #: Whether it yields an item for each that it takes.
+    follows_source: bool
     #: How many items its function failed on, where that is tolerated.
     errors: int
     #: How many seconds threads spent in it, in its function or waiting for it.
@@ -399,57 +469,10 @@ class Tally(NamedTuple):
     holds_calls: bool = False
 
 
-def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, ...]:
-    """Return the tally of every pipe of a graph.
-
-    ``yielded`` has the numbers of items that the caller knows, by the pipes' ids.
-    """
-    pipes, seconds = watching.pipes, watching.seconds()
-    items = _counts(pipes, yielded)
-    return tuple(
-        _tally(pipe, items[id(pipe)], seconds.get(id(pipe), 0.0))
-        for pipe in pipes
-        # A stand-in for pipes that run elsewhere matters only where a thread waits for it.
-        if id(pipe) in seconds or not getattr(pipe, "is_stand_in", False)
-    )
+#: Of a pipe that was not run, or knows nothing of this.
+NO_COUNTS = (UNCOUNTED, UNCOUNTED, False, 0)
 
 
-def _tally(pipe: Any, items: int, seconds: float) -> Tally:
+def _name_of(pipe: Any) -> int | str:
     number = number_of(pipe)
-    running = latest_pass(pipe)
-    holds_calls = getattr(running, "holds_calls", False)
-    fullness = getattr(running, "fullness", _no_bound)
-    held, room = fullness()
-    is_stand_in = getattr(pipe, "is_stand_in", False)
-    name = repr(pipe) if number is None or is_stand_in else number
-    return Tally(name, items, getattr(running, "errors", 0), seconds, held, room, holds_calls)
-
-
-def _no_bound() -> tuple[int, int]:
-    return 0, 0
-
-
-def _counts(pipes: Sequence[Any], yielded: Mapping[int, int]) -> dict[int, int]:
-    """Return how many items the pipes yielded, as far as their passes count them."""
-    counts = {id(pipe): yielded.get(id(pipe), _counted(pipe, "yielded")) for pipe in pipes}
-    for pipe in pipes:
-        # A pipe that counts what it takes tells how many items its source yielded.
-        source = id(attribute(pipe, "source"))
-        if counts.get(source, 0) == UNCOUNTED:
-            taken = _counted(pipe, "taken")
-            is_as_many = taken == UNCOUNTED and _follows_source(pipe)
-            counts[source] = counts[id(pipe)] if is_as_many else taken
-    for pipe in reversed(pipes):
-        if counts[id(pipe)] == UNCOUNTED and _follows_source(pipe):
-            counts[id(pipe)] = counts.get(id(pipe.source), UNCOUNTED)
-    return counts
-
-
-def _follows_source(pipe: Any) -> bool:
-    """Whether a pipe has yielded as many items as its source."""
-    return bool(getattr(latest_pass(pipe), "follows_source", False))
-
-
-def _counted(pipe: Any, field: str) -> int:
-    count: int = getattr(latest_pass(pipe), field, UNCOUNTED)
-    return count
+    return repr(pipe) if number is None or getattr(pipe, "is_stand_in", False) else number

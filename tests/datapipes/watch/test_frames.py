@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,13 +20,14 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch import frames, watching
 from asyncloader.datapipes.watch.frames import (
+    ELSEWHERE,
     HANDING,
     OUTSIDE,
     CodeOwners,
     can_be_looked_at,
     present_frames,
 )
-from asyncloader.datapipes.watch.watching import Sampler
+from asyncloader.datapipes.watch.watching import Sampler, Watched, Watching
 from asyncloader.graph.walk import breadth_first
 
 
@@ -169,6 +170,24 @@ def test_looking_keeps_no_item_alive(looking):
     assert Item.gone == 1
 
 
+class OwnAsync(IterDataPipe[Any]):
+    """An async pipe as its user writes it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self.source:
+            yield item
+
+
+def test_who_waits_for_a_users_async_pipe_waits_for_its_source_while_the_thread_of_that_works():
+    source = IterableWrapper([1])
+    pipes = [OwnAsync(source), source]
+    assert CodeOwners(pipes, {id(source)}).awaited(0) == ELSEWHERE
+    assert CodeOwners(pipes).awaited(0) == 0
+
+
 def test_a_thread_in_none_of_the_pipes_hands_on_or_is_elsewhere():
     owners = CodeOwners(breadth_first(IterableWrapper([1]).map(outer)))
 
@@ -220,14 +239,13 @@ def collected_in():
     gc.callbacks.remove(note)
 
 
-class Reading:
+class Reading(Watched):
     """A thread that reads a graph again and again until it has been looked at so many times."""
 
-    inside = threading.Thread.run.__code__
-
     def __init__(self) -> None:
+        super().__init__(threading.Thread.run.__code__)
         graph = IterableWrapper(range(50)).map(str).batch(4)
-        self.pipes = [graph]
+        Watching(self).begin(RunTree(), lambda: [graph])
         self.seen = threading.Event()
         self._places: list[int] = []
         self._thread = threading.Thread(target=self._read, args=(graph,))
@@ -238,10 +256,7 @@ class Reading:
         while not self.seen.is_set():
             list(graph)
 
-    def is_resting(self) -> bool:
-        return False
-
-    def note(self, places: list[int]) -> None:
+    def note(self, places: Sequence[int], weight: int) -> None:
         self._places += places
         if len(self._places) >= LOOKS:
             self.seen.set()
@@ -255,7 +270,7 @@ class Reading:
     sys.version_info >= (3, 12), reason="garbage is collected between two instructions only"
 )
 def test_no_garbage_is_collected_in_the_midst_of_a_look(collected_in, monkeypatch):
-    monkeypatch.setattr(watching, "_REST_SECONDS", 0.002)
+    monkeypatch.setattr(watching.Sampler, "rest_seconds", 0.002)
     looks, reading = Sampler(), Reading()
     looks.watch(reading)
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from asyncloader import DataLoader2
 from asyncloader.datapipes import run_place as home
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch import watching
 from asyncloader.datapipes.watch.frames import OUTSIDE, CodeOwners
-from asyncloader.datapipes.watch.watching import Sampler, Watched, Watching
+from asyncloader.datapipes.watch.watching import Sampler, Watched, WatchedWait, Watching
 from asyncloader.errors import ResourceExhausted
 
 
@@ -41,21 +44,21 @@ async def test_an_epoch_without_an_end_keeps_nothing_of_threads_that_ended_in_it
         assert watched_now() < before + 10
 
 
-def test_what_a_thread_came_to_is_kept_when_it_has_ended():
+async def test_what_a_thread_came_to_is_kept_when_it_has_ended():
     pipes = [IterableWrapper([1]), IterableWrapper([2])]
-    threads = [Watched(lambda: pipes, watched_now.__code__) for _ in range(2)]
-    watches = Watching()
-    watches.begin(lambda: pipes)
+    watches = Watching(WatchedWait())
+    watches.begin(RunTree(), lambda: pipes)
+    loop = asyncio.get_running_loop()
+    threads = [watches.new(pipe, watched_now.__code__, loop) for pipe in pipes]
     for thread in threads:
-        watches.own(thread)
-        thread.note([0, 1])
+        thread.note([0, 1], 1)
         thread.end()
     seconds = watches.seconds()
-    assert seconds.keys() == {id(pipe) for pipe in pipes}
+    assert seconds.keys() == {0, 1}
     for thread in threads:
         watches.end(thread)
     assert watches.seconds() == pytest.approx(seconds)
-    watches.begin(lambda: pipes)
+    watches.begin(RunTree(), lambda: pipes)
     assert watches.seconds() == {}
 
 
@@ -101,32 +104,25 @@ async def test_a_thread_that_could_not_be_started_is_not_looked_at_for_ever(monk
 SOON = 10.0
 
 
-class Seen:
+class Seen(Watched):
     """This thread, whose pipes are what ``find`` returns."""
 
-    inside: CodeType = CodeOwners.place.__code__
-
     def __init__(self, find: Callable[[], list[Any]]) -> None:
-        self.thread = threading.get_ident()
+        super().__init__(CodeOwners.place.__code__)
         self.noted = threading.Event()
         self.places: list[int] = []
-        self._find = find
+        self.weights: queue.SimpleQueue[int] = queue.SimpleQueue()
+        Watching(self).begin(RunTree(), find)
 
-    @property
-    def pipes(self) -> list[Any]:
-        return self._find()
-
-    def is_resting(self) -> bool:
-        return False
-
-    def note(self, places: Sequence[int]) -> None:
+    def note(self, places: Sequence[int], weight: int) -> None:
         self.places += places
+        self.weights.put(weight)
         self.noted.set()
 
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr(watching, "_REST_SECONDS", 0.005)
+    monkeypatch.setattr(watching.Sampler, "rest_seconds", 0.005)
 
 
 def test_a_graph_that_changes_in_the_middle_of_a_look_is_looked_at_the_next_time(often):
@@ -148,6 +144,23 @@ def test_a_graph_that_changes_in_the_middle_of_a_look_is_looked_at_the_next_time
         looks.close()
     assert not failures
     assert set(changing.places) == {OUTSIDE}
+
+
+def test_while_the_process_only_waits_it_looks_less_and_less_often(often, monkeypatch):
+    looks, seen = Sampler(), Seen(list)
+    monkeypatch.setattr(watching, "process_time", lambda: 0.0)
+    looks.watch(seen)
+    try:
+        weights = [seen.weights.get(timeout=SOON)]
+        while weights[-1] < 16:
+            weights.append(seen.weights.get(timeout=SOON))
+        assert weights == sorted(weights)
+        assert set(weights) == {1, 2, 4, 8, 16}
+        monkeypatch.setattr(watching, "process_time", time.perf_counter)
+        while seen.weights.get(timeout=SOON) > 1:
+            pass
+    finally:
+        looks.close()
 
 
 @pytest.fixture(params=[0.005, 0.0002, 0.0001])
