@@ -11,6 +11,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.base import expect_methods
@@ -30,7 +31,6 @@ from asyncloader.workers.graph_part import NO_RESETS, NOTHING, GraphPart, Prepar
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_BYTES,
-    CREDIT_ITEMS,
     FIRST,
     NO_EPOCH,
     BeginStream,
@@ -113,7 +113,8 @@ class Dispatcher:
                 self._hear(wait=not self._may_deal())
                 if self._may_deal():
                     self._context.run(self._deal)
-                    self._account.tell_if_due()
+                    if perf_counter() >= self._account.due:
+                        self._account.tell()
                 for target in self._targets:
                     target.settle(is_waiting=not self._may_deal())
         finally:
@@ -136,10 +137,10 @@ class Dispatcher:
                 fd, select.POLLIN | (select.POLLOUT if target.conversation.has_unsent() else 0)
             )
         if wait:
-            self._account.rest()
+            self._account.watched.rest()
         heard = poll.poll(None if wait else 0)
         if wait:
-            self._account.resume()
+            self._account.watched.resume()
         for fd, _ in heard:
             if fd in targets:
                 targets[fd].hear()
@@ -307,8 +308,10 @@ def _packed(error: BaseException, when: str = "") -> bytes:
     return pack_error(error, f"in the dispatching process{when}")
 
 
-#: How many bytes may be dealt to a worker without a credit: one frame's.
-_ROOM_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
+#: How many items a credit for dealt items allows: a worker that gets many keeps others waiting.
+_CREDIT_ITEMS = 64
+#: How many items and bytes may be dealt to a worker without a credit: one frame's.
+_ROOM_ITEMS = FRAME_CREDITS * _CREDIT_ITEMS
 _ROOM_BYTES = FRAME_CREDITS * CREDIT_BYTES
 
 
@@ -350,6 +353,7 @@ class DispatchTarget:
             one_by_one=False,
             marker=marker,
             counted=dealt,
+            credit_items=_CREDIT_ITEMS,
         )
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe
@@ -49,6 +49,8 @@ class Marker:
         self._makes_again = True
         #: The first mark, if it has cursors that the loader does not know.
         self._beginning: Mark | None = None
+        #: Whether ``pieces`` has to be asked for what pipes without order have yielded.
+        self.tells = False
         self._teller = Teller((), self._run.tree.yield_order_of)
         self._dealt = list(_readings(self._pipes))
         #: How many items of the epoch's stream come before the first that is sent.
@@ -75,7 +77,7 @@ class Marker:
             # Items that the loader feeds cannot be made again, so no mark needs these entries.
             is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
             told = unordered if tells and not is_fed else ()
-            self._teller = Teller(told, run.tree.yield_order_of)
+            self._teller, self.tells = Teller(told, run.tree.yield_order_of), bool(told)
             # Do not make the unwanted items and drop them: their order would differ.
             run.resume(self.first, cursors)
             return run.begin()
@@ -91,12 +93,13 @@ class Marker:
         if position == self.first:
             beginning, self._beginning = self._beginning, None
             return beginning
-        if not self._pace.is_due():
+        if perf_counter() < self._pace.not_before:
             return None
         begun = thread_time()
         cursors: Cursors = {}
         self._run.put_cursors(cursors)
-        self._note_dealt(cursors)
+        if self._dealt:
+            self._note_dealt(cursors)
         states = self._states.changed()
         self._pace.made(begun)
         if states is not None and self._makes_again:

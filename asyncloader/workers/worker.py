@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, assert_never
 
 from asyncloader.datapipes.arguments import checked_graph
@@ -118,13 +119,20 @@ class Worker:
         try:
             while True:
                 stream = self._next_stream()
-                for command in self._heard(wait=stream is None):
+                if stream is None:
+                    self._account.watched.rest()
+                    command = self._conversation.command()
+                    self._account.watched.resume()
                     self._obey(command)
-                    stream = None
-                if stream is not None:
-                    self._generators.turn_to(stream.number)
+                elif commands := self._conversation.commands_by_now():
+                    for command in commands:
+                        self._obey(command)
+                else:
+                    if stream.number != self._generators.turn:
+                        self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
-                    self._account.tell_if_due()
+                    if perf_counter() >= self._account.due:
+                        self._account.tell()
         finally:
             self._flush_timer.close()
             self._account.close()
@@ -132,14 +140,6 @@ class Worker:
             self._thread.close()
             for supply in self._supplies:
                 supply.close()
-
-    def _heard(self, *, wait: bool) -> list[Command]:
-        if not wait:
-            return self._conversation.commands_by_now()
-        self._account.rest()
-        command = self._conversation.command()
-        self._account.resume()
-        return [command]
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -149,8 +149,10 @@ class Worker:
                 self._start_epoch(command)
             case BeginStream():
                 self._begin_stream(command)
-            case Grant():
-                self._grant(command)
+            case Grant(epoch, number, credits):
+                # A Grant that was sent before the epoch ended may arrive late.
+                if epoch == self._epoch and number in self._streams:
+                    self._streams[number].grant(credits)
             case EndEpoch():
                 self._end_epoch()
             case Hurry():
@@ -293,12 +295,6 @@ class Worker:
                 part.end.make_in(own_memory)
         if len(ready) == 1 and isinstance(ready[0].end, DataPipe):
             ready[0].end.make_in(self._conversation.allocate)
-
-    def _grant(self, command: Grant) -> None:
-        # A Grant that was sent before the epoch ended may arrive late.
-        stream = self._streams.get(command.stream)
-        if command.epoch == self._epoch and stream is not None:
-            stream.grant(command.credits)
 
     def _end_epoch(self) -> None:
         streams, self._streams = self._streams, {}

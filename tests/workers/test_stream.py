@@ -122,16 +122,16 @@ def taking(clock: Clock, seconds: Callable[[int], float], count: int) -> Iterato
 
 
 def test_the_first_item_after_a_silence_goes_at_once_and_quick_ones_ride_together(bench):
-    stream = bench.stream(taking(bench.clock, lambda number: 1e-6, 600))
+    stream = bench.stream(taking(bench.clock, lambda number: 1e-7, 9000))
     frames = all_of(bench, stream)
-    assert lengths(frames) == [1, 256, 256, 87]
+    assert lengths(frames) == [1, 4096, 4096, 807]
     assert frames[-1] == StreamEnded(1, 0)
-    assert [item for frame in frames[:-1] for item in frame] == list(range(600))
+    assert [item for frame in frames[:-1] for item in frame] == list(range(9000))
 
 
 def test_quick_items_of_an_epoch_that_follows_at_once_ride_together_from_the_first_on(bench):
-    items = taking(bench.clock, lambda number: 1e-6, 600)
-    assert lengths(all_of(bench, bench.stream(items, sent=bench.clock.now))) == [256, 256, 88]
+    items = taking(bench.clock, lambda number: 1e-7, 9000)
+    assert lengths(all_of(bench, bench.stream(items, sent=bench.clock.now))) == [4096, 4096, 808]
 
 
 def test_items_that_take_long_travel_alone(bench):
@@ -180,11 +180,17 @@ def test_one_by_one_is_one_item_a_frame(bench):
     assert lengths(all_of(bench, stream)) == [1] * 5
 
 
-def test_a_credit_is_a_frame_of_64_items(bench):
-    stream = bench.stream(taking(bench.clock, lambda number: 1e-6, 500), credits=3)
-    assert lengths(all_of(bench, stream)) == [1, 128]
+def test_a_credit_is_a_frame_of_1024_items(bench):
+    stream = bench.stream(taking(bench.clock, lambda number: 1e-7, 5000), credits=3)
+    assert lengths(all_of(bench, stream)) == [1, 2048]
     stream.grant(1)
-    assert lengths(all_of(bench, stream)) == [64]
+    assert lengths(all_of(bench, stream)) == [1024]
+
+
+def test_a_frame_of_many_quick_items_is_little_older_than_two_milliseconds(bench):
+    stream = bench.stream(taking(bench.clock, lambda number: 3e-6, 5000), sent=bench.clock.now)
+    # The clock is looked at after every 256 items at least.
+    assert set(lengths(all_of(bench, stream))[:-1]) == {768}
 
 
 def test_an_open_frame_is_sent_when_it_is_due_while_the_next_item_is_made(bench):
@@ -202,6 +208,31 @@ def test_an_open_frame_is_sent_when_it_is_due_while_the_next_item_is_made(bench)
     stream = bench.stream(slow())
     assert all_of(bench, stream) == [[0], [2], StreamEnded(1, 0)]
     assert set(bench.watcher.watched) == {stream}
+
+
+@pytest.mark.parametrize("quick", [5, 20, 300, 3000])
+@pytest.mark.parametrize("made", [lambda number: number, lambda number: [number]])
+def test_an_item_that_follows_a_slow_one_is_not_held_back_though_the_timer_sent_in_between(
+    bench, quick, made
+):
+    def turning_slow() -> Iterator[Any]:
+        for number in range(quick):
+            yield made(number)
+        # It takes so long to make the next one that the timer sends those before it.
+        bench.clock.now += 0.0021
+        stream.send_if_late()
+        bench.sent()
+        bench.watcher.watched.clear()
+        yield made(quick)
+        assert bench.sent() == [[made(quick)]] or bench.watcher.watched == [stream]
+        bench.clock.now += 0.0021
+        stream.send_if_late()
+        yield made(quick + 1)
+
+    stream = bench.stream(turning_slow(), sent=bench.clock.now)
+    *_, last, end = all_of(bench, stream)
+    assert last == [made(quick + 1)]
+    assert end == StreamEnded(1, 0)
 
 
 def test_what_was_held_back_for_a_credit_goes_before_the_next_is_made(bench):
