@@ -160,15 +160,16 @@ class Packing:
             del self.plain[:count]
             pickles = [(pickle.dumps(items[0] if count == 1 else items, protocol=5), 0)]
         placement = self._placement
-        if placement.buffers:
+        if placement.slots or placement.buffers:
             self._placement = self._encoder.placement()
         self.nbytes = 0
         return count, self._encoder.payload(placement, pickles, count)
 
     def drop(self) -> None:
         """Forget what was added and take its slots back."""
-        self._placement.undo()
-        self._placement = self._encoder.placement()
+        if self._placement.slots:
+            self._placement.undo()
+            self._placement = self._encoder.placement()
         self.plain.clear()
         self.pickles = []
         self.nbytes = 0
@@ -285,7 +286,8 @@ class Decoder:
         """Return the items of an admitted payload, as ``decode`` does."""
         tables, memory = admitted
         try:
-            buffers = self._buffers(tables, memory) if tables.buffers else iter(())
+            has_buffers = tables.slots or tables.buffers
+            buffers = self._buffers(tables, memory) if has_buffers else iter(())
             found: list[Any] = []
             start = tables.data_start
             for nbytes, count in tables.pickles:

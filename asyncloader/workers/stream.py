@@ -108,18 +108,13 @@ class Stream:
         """Add credits."""
         with self._lock:
             self.credits += credits
-        if self._packing.count:
+        if self._packing.plain or self._packing.pickles:
             self._flush_timer.watch(self)
-
-    def can_advance(self) -> bool:
-        """Whether there are items to make and credits to send them."""
-        return self.credits > 0 and not self.is_over
 
     def advance(self) -> None:
         """Make and send one frame, with the end of the stream if it was the last."""
         # A frame that is open already was waiting for a credit: send it now.
-        if self._packing.count:
-            self.send()
+        self.send()
         if not self._ending and self.credits > 0:
             self._fill()
             self.send()
@@ -172,7 +167,7 @@ class Stream:
                     continue
                 if self._is_due():
                     return
-                unlooked = min(packing.count, _MOST_UNLOOKED) - 1 if is_plain else 0
+                unlooked = min(len(packing.plain), _MOST_UNLOOKED) - 1 if is_plain else 0
         except SystemExit:
             raise
         except Stopped:
@@ -188,7 +183,7 @@ class Stream:
         """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
             packing = self._packing
-            if packing.count and self.credits > 0:
+            if (packing.plain or packing.pickles) and self.credits > 0:
                 # The timer's thread may run this while the other makes tiny items. That one then
                 # looks after the next frame.
                 self._is_looked_after = False

@@ -234,7 +234,8 @@ class Worker:
         for inlet in self._inlets:
             if any(pipe is inlet for pipe in part.pipes):
                 inlet.begin_epoch(command.epoch, dealt_before(inlet, command.mark.cursors))
-        self._generators.turn_to(command.stream)
+        if command.stream != self._generators.turn:
+            self._generators.turn_to(command.stream)
         stream = Stream(
             self._conversation,
             self._flush_timer,
@@ -317,7 +318,7 @@ class Worker:
         for _ in range(0 if self._is_paused else len(self._turns)):
             stream = self._turns[0]
             self._turns.rotate(-1)
-            if stream.can_advance():
+            if stream.credits > 0 and not stream.is_over:
                 return stream
         return None
 
