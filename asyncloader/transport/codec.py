@@ -508,36 +508,33 @@ def read_tables(payload: bytes | memoryview) -> PayloadTables:
     except struct.error as error:
         raise TransportError(f"a payload of {size} bytes has no tables") from error
     # Each row takes the next numbers.
-    segments = tuple(islice(numbers, added + retired))
-    refs = zip(numbers, numbers, numbers, numbers, strict=False)
-    places = zip(numbers, numbers, numbers, strict=False)
+    fours = zip(numbers, numbers, numbers, numbers, strict=False)
+    threes = zip(numbers, numbers, numbers, strict=False)
     tables = PayloadTables(
-        segments[:added],
-        segments[added:],
-        list(map(SlotRef._make, islice(refs, slots))) if slots else [],
-        list(islice(places, buffers)) if buffers else [],
+        tuple(islice(numbers, added)),
+        tuple(islice(numbers, retired)),
+        list(map(SlotRef._make, islice(fours, slots))) if slots else [],
+        list(islice(threes, buffers)) if buffers else [],
         sizes := list(zip(numbers, numbers, strict=True)),
         items,
         data_start,
         data_start + sum([nbytes for nbytes, _ in sizes]),
     )
-    _check(tables, size)
+    if tables.in_band_start > size:
+        raise TransportError(f"a payload's pickles claim {tables.in_band_start} of {size} bytes")
+    if sum([count for _, count in sizes]) != buffers:
+        raise TransportError("a payload's pickles claim other buffers than there are")
+    if pickles != items and (pickles != 1 or items > size):
+        raise TransportError(f"a payload has {pickles} pickles for {items} items")
+    if buffers:
+        _check_buffers(tables, size)
     return tables
 
 
-def _check(tables: PayloadTables, size: int) -> None:
-    in_band_start = tables.in_band_start
-    if in_band_start > size:
-        raise TransportError(f"a payload's pickles claim {in_band_start} of {size} bytes")
-    if sum([count for _, count in tables.pickles]) != len(tables.buffers):
-        raise TransportError("a payload's pickles claim other buffers than there are")
-    if len(tables.pickles) != tables.items and (len(tables.pickles) != 1 or tables.items > size):
-        raise TransportError(
-            f"a payload has {len(tables.pickles)} pickles for {tables.items} items"
-        )
+def _check_buffers(tables: PayloadTables, size: int) -> None:
     for place, offset, nbytes in tables.buffers:
         if place == IN_BAND:
-            inside = in_band_start + offset + nbytes <= size
+            inside = tables.in_band_start + offset + nbytes <= size
         else:
             inside = place < len(tables.slots) and offset + nbytes <= tables.slots[place].nbytes
         if not inside:

@@ -11,7 +11,6 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.base import expect_methods
@@ -113,8 +112,7 @@ class Dispatcher:
                 self._hear(wait=not self._may_deal())
                 if self._may_deal():
                     self._context.run(self._deal)
-                    if perf_counter() >= self._account.due:
-                        self._account.tell()
+                    self._account.tell_if_due()
                 for target in self._targets:
                     target.settle(is_waiting=not self._may_deal())
         finally:
@@ -137,10 +135,10 @@ class Dispatcher:
                 fd, select.POLLIN | (select.POLLOUT if target.conversation.has_unsent() else 0)
             )
         if wait:
-            self._account.watched.rest()
+            self._account.rest()
         heard = poll.poll(None if wait else 0)
         if wait:
-            self._account.watched.resume()
+            self._account.resume()
         for fd, _ in heard:
             if fd in targets:
                 targets[fd].hear()

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, assert_never
 
 from asyncloader.datapipes.arguments import checked_graph
@@ -120,9 +119,9 @@ class Worker:
             while True:
                 stream = self._next_stream()
                 if stream is None:
-                    self._account.watched.rest()
+                    self._account.rest()
                     command = self._conversation.command()
-                    self._account.watched.resume()
+                    self._account.resume()
                     self._obey(command)
                 elif commands := self._conversation.commands_by_now():
                     for command in commands:
@@ -131,8 +130,7 @@ class Worker:
                     if stream.number != self._generators.turn:
                         self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
-                    if perf_counter() >= self._account.due:
-                        self._account.tell()
+                    self._account.tell_if_due()
         finally:
             self._flush_timer.close()
             self._account.close()

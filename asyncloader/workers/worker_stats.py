@@ -75,27 +75,38 @@ class Account:
         self._conversation = conversation
         self._watching = watching
         self._counts = counts
-        #: This thread, which notes here when it waits for the loader.
-        self.watched = Watched(list, inside)
+        self._watched = Watched(list, inside)
         self._parts: list[PreparedPart] = []
         self._epoch = NO_EPOCH
-        #: When the next report is due.
-        self.due = 0.0
+        self._due = 0.0
 
     def begin(self, epoch: int, parts: Sequence[PreparedPart]) -> None:
         """Begin an epoch, in which these parts are iterated."""
         if self._epoch == NO_EPOCH:
-            SAMPLER.watch(self.watched)
+            SAMPLER.watch(self._watched)
         self._epoch = epoch
         self._parts = list(parts)
-        self.watched.restart(self._pipes)
+        self._watched.restart(self._pipes)
         self._watching.begin(self._pipes)
-        self._watching.own(self.watched)
-        self.due = perf_counter() + _BETWEEN_REPORTS
+        self._watching.own(self._watched)
+        self._due = perf_counter() + _BETWEEN_REPORTS
+
+    def rest(self) -> None:
+        """Note that the process begins to wait for the loader."""
+        self._watched.rest()
+
+    def resume(self) -> None:
+        """Note that the process works again."""
+        self._watched.resume()
+
+    def tell_if_due(self) -> None:
+        """Report to the loader, if the last report was some time ago."""
+        if perf_counter() >= self._due:
+            self.tell()
 
     def tell(self) -> None:
         """Report to the loader what was done up to now."""
-        self.due = perf_counter() + _BETWEEN_REPORTS
+        self._due = perf_counter() + _BETWEEN_REPORTS
         self._conversation.report(Tallied(self._epoch, self.tally()))
 
     def tally(self) -> bytes:
@@ -104,14 +115,14 @@ class Account:
 
     def close(self) -> None:
         """Stop the account."""
-        self.watched.end()
+        self._watched.end()
 
     def _pipes(self) -> list[Any]:
         pipes = {id(pipe): pipe for part in self._parts for pipe in part.pipes}
         return list(pipes.values())
 
     def _tally(self) -> WorkerTally:
-        counts, watched, arena = self._counts(), self.watched, self._conversation.arena
+        counts, watched, arena = self._counts(), self._watched, self._conversation.arena
         made = {id(part.end): count for part, count in zip(self._parts, counts, strict=False)}
         return WorkerTally(
             items=sum(counts),

@@ -405,18 +405,18 @@ def tallies_of(watching: Watching, yielded: Mapping[int, int]) -> tuple[Tally, .
     ``yielded`` has the numbers of items that the caller knows, by the pipes' ids.
     """
     pipes, seconds = watching.pipes, watching.seconds()
-    passes = {id(pipe): latest_pass(pipe) for pipe in pipes}
-    items = _counts(pipes, passes, yielded)
+    items = _counts(pipes, yielded)
     return tuple(
-        _tally(pipe, passes[id(pipe)], items[id(pipe)], seconds.get(id(pipe), 0.0))
+        _tally(pipe, items[id(pipe)], seconds.get(id(pipe), 0.0))
         for pipe in pipes
         # A stand-in for pipes that run elsewhere matters only where a thread waits for it.
         if id(pipe) in seconds or not getattr(pipe, "is_stand_in", False)
     )
 
 
-def _tally(pipe: Any, running: Any, items: int, seconds: float) -> Tally:
+def _tally(pipe: Any, items: int, seconds: float) -> Tally:
     number = number_of(pipe)
+    running = latest_pass(pipe)
     holds_calls = getattr(running, "holds_calls", False)
     fullness = getattr(running, "fullness", _no_bound)
     held, room = fullness()
@@ -429,24 +429,27 @@ def _no_bound() -> tuple[int, int]:
     return 0, 0
 
 
-def _counts(
-    pipes: Sequence[Any], passes: Mapping[int, Any], yielded: Mapping[int, int]
-) -> dict[int, int]:
+def _counts(pipes: Sequence[Any], yielded: Mapping[int, int]) -> dict[int, int]:
     """Return how many items the pipes yielded, as far as their passes count them."""
-    counts = {
-        key: yielded.get(key, getattr(running, "yielded", UNCOUNTED))
-        for key, running in passes.items()
-    }
-    # The pipes that have yielded as many items as their source.
-    following = {key for key, each in passes.items() if getattr(each, "follows_source", False)}
+    counts = {id(pipe): yielded.get(id(pipe), _counted(pipe, "yielded")) for pipe in pipes}
     for pipe in pipes:
         # A pipe that counts what it takes tells how many items its source yielded.
         source = id(attribute(pipe, "source"))
         if counts.get(source, 0) == UNCOUNTED:
-            taken = getattr(passes[id(pipe)], "taken", UNCOUNTED)
-            is_as_many = taken == UNCOUNTED and id(pipe) in following
+            taken = _counted(pipe, "taken")
+            is_as_many = taken == UNCOUNTED and _follows_source(pipe)
             counts[source] = counts[id(pipe)] if is_as_many else taken
     for pipe in reversed(pipes):
-        if counts[id(pipe)] == UNCOUNTED and id(pipe) in following:
+        if counts[id(pipe)] == UNCOUNTED and _follows_source(pipe):
             counts[id(pipe)] = counts.get(id(pipe.source), UNCOUNTED)
     return counts
+
+
+def _follows_source(pipe: Any) -> bool:
+    """Whether a pipe has yielded as many items as its source."""
+    return bool(getattr(latest_pass(pipe), "follows_source", False))
+
+
+def _counted(pipe: Any, field: str) -> int:
+    count: int = getattr(latest_pass(pipe), field, UNCOUNTED)
+    return count
