@@ -160,14 +160,14 @@ class Packing:
             del self.plain[:count]
             pickles = [(pickle.dumps(items[0] if count == 1 else items, protocol=5), 0)]
         placement = self._placement
-        if placement.slots or placement.buffers:
+        if placement.is_used():
             self._placement = self._encoder.placement()
         self.nbytes = 0
         return count, self._encoder.payload(placement, pickles, count)
 
     def drop(self) -> None:
         """Forget what was added and take its slots back."""
-        if self._placement.slots:
+        if self._placement.is_used():
             self._placement.undo()
             self._placement = self._encoder.placement()
         self.plain.clear()
@@ -406,6 +406,10 @@ class Placement:
         if not self._refer(index, source):
             place = self._place_large if source.nbytes >= _PACK else self._place_small
             place(index, source)
+
+    def is_used(self) -> bool:
+        """Whether a buffer has a place; or a slot was taken for one, and then an error came."""
+        return bool(self.slots or self.buffers)
 
     def undo(self) -> None:
         """Take the slots back; nothing was sent."""
