@@ -38,9 +38,10 @@ from asyncloader.workers.messages import (
 #: The highest cost of a frame in credits: larger frames would not save wake-ups.
 FRAME_CREDITS = 4
 
-#: How many plain items may be added before the next look at the clock and the size. A look costs
-#: as much as a few of them.
-_MOST_UNLOOKED = 256
+#: How many plain items, and bytes of them, may be added before the next look at the clock and the
+#: size. A look costs as much as a few tiny items.
+_UNLOOKED_ITEMS = 256
+_UNLOOKED_BYTES = 128 << 10
 
 
 class Stream:
@@ -152,14 +153,15 @@ class Stream:
             self._mark = self._marker.mark(self.made)
             packing = self._packing
             append = packing.plain.append
-            unlooked = 0  # how many plain items may be added before the next look
+            # How many plain items, and bytes, may be added before the next look.
+            unlooked, enough = 0, 0
             for item in self._items:
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Numbers take no lock.
                     append(item)
                     is_plain = True
                 else:
-                    is_plain = self._add(item)
+                    is_plain = self._add(item) and packing.nbytes < enough
                 # Free the memory of the sent item, so that the next one can use it.
                 del item
                 if is_plain and unlooked > 0 and self._is_looked_after:
@@ -167,7 +169,8 @@ class Stream:
                     continue
                 if self._is_due():
                     return
-                unlooked = min(len(packing.plain), _MOST_UNLOOKED) - 1 if is_plain else 0
+                unlooked = min(len(packing.plain), _UNLOOKED_ITEMS) - 1
+                enough = packing.nbytes + _UNLOOKED_BYTES
         except SystemExit:
             raise
         except Stopped:

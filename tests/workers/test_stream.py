@@ -85,6 +85,10 @@ class Bench:
         """Return what was sent since the last look: lists of items, and reports."""
         return [self._read(frame) for frame in self._loader.receive_ready()]
 
+    def receive(self) -> Any:
+        """Wait for the next frame and return what it holds."""
+        return self._read(self._loader.receive())
+
     def _read(self, frame: Any) -> Any:
         if frame.kind == FrameKind.MESSAGE:
             return load_report(frame.payload)
@@ -179,6 +183,18 @@ def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(
     assert stream.credits == 0
     stream.grant(1)
     assert lengths(all_of(bench, stream)) == [1]
+
+
+def test_large_rows_after_many_tiny_ones_share_no_frame_of_many_mebibytes(bench):
+    rows = [["tiny"]] * 300 + [["a" * 15_000]] * 400
+    stream = bench.stream(iter(rows), credits=1, sent=bench.clock.now)
+    # The frame is larger than the socket's buffer.
+    advancing = threading.Thread(target=stream.advance)
+    advancing.start()
+    frame = bench.receive()
+    advancing.join()
+    assert not can_advance(stream)
+    assert (1 << 20) - 30_000 < sum(len(row[0]) for row in frame) < (1 << 20) + (1 << 18)
 
 
 def test_one_by_one_is_one_item_a_frame(bench):
