@@ -425,20 +425,22 @@ def functional_datapipe(name: str, *, on: type[DataPipe] | None = None) -> Calla
 
 def is_iter_pipe(value: object) -> bool:
     """Whether ``value`` is a stream of items: one of our pipes, or of torch's."""
-    return isinstance(value, (IterDataPipe, *_of_torch("IterDataPipe")))
+    return isinstance(value, (IterDataPipe, *_torch_pipes("IterDataPipe")))
 
 
 def is_map_pipe(value: object) -> bool:
     """Whether ``value`` is looked up by key: one of our pipes, or of torch's."""
-    return isinstance(value, (MapDataPipe, *_of_torch("MapDataPipe")))
+    return isinstance(value, (MapDataPipe, *_torch_pipes("MapDataPipe")))
 
 
 def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
-    return isinstance(value, (IterDataPipe, MapDataPipe, *_of_torch("IterDataPipe", "MapDataPipe")))
+    torch_pipes = (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe"))
+    return isinstance(value, (IterDataPipe, MapDataPipe, *torch_pipes))
 
 
-def _of_torch(*names: str) -> list[type]:
+def _torch_pipes(name: str) -> tuple[type, ...]:
     # Not imported here: without torch's module there can be no torch pipe.
     module = sys.modules.get("torch.utils.data.datapipes.datapipe")
-    return [getattr(module, name) for name in names if hasattr(module, name)]
+    found = getattr(module, name, None)
+    return () if found is None else (found,)
