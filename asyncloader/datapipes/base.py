@@ -308,17 +308,15 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         cls = type(self)
         iterates = cls.__iter__ is not IterDataPipe.__iter__
         aiterates = cls.__aiter__ is not IterDataPipe.__aiter__
-        return self._makes_passes() and not iterates and not aiterates
-
-    def _makes_passes(self) -> bool:
-        return type(self).new_pass is not IterDataPipe.new_pass
+        return cls.new_pass is not IterDataPipe.new_pass and not iterates and not aiterates
 
     def cursor_form(self) -> Form:
         return of_a_pass if has_passes(self) else no_cursor
 
     def __iter__(self) -> Iterator[T_co]:
         run: Run[T_co] = Run(self, tree_of(self))
-        if self._makes_passes() and not (self.is_async() and self.waits()):
+        makes_passes = type(self).new_pass is not IterDataPipe.new_pass
+        if makes_passes and not (self.is_async() and self.waits()):
             return iter(run.new_pass())
         if self.is_async():
             return from_loop(run)
@@ -328,7 +326,7 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         run: Run[T_co] = Run(self, tree_of(self))
-        if self._makes_passes() and self.is_async():
+        if type(self).new_pass is not IterDataPipe.new_pass and self.is_async():
             return aiter(run.new_pass())
         return aiter(run.abegin())
 
@@ -437,7 +435,8 @@ def is_map_pipe(value: object) -> bool:
 
 def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
-    return is_iter_pipe(value) or is_map_pipe(value)
+    torch_pipes = (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe"))
+    return isinstance(value, (IterDataPipe, MapDataPipe, *torch_pipes))
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:

@@ -121,8 +121,10 @@ def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
 
 def dropped(items: Iterator[T], count: int) -> Iterator[T]:
     """Return an iterator without its first ``count`` items, which are made when it is read."""
+    if count == 0:
+        return items
     _check_behind(count)
-    return _dropped(items, count) if count > 0 else items
+    return _dropped(items, count)
 
 
 def _dropped(items: Iterator[T], count: int) -> Iterator[T]:

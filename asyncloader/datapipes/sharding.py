@@ -153,10 +153,10 @@ class ShardPass(Pass[T]):
 
     def __iter__(self) -> Iterator[T]:
         if self.count == 1 or not can_share(self.source.pipe):
-            return self._sifted()
+            return self._counting(None)
         items = self.source.begin_share(Stride(self.start, self.count), self._cursors)
         if type(items) not in _KNOWING:
-            return self._counting(items, items)
+            return self._counting(items)
         self._uncounted = partial(_taken_of, items, length_hint(items))
         return items
 
@@ -164,23 +164,24 @@ class ShardPass(Pass[T]):
         self.source.pick([self.start + each * self.count for each in positions])
         return self.source.begin()
 
-    def _sifted(self) -> Iterator[T]:
-        left_out = self.start
-        if self._has_resumed:
-            self.source.resume(self.start, self._cursors)
-            # Cursors may keep all later entries of unordered pipes alive, so drop these.
-            self._cursors = {}
-            left_out = 0
-        items = self.source.begin()
-        yield from self._counting(items, islice(items, left_out, None, self.count))
-
-    def _counting(self, items: Iterator[T], share: Iterator[T]) -> Iterator[T]:
+    def _counting(self, share: Iterator[T] | None) -> Iterator[T]:
+        """Yield the share; without one, sift it from all items of the source."""
+        items = self._begun() if share is None else share
+        left_out = 0 if self._has_resumed else self.start
+        sifted = islice(items, left_out, None, self.count) if share is None else share
         try:
-            for item in share:
+            for item in sifted:
                 self._counted += 1
                 yield item
         finally:
             close_items(items)
+
+    def _begun(self) -> Iterator[T]:
+        if self._has_resumed:
+            self.source.resume(self.start, self._cursors)
+            # Cursors may keep all later entries of unordered pipes alive, so drop these.
+            self._cursors = {}
+        return self.source.begin()
 
 
 #: Iterators that can tell how many items they have left.

@@ -165,36 +165,44 @@ class ShufflePass(Pass[T]):
         return self.drawn if self.buffer_size else self.taken
 
     def __iter__(self) -> Iterator[T]:
-        items = self._refilled()
+        return self._shuffled_positions() if self._looks_back else self._shuffled()
+
+    def _shuffled_positions(self) -> Iterator[T]:
+        positions_and_items = self._shuffled()
         try:
-            if not self._looks_back:
-                yield from self._shuffled(items)
-                return
-            for _, item in self._shuffled(enumerate(items, self.taken)):
+            for _, item in positions_and_items:
                 yield item
                 self.above.passed(self.taken)
         finally:
-            self.buffer.clear()
-            close_items(items)
+            close_items(positions_and_items)
 
-    def _shuffled(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _shuffled(self) -> Iterator[Any]:
+        source = self._refilled()
+        items: Iterator[Any] = enumerate(source, self.taken) if self._looks_back else source
         buffer, draw = self.buffer, self._order.random.random
-        for item in items:
-            if len(buffer) < self.buffer_size:
-                self.taken += 1
+        try:
+            for item in items:
+                if len(buffer) < self.buffer_size:
+                    self.taken += 1
+                    buffer.append(item)
+                    continue
+                # A product with a fraction is several times faster than randrange,
+                # and its bias is of the order of buffer_size / 2**53.
+                pick = int(draw() * self.buffer_size)
                 buffer.append(item)
-                continue
-            # A product with a fraction is several times faster than randrange,
-            # and its bias is of the order of buffer_size / 2**53.
-            pick = int(draw() * self.buffer_size)
-            buffer.append(item)
-            self.taken += 1
-            self.drawn += 1
-            yield swapped_out(buffer, pick)
-        while buffer:
-            pick = int(draw() * len(buffer))
-            self.drawn += 1
-            yield swapped_out(buffer, pick)
+                self.taken += 1
+                self.drawn += 1
+                # As ``swapped_out`` does it; a call takes as long as the rest of the draw.
+                buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
+                yield buffer.pop()
+            while buffer:
+                pick = int(draw() * len(buffer))
+                self.drawn += 1
+                buffer[pick], buffer[-1] = buffer[-1], buffer[pick]
+                yield buffer.pop()
+        finally:
+            buffer.clear()
+            close_items(source)
 
     def put_source_cursors(self, into: Cursors) -> None:
         if self._looks_back:

@@ -84,8 +84,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     which items belong to which worker. Pipes that cannot be copied stay in the loader's
     process. With ``num_workers=0`` everything runs in this process.
 
-    ``worker_prefetch_cnt`` is how far a worker may run ahead: so many times 64 items or 1 MiB
-    of items, whichever is less, or one larger item (0: one item at a time, on demand).
+    ``worker_prefetch_cnt`` is how many portions a worker may run ahead: a portion is one large
+    or slow item, or the quick small ones of 2 ms, at most 1,024 items and 1 MiB. So it bounds
+    the number of items where that matters, and their bytes always (0: one item at a time, on
+    demand).
     ``main_prefetch_cnt`` is how many items are held ready after the loader's own pipes.
     ``worker_init_fn(pipe, info)`` is called once in each worker,
     ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the pipe and may

@@ -28,16 +28,115 @@ from asyncloader.transport.frame import (
     Buffer,
     Frame,
     FrameDecoder,
-    encode_frames,
+    encode_frame,
 )
 
+_READ_BYTES = 256 << 10
 _BUFFERS_PER_CALL = 512  # the kernel takes at most 1024
 _READS_PER_WAKE_UP = 8  # so that a fast peer cannot block the loop's other work
 #: How many seconds the rest of a frame that has begun may take.
 _FRAME_DEADLINE = 10.0
 
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+# Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
+# Plain numbers, as they are used for every read.
+_WAITING = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_AT_ONCE = _WAITING | int(socket.MSG_DONTWAIT)
+_TRUNCATED = int(socket.MSG_CTRUNC)
+_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 
-class Channel:
+
+class _End:
+    """What both ends have: frames that are read from a socket, and frames that wait for it."""
+
+    def __init__(self, sock: socket.socket, max_payload: int, frame_deadline: float) -> None:
+        self._sock = sock
+        self._frame_deadline = frame_deadline
+        self._decoder = FrameDecoder(max_payload=max_payload)
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        #: How many bytes were read so far, and whether the last read ended as the buffer did.
+        self._total = 0
+        self._is_filled = False
+        self._sequence = 0
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 when closed."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Close the socket, and the descriptors that nobody received or was sent."""
+        close_all(self._decoder.take_fds())
+        # A thread that is reading at this moment keeps its own reference to the memory.
+        self._buffer = memoryview(bytearray())
+        self._drop_outgoing()
+        self._sock.close()
+
+    def _read(self, flags: int) -> list[Frame]:
+        """Read once and return the frames that are complete now.
+
+        Raises the fault that came after the frames of the last read, if there was one;
+        ``BlockingIOError`` if nothing is there, unless the flags let it wait; ``EOFError`` if
+        nothing will be; and ``ResourceExhausted`` if descriptors came and this process may have
+        no more of them.
+        """
+        if self._decoder.fault is not None:
+            raise self._decoder.fault
+        try:
+            count, ancillary, found, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, flags)
+        except _GONE as error:
+            raise _gone() from error
+        fds = _received(ancillary) if ancillary else ()
+        if found & _TRUNCATED:
+            close_all(fds)
+            raise _lost(len(fds))
+        if not count:
+            self._decoder.eof()
+            raise EOFError("the other end of the channel is closed")
+        self._total += count
+        self._is_filled = count == _READ_BYTES
+        return self._decoder.feed(self._buffer[:count], fds)
+
+    def _keep(
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer],
+        fds: Sequence[int],
+        then: Sequence[tuple[int, Buffer]],
+    ) -> None:
+        """Add frames to those that wait for the socket; ``fds`` are given away."""
+        try:
+            buffers = encode_frame(kind, payload, self._sequence, fds=len(fds), then=then)
+        except BaseException:
+            close_all(fds)
+            raise
+        self._sequence += 1 + len(then)
+        self._outgoing.append((memoryview(b"".join(buffers)), tuple(fds)))
+
+    def _send_kept(self) -> None:
+        """Send what the socket takes of the frames that wait; OSError if the peer is gone."""
+        while self._outgoing:
+            buffer, fds = self._outgoing.popleft()
+            try:
+                sent = self._sock.sendmsg([buffer], _rights(fds) if fds else (), _AT_ONCE)
+            except BlockingIOError:
+                self._outgoing.appendleft((buffer, fds))
+                return
+            except OSError:
+                close_all(fds)
+                raise
+            if fds:
+                close_all(fds)
+            if sent < len(buffer):
+                self._outgoing.appendleft((buffer[sent:], ()))
+
+    def _drop_outgoing(self) -> None:
+        for _, fds in self._outgoing:
+            close_all(fds)
+        self._outgoing.clear()
+
+
+class Channel(_End):
     """The blocking end of a channel. All of it may be used from any thread.
 
     Frames are either all sent, or all posted: a posted one does not wait.
@@ -55,19 +154,11 @@ class Channel:
         frame_deadline: float = _FRAME_DEADLINE,
     ) -> None:
         sock.setblocking(True)
-        self._incoming = _Incoming(sock, max_payload)
-        self._sock = sock
-        self._frame_deadline = frame_deadline
-        self._sequence = 0
+        super().__init__(sock, max_payload, frame_deadline)
         self._torn = False
-        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._frames: deque[Frame] = deque()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
-
-    def fileno(self) -> int:
-        """The socket's descriptor, -1 when closed."""
-        return self._sock.fileno()
 
     def send(
         self,
@@ -82,9 +173,21 @@ class Channel:
         """
         try:
             with self._sending:
-                self._send(self._encoded(kind, payload, fds, then), fds)
+                if self._torn:
+                    raise EOFError("an earlier frame could not be sent whole; this channel is over")
+                buffers = encode_frame(kind, payload, self._sequence, fds=len(fds), then=then)
+                self._sequence += 1 + len(then)
+                self._torn = True
+                rights = _rights(fds) if fds else ()
+                sent = self._sock.sendmsg(buffers[:_BUFFERS_PER_CALL], rights)
+                if sent < sum(map(len, buffers)):
+                    self._send_rest(buffers, sent)
+                self._torn = False
+        except _GONE as error:
+            raise _gone() from error
         finally:
-            close_all(fds)
+            if fds:
+                close_all(fds)
 
     def post(
         self,
@@ -98,18 +201,16 @@ class Channel:
         The payload may be changed afterwards; ``fds`` are given away.
         """
         with self._sending:
-            try:
-                buffers = self._encoded(kind, payload, fds, then)
-            except BaseException:
-                close_all(fds)
-                raise
-            self._outgoing.append((memoryview(b"".join(buffers)), tuple(fds)))
-            self._flush()
+            self._keep(kind, payload, fds, then)
+        self.flush()
 
     def flush(self) -> None:
         """Send what the socket takes of the frames that were posted."""
         with self._sending:
-            self._flush()
+            try:
+                self._send_kept()
+            except _GONE as error:
+                raise _gone() from error
 
     def has_unsent(self) -> bool:
         """Whether a posted frame waits for the socket to be writable."""
@@ -119,79 +220,35 @@ class Channel:
         """Wait for the next frame and return it."""
         with self._receiving:
             while not self._frames:
-                self._incoming.check()
-                has_begun = self._incoming.partial
-                if has_begun:
+                flags = _WAITING
+                if self._decoder.partial:
                     self._wait_for_rest()
-                self._read(waits=not has_begun)
+                    flags = _AT_ONCE
+                with contextlib.suppress(BlockingIOError):
+                    self._frames.extend(self._read(flags))
             return self._frames.popleft()
 
     def receive_ready(self) -> list[Frame]:
         """Return the frames that are there already; does not wait."""
         with self._receiving:
             if not self._frames:
-                self._incoming.check()
-                self._read()
+                with contextlib.suppress(BlockingIOError):
+                    self._frames.extend(self._read(_AT_ONCE))
             frames = list(self._frames)
             self._frames.clear()
             return frames
 
     def close(self) -> None:
-        """Close the socket, and the descriptors that nobody received."""
         for frame in self._frames:
             close_all(frame.fds)
         self._frames.clear()
-        for _, fds in self._outgoing:
-            close_all(fds)
-        self._outgoing.clear()
-        self._incoming.close()
-        self._sock.close()
+        super().close()
 
-    def _encoded(
-        self,
-        kind: int,
-        payload: Buffer | Sequence[Buffer],
-        fds: Sequence[int],
-        then: Sequence[tuple[int, Buffer]],
-    ) -> list[Buffer]:
-        buffers = encode_frames(kind, payload, self._sequence, fds=len(fds), then=then)
-        self._sequence += 1 + len(then)
-        return buffers
-
-    def _send(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
-        if self._torn:
-            raise EOFError("an earlier frame could not be sent whole; this channel is over")
-        self._torn = True
-        try:
-            self._write(buffers, fds)
-        except _GONE as error:
-            raise _gone() from error
-        self._torn = False
-
-    def _flush(self) -> None:
-        while self._outgoing:
-            buffer, fds = self._outgoing.popleft()
-            try:
-                sent = self._sock.sendmsg([buffer], _rights(fds), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self._outgoing.appendleft((buffer, fds))
-                return
-            except _GONE as error:
-                close_all(fds)
-                raise _gone() from error
-            close_all(fds)
-            if sent < len(buffer):
-                self._outgoing.appendleft((buffer[sent:], ()))
-
-    def _write(self, buffers: list[Buffer], fds: Sequence[int]) -> None:
-        rest = [memoryview(buffer).cast("B") for buffer in buffers]
-        sent = self._sock.sendmsg(rest[:_BUFFERS_PER_CALL], _rights(fds))
+    def _send_rest(self, buffers: Sequence[Buffer], sent: int) -> None:
+        """Send what is left when the first ``sent`` bytes are gone."""
+        rest = [memoryview(buffer) for buffer in buffers]
         while rest := _without(rest, sent):
             sent = self._sock.sendmsg(rest[:_BUFFERS_PER_CALL])
-
-    def _read(self, *, waits: bool = False) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._frames.extend(self._incoming.read(waits=waits))
 
     def _wait_for_rest(self) -> None:
         """Wait for the rest of a frame that has begun; it must arrive in time."""
@@ -205,7 +262,7 @@ OnFrames = Callable[[list[Frame]], None]
 OnClosed = Callable[[Exception], None]
 
 
-class LoopChannel:
+class LoopChannel(_End):
     """The end of a channel whose events go to an event loop, asyncio's or uvloop's.
 
     It may be attached to one loop after another. While it is detached, what the
@@ -221,18 +278,10 @@ class LoopChannel:
         frame_deadline: float = _FRAME_DEADLINE,
     ) -> None:
         sock.setblocking(False)
-        self._sock = sock
-        self._incoming = _Incoming(sock, max_payload)
-        self._frame_deadline = frame_deadline
-        self._sequence = 0
-        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        super().__init__(sock, max_payload, frame_deadline)
         self._ended: Exception | None = None
         self._peer_gone = False
         self._subscription: _Subscription | None = None
-
-    def fileno(self) -> int:
-        """The socket's descriptor, -1 when closed."""
-        return self._sock.fileno()
 
     def attach(
         self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
@@ -279,66 +328,55 @@ class LoopChannel:
         if self._ended is not None or self._peer_gone:
             close_all(fds)
             return
-        try:
-            buffers = encode_frames(kind, payload, self._sequence, fds=len(fds), then=then)
-        except BaseException:
-            close_all(fds)
-            raise
-        self._sequence += 1 + len(then)
-        rest = [memoryview(buffer).cast("B") for buffer in buffers]
-        if not self._outgoing:
-            rest, fds = self._send_now(rest, tuple(fds))
-        if rest:
-            self._outgoing.append((memoryview(b"".join(rest)), tuple(fds)))
-            self._watch_writable()
+        self._keep(kind, payload, fds, then)
+        self._flush()
 
     def close(self) -> None:
         """Detach, and close the socket and the descriptors nobody received or was sent."""
         self.detach()
         if self._ended is None:
             self._ended = EOFError("this channel is closed")
-        self._incoming.close()
-        self._drop_outgoing()
-        self._sock.close()
+        super().close()
 
     def _on_readable(self) -> None:
-        frames: list[Frame] = []
-        ended = self._read_into(frames)
         subscription = self._subscription
-        if frames and subscription is not None:
-            subscription.on_frames(frames)
-        if ended is not None:
-            self._end(ended)
-        elif subscription is not None and subscription is self._subscription:
-            self._watch_deadline(subscription)
-
-    def _read_into(self, frames: list[Frame]) -> Exception | None:
-        """Read what is there, within reason; return what ended the channel, if it did."""
+        if subscription is None:
+            return
+        frames: list[Frame] = []
+        ended: Exception | None = None
         try:
+            # Within reason: a fast peer must not keep the loop here.
             for _ in range(_READS_PER_WAKE_UP):
-                frames += self._incoming.read()
-                self._incoming.check()
-                if not self._incoming.filled:
+                frames += self._read(_AT_ONCE)
+                if not self._is_filled:
                     break
         except BlockingIOError:
             pass
-        except (EOFError, TransportError, ResourceExhausted) as ended:
-            return ended
+        except (EOFError, TransportError, ResourceExhausted) as error:
+            ended = error
         except OSError as error:
-            return EOFError(f"the channel is gone: {error}")
-        return None
+            ended = EOFError(f"the channel is gone: {error}")
+        ended = self._decoder.fault or ended
+        if frames:
+            subscription.on_frames(frames)
+        if ended is not None:
+            self._end(ended)
+        elif subscription is self._subscription and (
+            self._decoder.partial or subscription.deadline is not None
+        ):
+            self._watch_deadline(subscription)
 
     def _watch_deadline(self, subscription: _Subscription) -> None:
         subscription.cancel_deadline()
-        if self._incoming.partial:
+        if self._decoder.partial:
             subscription.deadline = subscription.loop.call_later(
-                self._frame_deadline, self._on_deadline, self._incoming.total
+                self._frame_deadline, self._on_deadline, self._total
             )
 
     def _on_deadline(self, had: int) -> None:
         # After a busy time a loop may run its timers before it reads its sockets.
         self._on_readable()
-        if self._incoming.total == had and self._subscription is not None:
+        if self._total == had and self._subscription is not None:
             self._end(_truncated(self._frame_deadline))
 
     def _end(self, error: Exception) -> None:
@@ -353,49 +391,23 @@ class LoopChannel:
             self.detach()
             subscription.on_closed(self._ended)
 
-    def _send_now(
-        self, buffers: list[memoryview], fds: tuple[int, ...]
-    ) -> tuple[list[memoryview], tuple[int, ...]]:
-        """Send what the socket takes; return what is left to send."""
+    def _flush(self) -> None:
+        """Send what the socket takes, and watch until it takes the rest."""
         try:
-            while buffers:
-                sent = self._sock.sendmsg(buffers[:_BUFFERS_PER_CALL], _rights(fds))
-                close_all(fds)
-                fds = ()
-                buffers = _without(buffers, sent)
-        except BlockingIOError:
-            pass
+            self._send_kept()
         except OSError:
             # Nothing can be sent any more. Earlier messages of the peer are still read, and
             # then the end, which the shutdown guarantees and which calls on_closed.
-            close_all(fds)
             self._peer_gone = True
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._drop_outgoing()
-            return [], ()
-        return buffers, fds
-
-    def _watch_writable(self) -> None:
-        if self._subscription is not None:
-            self._subscription.writing = True
-            self._subscription.loop.add_writer(self.fileno(), self._flush)
-
-    def _flush(self) -> None:
-        while self._outgoing:
-            buffer, fds = self._outgoing.popleft()
-            rest, fds = self._send_now([buffer], fds)
-            if rest:
-                self._outgoing.appendleft((rest[0], fds))
-                self._watch_writable()
-                return
-        if self._subscription is not None:
-            self._subscription.stop_writing()
-
-    def _drop_outgoing(self) -> None:
-        for _, fds in self._outgoing:
-            close_all(fds)
-        self._outgoing.clear()
+        subscription = self._subscription
+        if subscription is not None:
+            if self._outgoing:
+                subscription.start_writing(self._flush)
+            elif subscription.writing:
+                subscription.stop_writing()
 
 
 class _Subscription:
@@ -411,6 +423,11 @@ class _Subscription:
         self.writing = False
         self.deadline: asyncio.TimerHandle | None = None
 
+    def start_writing(self, flush: Callable[[], None]) -> None:
+        if not self.writing:
+            self.writing = True
+            self.loop.add_writer(self.fd, flush)
+
     def stop_writing(self) -> None:
         if self.writing:
             self.writing = False
@@ -420,65 +437,6 @@ class _Subscription:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
-
-
-_READ_BYTES = 256 << 10
-_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
-# Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
-# Plain numbers, as they are used for every read.
-_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-_AT_ONCE = int(socket.MSG_DONTWAIT)
-_TRUNCATED = int(socket.MSG_CTRUNC)
-_GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
-
-
-class _Incoming:
-    """Reads one direction of a stream socket as frames."""
-
-    def __init__(self, sock: socket.socket, max_payload: int) -> None:
-        self._sock = sock
-        self._decoder = FrameDecoder(max_payload=max_payload)
-        self._buffer = memoryview(bytearray(_READ_BYTES))
-        self.filled = False  # whether the last read ended because the buffer did
-        self.total = 0  # bytes read so far
-
-    @property
-    def partial(self) -> bool:
-        """Whether a frame has begun that is not complete."""
-        return self._decoder.partial
-
-    def read(self, *, waits: bool = False) -> list[Frame]:
-        """Read once and return the frames that are complete now.
-
-        Raises ``BlockingIOError`` if nothing is there, unless it ``waits`` for something,
-        ``EOFError`` if nothing will be, and ``ResourceExhausted`` if descriptors came and this
-        process may have no more of them.
-        """
-        how = _FLAGS if waits else _FLAGS | _AT_ONCE
-        try:
-            count, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY, how)
-        except _GONE as error:
-            raise _gone() from error
-        fds = _received(ancillary) if ancillary else ()
-        if flags & _TRUNCATED:
-            close_all(fds)
-            raise _lost(len(fds))
-        if not count:
-            self._decoder.eof()
-            raise EOFError("the other end of the channel is closed")
-        self.filled = count == _READ_BYTES
-        self.total += count
-        return self._decoder.feed(self._buffer[:count], fds)
-
-    def check(self) -> None:
-        """Raise the fault that came after the frames of the last read, if there was one."""
-        self._decoder.check()
-
-    def close(self) -> None:
-        """Close the descriptors that belong to no frame; read no more."""
-        close_all(self._decoder.take_fds())
-        # A thread that is reading at this moment keeps its own reference to the memory.
-        self._buffer = memoryview(bytearray())
 
 
 def _rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:

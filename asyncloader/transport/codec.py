@@ -16,7 +16,7 @@ import ctypes
 import pickle
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from asyncloader.transport.channel import close_all
 from asyncloader.transport.code import pickler_by_value
 from asyncloader.transport.frame import Buffer
 from asyncloader.transport.pickling import LARGE, Pickled, Pickler, Source, load
-from asyncloader.transport.raw_arrays import has_torch, is_raw_tensor, speaks_of_torch
+from asyncloader.transport.raw_arrays import has_torch, speaks_of_torch
 
 
 class Encoded(NamedTuple):
@@ -81,7 +81,21 @@ class Encoder:
     def payload(self, placement: Placement, pickles: Sequence[Placed], count: int) -> Encoded:
         """Put a payload together; it must be sent next."""
         news = self._arena.take_news()
-        return Encoded(write_payload(news, placement, pickles, count), news.fds)
+        slots, buffers = placement.slots, placement.buffers
+        numbers = [*news.added, *news.retired]
+        for row in (*slots, *buffers):
+            numbers += row
+        for data, its_buffers in pickles:
+            numbers += (len(data), its_buffers)
+        head = struct.pack(
+            f"<6I{len(numbers)}Q",
+            *(len(news.added), len(news.retired), len(slots), len(buffers), len(pickles), count),
+            *numbers,
+        )
+        datas = [data for data, _ in pickles]
+        if sum(map(len, datas)) < _PACK:
+            return Encoded([b"".join((head, *datas)), *placement.in_band], news.fds)
+        return Encoded([head, *datas, *placement.in_band], news.fds)
 
     def _pickle(self, items: Sequence[Any]) -> list[Pickled]:
         """Pickle all together if that is safe, otherwise one by one."""
@@ -137,31 +151,28 @@ class Packing:
 
     def finish(self) -> tuple[int, Encoded]:
         """Return the number of items and the payload, and begin the next payload."""
-        pickles, count = self._taken()
+        pickles, self.pickles = self.pickles, []
+        count = len(pickles)
+        if not count:
+            count = len(self.plain)
+            # Items that are appended meanwhile stay for the next payload.
+            items = self.plain[:count]
+            del self.plain[:count]
+            pickles = [(pickle.dumps(items[0] if count == 1 else items, protocol=5), 0)]
         placement = self._placement
-        if placement.buffers:
+        if placement.is_used():
             self._placement = self._encoder.placement()
         self.nbytes = 0
         return count, self._encoder.payload(placement, pickles, count)
 
     def drop(self) -> None:
         """Forget what was added and take its slots back."""
-        self._placement.undo()
-        self._placement = self._encoder.placement()
+        if self._placement.is_used():
+            self._placement.undo()
+            self._placement = self._encoder.placement()
         self.plain.clear()
         self.pickles = []
         self.nbytes = 0
-
-    def _taken(self) -> tuple[list[Placed], int]:
-        pickles, self.pickles = self.pickles, []
-        if pickles:
-            return pickles, len(pickles)
-        count = len(self.plain)
-        # Items appended meanwhile stay for the next payload.
-        items = self.plain[:count]
-        del self.plain[:count]
-        together = items[0] if count == 1 else items
-        return [(pickle.dumps(together, protocol=5), 0)], count
 
     def _pickle_plain(self) -> None:
         for item in self.plain:
@@ -217,12 +228,12 @@ class Admitted(NamedTuple):
 
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""
-        if has_torch():
+        # Items that share a pickle are plain.
+        if has_torch() or len(self.tables.pickles) != self.tables.items:
             return False
         start = self.tables.data_start
         for nbytes, _ in self.tables.pickles:
-            pickled = self.memory[start : start + nbytes]
-            if is_raw_tensor(pickled) or speaks_of_torch(pickled):
+            if speaks_of_torch(self.memory[start : start + nbytes]):
                 return True
             start += nbytes
         return False
@@ -257,9 +268,15 @@ class Decoder:
         Payloads are admitted in the order in which they arrive, and then decoded in
         any. Raises ``TransportError`` if the payload is not well-formed.
         """
-        admitted = Admitted(self._open(payload, fds), memoryview(payload))
+        try:
+            tables = read_tables(payload)
+        except TransportError:
+            close_all(fds)
+            raise
+        if tables.added or tables.retired or fds:
+            self._view.update(News(tables.added, tables.retired, tuple(fds)))
         self._unopened.append(None)
-        return admitted
+        return Admitted(tables, memoryview(payload))
 
     def has_unopened(self) -> bool:
         """Whether a payload that was admitted is neither decoded nor given back."""
@@ -267,10 +284,19 @@ class Decoder:
 
     def items(self, admitted: Admitted) -> list[Any]:
         """Return the items of an admitted payload, as ``decode`` does."""
+        tables, memory = admitted
         try:
-            return self._items(*admitted)
+            has_buffers = tables.slots or tables.buffers
+            buffers = self._buffers(tables, memory) if has_buffers else iter(())
+            found: list[Any] = []
+            start = tables.data_start
+            for nbytes, count in tables.pickles:
+                mine = list(islice(buffers, count)) if count else []
+                found.append(self._load(memory[start : start + nbytes], mine))
+                start += nbytes
         finally:
             self._unopened.pop()
+        return found if len(found) == tables.items else _spread(found[0], tables.items)
 
     def give_back(self, admitted: Admitted) -> None:
         """Return the slots of an admitted payload without looking at its items."""
@@ -278,27 +304,10 @@ class Decoder:
         for ref in admitted.tables.slots:
             self._view.give_back(ref)
 
-    def _items(self, tables: PayloadTables, memory: memoryview) -> list[Any]:
-        if not tables.buffers:
-            return self._plain_items(tables, memory)
+    def _buffers(self, tables: PayloadTables, memory: memoryview) -> Iterator[Any]:
+        """Return the memory of each buffer."""
         leases = [self._view.lease(ref) for ref in tables.slots]
-        buffers = iter([_buffer(memory, tables, leases, entry) for entry in tables.buffers])
-        found: list[Any] = []
-        start = tables.data_start
-        for nbytes, count in tables.pickles:
-            mine = list(islice(buffers, count))
-            found.append(self._load(memory[start : start + nbytes], mine))
-            start += nbytes
-        return found if tables.each else _spread(found[0], tables.items)
-
-    def _plain_items(self, tables: PayloadTables, memory: memoryview) -> list[Any]:
-        """Return the items of a payload whose pickles hold everything."""
-        found: list[Any] = []
-        start = tables.data_start
-        for nbytes, _ in tables.pickles:
-            found.append(self._load(memory[start : start + nbytes], []))
-            start += nbytes
-        return found if tables.each else _spread(found[0], tables.items)
+        return iter([_buffer(memory, tables, leases, entry) for entry in tables.buffers])
 
     def _load(self, data: memoryview, buffers: list[Any]) -> Any:
         try:
@@ -308,16 +317,6 @@ class Decoder:
         except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
             self.refused += 1
             return _refused(error)
-
-    def _open(self, payload: bytes | memoryview, fds: Sequence[int]) -> PayloadTables:
-        try:
-            tables = read_tables(payload)
-        except TransportError:
-            close_all(fds)
-            raise
-        if tables.added or tables.retired or fds:
-            self._view.update(News(tables.added, tables.retired, tuple(fds)))
-        return tables
 
 
 def _buffer(
@@ -408,6 +407,10 @@ class Placement:
             place = self._place_large if source.nbytes >= _PACK else self._place_small
             place(index, source)
 
+    def is_used(self) -> bool:
+        """Whether a buffer has a place; or a slot was taken for one, and then an error came."""
+        return bool(self.slots or self.buffers)
+
     def undo(self) -> None:
         """Take the slots back; nothing was sent."""
         self._arena.release([ref.slot for ref in self.slots])
@@ -483,23 +486,6 @@ def _copy(source: Source, block: Block, offset: int) -> None:
         block.segment.memory.view[start : start + source.nbytes] = source.owner
 
 
-def write_payload(
-    news: News, placement: Placement, pickles: Sequence[Placed], items: int
-) -> list[Buffer]:
-    slots, buffers = placement.slots, placement.buffers
-    counts = (len(news.added), len(news.retired), len(slots), len(buffers), len(pickles), items)
-    numbers = [*news.added, *news.retired]
-    for row in (*slots, *buffers):
-        numbers += row
-    for data, count in pickles:
-        numbers += (len(data), count)
-    head = _COUNTS.pack(*counts) + struct.pack(f"<{len(numbers)}Q", *numbers)
-    datas = [data for data, _ in pickles]
-    if sum(map(len, datas)) < _PACK:
-        return [b"".join((head, *datas)), *placement.in_band]
-    return [head, *datas, *placement.in_band]
-
-
 class PayloadTables(NamedTuple):
     """The tables in front of a payload, checked against its length."""
 
@@ -512,70 +498,47 @@ class PayloadTables(NamedTuple):
     data_start: int
     in_band_start: int
 
-    @property
-    def each(self) -> bool:
-        """Whether each item has a pickle of its own."""
-        return len(self.pickles) == self.items
-
 
 def read_tables(payload: bytes | memoryview) -> PayloadTables:
     """Return the tables of a payload; TransportError if they do not fit it."""
+    size = len(payload)
     try:
         added, retired, slots, buffers, pickles, items = _COUNTS.unpack_from(payload)
         total = added + retired + 4 * slots + 3 * buffers + 2 * pickles
         data_start = _COUNTS.size + 8 * total
-        if data_start > len(payload):
-            raise TransportError(f"a payload's tables claim {data_start} of {len(payload)} bytes")
-        numbers = struct.unpack_from(f"<{total}Q", payload, _COUNTS.size)
+        if data_start > size:
+            raise TransportError(f"a payload's tables claim {data_start} of {size} bytes")
+        numbers = iter(struct.unpack_from(f"<{total}Q", payload, _COUNTS.size))
     except struct.error as error:
-        raise TransportError(f"a payload of {len(payload)} bytes has no tables") from error
-    if total == 2 * pickles:
-        return _checked_plain(numbers, items, data_start, len(payload))
-    slots_at = added + retired
-    buffers_at = slots_at + 4 * slots
-    pickles_at = buffers_at + 3 * buffers
-    sizes = _rows(numbers[pickles_at:], 2)
+        raise TransportError(f"a payload of {size} bytes has no tables") from error
+    # Each row takes the next numbers.
+    fours = zip(numbers, numbers, numbers, numbers, strict=False)
+    threes = zip(numbers, numbers, numbers, strict=False)
     tables = PayloadTables(
-        numbers[:added],
-        numbers[added:slots_at],
-        [SlotRef(*row) for row in _rows(numbers[slots_at:buffers_at], 4)],
-        _rows(numbers[buffers_at:pickles_at], 3),
-        sizes,
+        tuple(islice(numbers, added)),
+        tuple(islice(numbers, retired)),
+        list(map(SlotRef._make, islice(fours, slots))) if slots else [],
+        list(islice(threes, buffers)) if buffers else [],
+        sizes := list(zip(numbers, numbers, strict=True)),
         items,
         data_start,
         data_start + sum([nbytes for nbytes, _ in sizes]),
     )
-    _check(tables, len(payload))
-    return tables
-
-
-def _checked_plain(
-    numbers: tuple[int, ...], items: int, data_start: int, size: int
-) -> PayloadTables:
-    """Return the tables of a payload that has only pickles, as most small ones do."""
-    end = data_start + sum(numbers[::2])
-    tables = PayloadTables((), (), [], [], _rows(numbers, 2), items, data_start, end)
-    _check(tables, size)
-    return tables
-
-
-def _rows(numbers: tuple[int, ...], width: int) -> list[Any]:
-    return list(zip(*[iter(numbers)] * width, strict=False)) if numbers else []
-
-
-def _check(tables: PayloadTables, size: int) -> None:
-    in_band_start = tables.in_band_start
-    if in_band_start > size:
-        raise TransportError(f"a payload's pickles claim {in_band_start} of {size} bytes")
-    if sum([count for _, count in tables.pickles]) != len(tables.buffers):
+    if tables.in_band_start > size:
+        raise TransportError(f"a payload's pickles claim {tables.in_band_start} of {size} bytes")
+    if sum([count for _, count in sizes]) != buffers:
         raise TransportError("a payload's pickles claim other buffers than there are")
-    if not tables.each and (len(tables.pickles) != 1 or tables.items > size):
-        raise TransportError(
-            f"a payload has {len(tables.pickles)} pickles for {tables.items} items"
-        )
+    if pickles != items and (pickles != 1 or items > size):
+        raise TransportError(f"a payload has {pickles} pickles for {items} items")
+    if buffers:
+        _check_buffers(tables, size)
+    return tables
+
+
+def _check_buffers(tables: PayloadTables, size: int) -> None:
     for place, offset, nbytes in tables.buffers:
         if place == IN_BAND:
-            inside = in_band_start + offset + nbytes <= size
+            inside = tables.in_band_start + offset + nbytes <= size
         else:
             inside = place < len(tables.slots) and offset + nbytes <= tables.slots[place].nbytes
         if not inside:

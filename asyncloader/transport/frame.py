@@ -27,7 +27,6 @@ _FIELDS = struct.Struct("<4sBBHQQ")
 _CHECK = struct.Struct("<I")
 _HEADER = struct.Struct("<4sBBHQQI")
 _HEADER_BYTES = _HEADER.size
-_Header = tuple[int, int, int]  # kind, descriptors, length
 _COPY_BELOW = 256 << 10
 
 
@@ -51,20 +50,6 @@ class Frame(NamedTuple):
 
 
 def encode_frame(
-    kind: int, payload: Buffer | Sequence[Buffer], sequence: int, *, fds: int = 0
-) -> list[Buffer]:
-    """Return the buffers that make up a frame; no payload is copied."""
-    parts = [payload] if isinstance(payload, Buffer) else list(payload)
-    length = sum(map(_nbytes, parts))
-    if length > MAX_PAYLOAD:
-        raise TransportError(f"a frame carries at most {MAX_PAYLOAD} bytes, got {length}")
-    if fds > MAX_FDS:
-        raise TransportError(f"a frame carries at most {MAX_FDS} descriptors, got {fds}")
-    fields = _FIELDS.pack(_MAGIC, _VERSION, kind, fds, sequence, length)
-    return [fields + _CHECK.pack(zlib.crc32(fields)), *parts]
-
-
-def encode_frames(
     kind: int,
     payload: Buffer | Sequence[Buffer],
     sequence: int,
@@ -72,8 +57,18 @@ def encode_frames(
     fds: int = 0,
     then: Sequence[tuple[int, Buffer]] = (),
 ) -> list[Buffer]:
-    """Return the buffers of a frame, followed by those of ``then``."""
-    buffers = encode_frame(kind, payload, sequence, fds=fds)
+    """Return the buffers that make up a frame, and the frames of ``then`` behind it.
+
+    No payload is copied. A memoryview in it must be one of single bytes.
+    """
+    parts = payload if isinstance(payload, list | tuple) else (payload,)
+    length = sum(map(len, parts))
+    if length > MAX_PAYLOAD:
+        raise TransportError(f"a frame carries at most {MAX_PAYLOAD} bytes, got {length}")
+    if fds > MAX_FDS:
+        raise TransportError(f"a frame carries at most {MAX_FDS} descriptors, got {fds}")
+    fields = _FIELDS.pack(_MAGIC, _VERSION, kind, fds, sequence, length)
+    buffers: list[Buffer] = [fields + _CHECK.pack(zlib.crc32(fields)), *parts]
     for number, (next_kind, next_payload) in enumerate(then, sequence + 1):
         buffers += encode_frame(next_kind, next_payload, number)
     return buffers
@@ -89,40 +84,58 @@ class FrameDecoder:
     def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
         self._max_payload = max_payload
         self._buffer = bytearray()
-        self._start = 0
-        self._header: _Header | None = None
+        #: Whether a frame has begun that is not complete.
+        self.partial = False
+        # How many bytes the buffer must have before it is worth reading.
+        self._wanted = 0
         self._sequence = 0
         self._fds: deque[int] = deque()
-        self._fault: TransportError | None = None
-
-    @property
-    def partial(self) -> bool:
-        """Whether a frame has begun that is not complete."""
-        return bool(self._buffer)
+        #: What was wrong after the frames of the last ``feed``, if anything was.
+        self.fault: TransportError | None = None
 
     def feed(self, data: Buffer, fds: Iterable[int] = ()) -> list[Frame]:
         """Take what arrived and return the frames that are complete now."""
         self._fds.extend(fds)
-        self.check()
-        self._buffer += data
+        if self.fault is not None:
+            raise self.fault
+        if self.partial:
+            self._buffer += data
+            if len(self._buffer) < self._wanted:
+                return []
+            data = self._buffer
         frames: list[Frame] = []
+        view, start = memoryview(data), 0
+        self._wanted = _HEADER_BYTES
         try:
-            self._collect(frames)
+            while len(view) >= start + _HEADER_BYTES:
+                begin = start + _HEADER_BYTES
+                kind, count, length = self._read_header(view[start:begin])
+                if len(view) < begin + length:
+                    self._wanted = _HEADER_BYTES + length
+                    break
+                payload = view[begin : begin + length]
+                # A large payload keeps the buffer that it was collected in, to save a copy.
+                is_kept = self.partial and length >= _COPY_BELOW
+                fds = tuple([self._fds.popleft() for _ in range(count)]) if count else ()
+                whole = payload.toreadonly() if is_kept else bytes(payload)
+                frames.append(Frame(kind, whole, self._sequence, fds))
+                self._sequence += 1
+                start = begin + length
         except TransportError as fault:
-            self._fault = fault
-            self._buffer = bytearray()
+            self.fault = fault
+            start = len(view)  # nothing after it can be read
             if not frames:
                 raise
+        finally:
+            if start or not self.partial:
+                self._buffer = bytearray(view[start:])
+                self.partial = bool(self._buffer)
         return frames
-
-    def check(self) -> None:
-        """Raise the fault that ended the last ``feed`` early, if there was one."""
-        if self._fault is not None:
-            raise self._fault
 
     def eof(self) -> None:
         """Note the end of the bytes; raise if it is in the middle of a frame."""
-        self.check()
+        if self.fault is not None:
+            raise self.fault
         if self.partial:
             raise CutOff(
                 f"the channel ended in the middle of frame {self._sequence}, "
@@ -135,32 +148,14 @@ class FrameDecoder:
         self._fds.clear()
         return fds
 
-    def _collect(self, frames: list[Frame]) -> None:
-        try:
-            while self._is_complete():
-                frames.append(self._take_frame())
-        finally:
-            if self._start:
-                del self._buffer[: self._start]
-                self._start = 0
-
-    def _is_complete(self) -> bool:
-        have = len(self._buffer) - self._start - _HEADER_BYTES
-        if have < 0:
-            return False
-        if self._header is None:
-            self._header = self._read_header()
-        return have >= self._header[2]
-
-    def _read_header(self) -> _Header:
-        start = self._start
-        fields = bytes(self._buffer[start : start + _HEADER_BYTES])
-        magic, version, kind, fds, sequence, length, check = _HEADER.unpack(fields)
+    def _read_header(self, header: memoryview) -> tuple[int, int, int]:
+        """Return the kind, the number of descriptors and the length; raise if it is not due."""
+        magic, version, kind, fds, sequence, length, check = _HEADER.unpack(header)
         if magic != _MAGIC:
             raise TransportError(f"frame {self._sequence} begins with {magic!r}, not {_MAGIC!r}")
         if version != _VERSION:
             raise TransportError(f"frame {self._sequence} has version {version}, not {_VERSION}")
-        if check != zlib.crc32(fields[: _FIELDS.size]):
+        if check != zlib.crc32(header[: _FIELDS.size]):
             raise TransportError(f"the header of frame {self._sequence} is damaged")
         if sequence != self._sequence:
             raise TransportError(f"frame {sequence} came where frame {self._sequence} was due")
@@ -173,28 +168,3 @@ class FrameDecoder:
                 f"frame {sequence} claims {fds} descriptors, but {len(self._fds)} arrived"
             )
         return kind, fds, length
-
-    def _take_frame(self) -> Frame:
-        assert self._header is not None
-        kind, count, length = self._header
-        fds = tuple([self._fds.popleft() for _ in range(count)]) if count else ()
-        frame = Frame(kind, self._take_payload(length), self._sequence, fds)
-        self._header = None
-        self._sequence += 1
-        return frame
-
-    def _take_payload(self, length: int) -> bytes | memoryview:
-        start = self._start + _HEADER_BYTES
-        end = start + length
-        if length < _COPY_BELOW:
-            self._start = end
-            return bytes(memoryview(self._buffer)[start:end])
-        whole = memoryview(self._buffer)
-        # A large payload keeps its buffer, to save a copy; the bytes after it move to a new one.
-        self._buffer = bytearray(whole[end:])
-        self._start = 0
-        return whole[start:end].toreadonly()
-
-
-def _nbytes(part: Buffer) -> int:
-    return part.nbytes if isinstance(part, memoryview) else len(part)

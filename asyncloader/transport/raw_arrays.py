@@ -74,11 +74,6 @@ def _written(kind: str, name: str, shape: tuple[int, ...]) -> bytes:
     return RAW + pickle.dumps((kind, name, shape), protocol=5)
 
 
-def is_raw_tensor(form: memoryview) -> bool:
-    """Whether a form is that of a tensor."""
-    return form[: len(RAW)] == RAW and b"tensor" in bytes(form)
-
-
 @functools.lru_cache(maxsize=1024)
 def maker_of(form: bytes) -> Callable[[Any], Any]:
     """Return a function that makes the item of a form over its memory and keeps that alive."""
@@ -132,7 +127,9 @@ def has_torch() -> bool:
 
 
 def speaks_of_torch(pickled: memoryview) -> bool:
-    """Whether reading one of our pickles imports torch."""
+    """Whether reading one of our pickles, or a form, imports torch."""
+    if pickled[: len(RAW)] == RAW:
+        return b"tensor" in bytes(pickled)
     return _TORCHS.search(pickled) is not None
 
 

@@ -87,6 +87,7 @@ class Conversation:
         """Wait for the next command; EOFError once the loader is gone."""
         while not self._heard:
             self._hear(self._channel.receive())
+        self._listen_at = monotonic() + _LISTEN_SECONDS
         return self._heard.popleft()
 
     def commands(self) -> list[Command]:
@@ -136,7 +137,7 @@ class Conversation:
         """Send a message to the other end."""
         if isinstance(report, StreamEnded | StreamFailed):
             self._hurried.discard((report.epoch, report.stream))
-            report = self._with_tally(report)
+            report = replace(report, tally=self.tally())
         self._say(FrameKind.MESSAGE, dump_message(report))
 
     def send_items(
@@ -154,7 +155,9 @@ class Conversation:
         """
         self._hurried.discard((epoch, stream))
         head = items_head(epoch, stream, cost, note)
-        then = [(FrameKind.MESSAGE, dump_message(self._with_tally(each))) for each in ending]
+        then = [
+            (FrameKind.MESSAGE, dump_message(replace(each, tally=self.tally()))) for each in ending
+        ]
         self._say(FrameKind.ITEMS, [head, *items.parts], items.fds, then)
 
     def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
@@ -162,28 +165,23 @@ class Conversation:
         fds, self.fds = self.fds, []
         return fds[:plan_fds], fds[plan_fds:]
 
-    def _with_tally(self, ending: StreamEnded | StreamFailed) -> StreamEnded | StreamFailed:
-        return replace(ending, tally=self.tally())
-
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.MESSAGE:
                 self.fds += frame.fds
-                self._note_command(load_command(frame.payload))
+                command = load_command(frame.payload)
+                if isinstance(command, Hurry):
+                    self._hurried.add((command.epoch, command.stream))
+                    return
+                # An epoch whose streams have all ended may get no EndEpoch: the next one begins.
+                if isinstance(command, EndEpoch | StartEpoch):
+                    self._hurried.clear()
+                self._heard.append(command)
             case FrameKind.RELEASED:
                 with self.lock:
                     self._arena.release(load_slots(frame.payload))
             case _:
                 raise TransportError(f"a frame of kind {frame.kind} is not for a worker")
-
-    def _note_command(self, command: Command) -> None:
-        if isinstance(command, Hurry):
-            self._hurried.add((command.epoch, command.stream))
-            return
-        # An epoch whose streams have all ended may get no EndEpoch: the next one just begins.
-        if isinstance(command, EndEpoch | StartEpoch):
-            self._hurried.clear()
-        self._heard.append(command)
 
     def _wait_for_slot(self, nbytes: int) -> bool:
         """Wait for a message; False if waiting longer cannot help.

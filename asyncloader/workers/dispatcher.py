@@ -31,7 +31,6 @@ from asyncloader.workers.graph_part import NO_RESETS, NOTHING, GraphPart, Prepar
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_BYTES,
-    CREDIT_ITEMS,
     FIRST,
     NO_EPOCH,
     BeginStream,
@@ -306,8 +305,10 @@ def _packed(error: BaseException, when: str = "") -> bytes:
     return pack_error(error, f"in the dispatching process{when}")
 
 
-#: How many bytes may be dealt to a worker without a credit: one frame's.
-_ROOM_ITEMS = FRAME_CREDITS * CREDIT_ITEMS
+#: How many items a credit for dealt items allows: a worker that gets many keeps others waiting.
+_CREDIT_ITEMS = 64
+#: How many items and bytes may be dealt to a worker without a credit: one frame's.
+_ROOM_ITEMS = FRAME_CREDITS * _CREDIT_ITEMS
 _ROOM_BYTES = FRAME_CREDITS * CREDIT_BYTES
 
 
@@ -349,6 +350,7 @@ class DispatchTarget:
             one_by_one=False,
             marker=marker,
             counted=dealt,
+            credit_items=_CREDIT_ITEMS,
         )
 
     def end(self) -> None:

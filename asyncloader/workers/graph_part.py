@@ -6,20 +6,62 @@ resets for other processes; and about checking what a user's function has change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.cursors import number_of
 from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier
-from asyncloader.datapipes.replaying import is_replayed
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.replaying import is_replayed, needs_replay
+from asyncloader.datapipes.run import Run, RunTree, is_ours
+from asyncloader.datapipes.splitting import Branch
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import PartSeeds, Takers, seed_newcomers
-from asyncloader.graph.walk import pipes_of
+from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
+from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
+
+#: The branches of splitters, by the splitters' numbers.
+Branches = dict[int | None, set[int]]
+
+
+class PartPipes(list[Any]):
+    """The pipes of a part, the last one first, and what its marks have to know of them."""
+
+    def __init__(self, pipes: Iterable[Any] = ()) -> None:
+        super().__init__(pipes)
+        #: Those that yield items as they are ready.
+        self.unordered = list(filter(is_without_order, self))
+        #: Whether one of them makes items again that were made before, to resume.
+        self.makes_again = any(map(_makes_again, self))
+        #: Whether the loader feeds them. Such items cannot be made again.
+        self.is_fed = any(isinstance(pipe, FromLoader) for pipe in self)
+        #: The pipes of dealt items, as ``_readings`` finds them.
+        self.dealt = list(_readings(self))
+
+
+def _makes_again(pipe: Any) -> bool:
+    return getattr(pipe, "makes_again", True) or (is_iter_pipe(pipe) and needs_replay(pipe))
+
+
+def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
+    """Yield each pipe of dealt items, the branches that read it, and whether it is replayed."""
+    for inlet in pipes:
+        if type(inlet) is FromDispatcher:
+            readers = [
+                pipe
+                for pipe in pipes
+                if pipe is not inlet and any(each is inlet for each in breadth_first(pipe))
+            ]
+            branches: Branches = {}
+            for pipe in readers:
+                if isinstance(pipe, Branch):
+                    branches.setdefault(number_of(pipe.source), set()).add(pipe.index)
+            yield inlet, branches, any(map(needs_replay, readers))
 
 
 class PreparedPart(NamedTuple):
@@ -27,7 +69,7 @@ class PreparedPart(NamedTuple):
 
     run: Run[Any]
     #: All pipes of the graph that ends there; none if a reset returned no pipe.
-    pipes: list[Any]
+    pipes: PartPipes
 
     @property
     def end(self) -> Any:
@@ -36,7 +78,7 @@ class PreparedPart(NamedTuple):
 
 
 #: An empty part.
-NOTHING = PreparedPart(Run((), RunTree()), [])
+NOTHING = PreparedPart(Run((), RunTree()), PartPipes())
 
 
 class GraphPart:
@@ -45,14 +87,16 @@ class GraphPart:
     def __init__(self, end: Any, seeds: PartSeeds) -> None:
         self.end = end
         self._seeds = seeds
-        self._pipes: list[Any] = []
+        self._pipes = PartPipes()
         self._takers = Takers((), [], [])
 
     def seed(self, shared_seeds: Sequence[int], generator: SeedGenerator) -> None:
         """Give the pipes their seeds for an epoch."""
-        pipes = pipes_of(self.end)
-        if list(map(id, pipes)) != list(map(id, self._pipes)):
-            self._pipes, self._takers = pipes, self._seeds.takers(self.end)
+        # Only a reset, or a pipe of the user's, changes the graph.
+        if not (self._pipes and all(map(is_ours, self._pipes))):
+            pipes = pipes_of(self.end)
+            if list(map(id, pipes)) != list(map(id, self._pipes)):
+                self._pipes, self._takers = PartPipes(pipes), self._seeds.takers(self.end)
         self._takers.give(shared_seeds, generator)
 
     def prepared(self, tree: RunTree) -> PreparedPart:
@@ -63,15 +107,15 @@ class GraphPart:
         self, tree: RunTree, reset: Callable[[Any], Any], generator: SeedGenerator
     ) -> PreparedPart:
         """Reset the graph, seed new pipes in it, and return what is iterated."""
-        known, self._pipes = self._pipes, []
+        known, self._pipes = self._pipes, PartPipes()
         end = reset(self.end)
         pipes = pipes_of(end)
         if pipes:
             seed_newcomers(end, known, generator)
-        return _begun_anew(tree, end, pipes)
+        return _begun_anew(tree, end, PartPipes(pipes))
 
 
-def _begun_anew(tree: RunTree, end: Any, pipes: list[Any]) -> PreparedPart:
+def _begun_anew(tree: RunTree, end: Any, pipes: PartPipes) -> PreparedPart:
     tree.add(pipes)
     return PreparedPart(Run(end, tree), pipes)
 

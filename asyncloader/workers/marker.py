@@ -7,27 +7,22 @@ new marks between frames.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from time import thread_time
+from collections.abc import Iterator
+from time import perf_counter, thread_time
 from typing import Any
 
-from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
     cursor_of,
     dropped,
-    number_of,
     put_cursor,
 )
-from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.marks import Pace
-from asyncloader.datapipes.replaying import begin_unordered, needs_replay
-from asyncloader.datapipes.splitting import Branch
+from asyncloader.datapipes.replaying import begin_unordered
 from asyncloader.datapipes.unordered import Piece, Teller
-from asyncloader.graph.walk import breadth_first
-from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
-from asyncloader.workers.graph_part import PreparedPart
+from asyncloader.workers.dispatch_source import FromDispatcher
+from asyncloader.workers.graph_part import Branches, PreparedPart
 from asyncloader.workers.messages import FIRST, Mark
 from asyncloader.workers.random_states import RandomStates, set_states
 
@@ -46,11 +41,11 @@ class Marker:
         self._from = mark
         self._unwanted = unwanted
         self._pace = Pace()
-        self._makes_again = True
         #: The first mark, if it has cursors that the loader does not know.
         self._beginning: Mark | None = None
+        #: Whether ``pieces`` has to be asked for what pipes without order have yielded.
+        self.tells = False
         self._teller = Teller((), self._run.tree.yield_order_of)
-        self._dealt = list(_readings(self._pipes))
         #: How many items of the epoch's stream come before the first that is sent.
         self.first = mark.position + unwanted
 
@@ -67,20 +62,17 @@ class Marker:
         if mark.states is not None:
             set_states(mark.states)
         run = self._run
-        cursors = begin_unordered(run.tree, pipes, mark.cursors)
-        self._makes_again = any(map(_makes_again, pipes))
-        unordered = list(filter(is_without_order, pipes))
-        if unordered:
+        if pipes.unordered:
+            cursors = begin_unordered(run.tree, pipes, mark.cursors)
             self._beginning = Mark(mark.position, cursors, mark.states)
             # Items that the loader feeds cannot be made again, so no mark needs these entries.
-            is_fed = any(isinstance(pipe, FromLoader) for pipe in pipes)
-            told = unordered if tells and not is_fed else ()
-            self._teller = Teller(told, run.tree.yield_order_of)
+            told = pipes.unordered if tells and not pipes.is_fed else ()
+            self._teller, self.tells = Teller(told, run.tree.yield_order_of), bool(told)
             # Do not make the unwanted items and drop them: their order would differ.
             run.resume(self.first, cursors)
             return run.begin()
         if mark.position:
-            run.resume(mark.position, cursors)
+            run.resume(mark.position, mark.cursors)
         return dropped(run.begin(), self._unwanted)
 
     def mark(self, position: int) -> Mark | None:
@@ -91,15 +83,16 @@ class Marker:
         if position == self.first:
             beginning, self._beginning = self._beginning, None
             return beginning
-        if not self._pace.is_due():
+        if perf_counter() < self._pace.not_before:
             return None
         begun = thread_time()
         cursors: Cursors = {}
         self._run.put_cursors(cursors)
-        self._note_dealt(cursors)
+        if self._pipes.dealt:
+            self._note_dealt(cursors)
         states = self._states.changed()
         self._pace.made(begun)
-        if states is not None and self._makes_again:
+        if states is not None and self._pipes.makes_again:
             # Items that are made again would draw other random numbers. From a mark before
             # the first draw, everything is made as before.
             return None
@@ -111,7 +104,7 @@ class Marker:
         A pipe without a cursor reads them from the first one on. A splitter reads them from
         the start that its branches' cursors name.
         """
-        for inlet, branches, is_replayed in self._dealt:
+        for inlet, branches, is_replayed in self._pipes.dealt:
             taken = 0 if is_replayed else _least_taken(inlet, branches, cursors)
             put_cursor(inlet, {"taken": taken}, cursors)
 
@@ -124,26 +117,6 @@ def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:
     """Return how many items were dealt before to a worker that resumes from these cursors."""
     cursor = cursor_of(inlet, cursors) or {"taken": 0}
     return int(cursor["taken"])
-
-
-#: The branches of splitters, by the splitters' numbers.
-Branches = dict[int | None, set[int]]
-
-
-def _readings(pipes: Iterable[Any]) -> Iterator[tuple[FromDispatcher, Branches, bool]]:
-    """Yield each pipe of dealt items, the branches that read it, and whether it is replayed."""
-    for inlet in pipes:
-        if type(inlet) is FromDispatcher:
-            readers = [
-                pipe
-                for pipe in pipes
-                if pipe is not inlet and any(each is inlet for each in breadth_first(pipe))
-            ]
-            branches: Branches = {}
-            for pipe in readers:
-                if isinstance(pipe, Branch):
-                    branches.setdefault(number_of(pipe.source), set()).add(pipe.index)
-            yield inlet, branches, any(map(needs_replay, readers))
 
 
 def _least_taken(inlet: FromDispatcher, branches: Branches, cursors: Cursors) -> int:
@@ -172,7 +145,3 @@ def _taken_above(inlet: FromDispatcher, branches: Branches, cursors: Cursors) ->
     """Return where a splitter resumes; infinity if another splitter in its source decides it."""
     is_below = any(each.get("splitter") in branches for each in cursors.values())
     return math.inf if is_below else dealt_before(inlet, cursors)
-
-
-def _makes_again(pipe: Any) -> bool:
-    return getattr(pipe, "makes_again", True) or (is_iter_pipe(pipe) and needs_replay(pipe))

@@ -53,18 +53,19 @@ class SharedGenerators:
     def __init__(self, seedings: Sequence[Callable[[], None]]) -> None:
         self._seedings = seedings
         self._states: list[States] = [{} for _ in seedings]
-        self._turn = 0
+        #: The stream whose states the generators are in.
+        self.turn = 0
 
     def turn_to(self, stream: int) -> None:
         """Switch to this stream's states, as if no other stream had drawn meanwhile."""
-        if stream == self._turn:
+        if stream == self.turn:
             return
-        self._states[self._turn] = _written(_states())
+        self._states[self.turn] = _written(_states())
         states = self._states[stream]
-        if states.keys() != self._states[self._turn].keys():
+        if states.keys() != self._states[self.turn].keys():
             # A module that was imported since then must be seeded for this stream.
             self._seedings[stream]()
-        self._turn = stream
+        self.turn = stream
         set_states(states)
 
 

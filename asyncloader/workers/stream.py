@@ -4,7 +4,8 @@ This file is about ``Stream``, which puts items into frames. Items that are made
 frame, and no item waits long for others. A frame is sent when it costs four credits (or all
 that there are), after an item that took long to make, at once if nothing was sent for a while,
 and at the latest two milliseconds after its first item: then the thread of the ``FlushTimer``
-sends it, if the next item takes long.
+sends it, if the next item takes long. For plain items the clock and the size are looked at only
+after 1, 2, 4, 8 … of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
+    CREDIT_ITEMS,
+    NO_NOTE,
     Mark,
     Note,
     StreamEnded,
@@ -35,9 +38,18 @@ from asyncloader.workers.messages import (
 #: The highest cost of a frame in credits: larger frames would not save wake-ups.
 FRAME_CREDITS = 4
 
+#: How many plain items, and bytes of them, may be added before the next look at the clock and the
+#: size. A look costs as much as a few tiny items.
+_UNLOOKED_ITEMS = 256
+_UNLOOKED_BYTES = 128 << 10
+
 
 class Stream:
-    """The items of one part of the graph in one epoch, and the frame that is open."""
+    """The items of one part of the graph in one epoch, and the frame that is open.
+
+    ``counted`` returns how many items of the pipe come before the one that is added, in all
+    streams.
+    """
 
     def __init__(
         self,
@@ -53,6 +65,7 @@ class Stream:
         marker: Marker,
         sent: float = 0.0,
         counted: Callable[[], int] | None = None,
+        credit_items: int = CREDIT_ITEMS,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -62,31 +75,25 @@ class Stream:
         self._flush_timer = flush_timer
         self._pack_error = pack_error
         self._pipe = pipe
-        self._items: Iterator[Any] = iter(())
-        self._has_begun = False
+        self._items: Iterator[Any] | None = None
         self._marker = marker
         self._mark: Mark | None = None
-        self._made = marker.first
-        self._credits = credits
+        #: How many items were sent, including those of earlier workers in this epoch.
+        self.made = marker.first
+        #: How many credits are left.
+        self.credits = credits
+        self._credit_items = credit_items
         self._one_by_one = one_by_one
         self._packing = Packing(conversation.encoder)
+        #: Whether the clock was looked at since the open frame's first item. The timer may send
+        #: the frame at any moment; then the next item is the first of another one.
+        self._is_looked_after = False
         #: The message after the last item, once it is known; at most one.
         self._ending: list[StreamEnded | StreamFailed] = []
         self._due = 0.0
         #: When the latest frame was sent, of this stream or of the one before it.
         self.sent = sent
-        #: How many items of the pipe come before the one that is added, in all streams.
         self._counted = counted or self._count_made
-
-    @property
-    def credits(self) -> int:
-        """How many credits are left."""
-        return self._credits
-
-    @property
-    def made(self) -> int:
-        """How many items were sent, including those of earlier workers in this epoch."""
-        return self._made
 
     @property
     def count(self) -> int:
@@ -101,19 +108,15 @@ class Stream:
     def grant(self, credits: int) -> None:
         """Add credits."""
         with self._lock:
-            self._credits += credits
-        if self._packing.count:
+            self.credits += credits
+        if self._packing.plain or self._packing.pickles:
             self._flush_timer.watch(self)
-
-    def can_advance(self) -> bool:
-        """Whether there are items to make and credits to send them."""
-        return self._credits > 0 and not self.is_over
 
     def advance(self) -> None:
         """Make and send one frame, with the end of the stream if it was the last."""
         # A frame that is open already was waiting for a credit: send it now.
         self.send()
-        if not self._ending and self._credits > 0:
+        if not self._ending and self.credits > 0:
             self._fill()
             self.send()
         if self._ending and not self._packing.count and not self.is_over:
@@ -125,7 +128,7 @@ class Stream:
 
         Return whether there is an open frame that may have to be sent later.
         """
-        if not self._packing.count or not self._credits:
+        if not self._packing.count or not self.credits:
             return False
         if monotonic() >= self._due:
             self.send()
@@ -135,6 +138,7 @@ class Stream:
     def drop(self) -> None:
         """Forget the open frame and close the pipes."""
         self.is_over = True
+        self._is_looked_after = False
         with self._lock:
             self._packing.drop()
         close = getattr(self._items, "close", None)
@@ -142,23 +146,31 @@ class Stream:
             close()
 
     def _fill(self) -> None:
+        """Add items to the frame until it is due; or note how the stream ends."""
         try:
-            items = self._begun()
-            self._mark = self._marker.mark(self._made)
+            if self._items is None:
+                self._items = self._marker.begin(tells=True)
+            self._mark = self._marker.mark(self.made)
             packing = self._packing
-            plain = packing.plain
-            for item in items:
+            append = packing.plain.append
+            # How many plain items, and bytes, may be added before the next look.
+            unlooked, enough = 0, 0
+            for item in self._items:
                 if item.__class__ in NUMBERS and not packing.pickles:
                     # Numbers take no lock.
-                    plain.append(item)
-                    count = len(plain)
-                    is_full = not count & (count - 1) and self._is_due()
+                    append(item)
+                    is_plain = True
                 else:
-                    is_full = self._add_one_of_many(item)
+                    is_plain = self._add(item) and packing.nbytes < enough
                 # Free the memory of the sent item, so that the next one can use it.
                 del item
-                if is_full:
+                if is_plain and unlooked > 0 and self._is_looked_after:
+                    unlooked -= 1
+                    continue
+                if self._is_due():
                     return
+                unlooked = min(len(packing.plain), _UNLOOKED_ITEMS) - 1
+                enough = packing.nbytes + _UNLOOKED_BYTES
         except SystemExit:
             raise
         except Stopped:
@@ -170,27 +182,25 @@ class Stream:
         else:
             self._ending = [StreamEnded(self.epoch, self.number)]
 
-    def _begun(self) -> Iterator[Any]:
-        if not self._has_begun:
-            self._has_begun = True
-            self._items = self._marker.begin(tells=True)
-        return self._items
-
     def send(self) -> None:
         """Send the open frame, if it has items and there is a credit for it."""
         with self._lock:
-            if self._packing.count and self._credits > 0:
-                # The timer's thread may run this while the other makes tiny items. Check the
-                # end first, so that it cannot be sent before the last items.
+            packing = self._packing
+            if (packing.plain or packing.pickles) and self.credits > 0:
+                # The timer's thread may run this while the other makes tiny items. That one then
+                # looks after the next frame.
+                self._is_looked_after = False
+                # Check the end first, so that it cannot be sent before the last items.
                 ending = self._ending
-                nbytes = self._packing.nbytes
-                count, items = self._packing.finish()
-                cost = min(credits_for(count, nbytes), self._credits)
-                self._credits -= cost
+                nbytes = packing.nbytes
+                count, items = packing.finish()
+                cost = min(credits_for(count, nbytes, self._credit_items), self.credits)
+                self.credits -= cost
                 self.sent = monotonic()
-                self._made += count
+                self.made += count
                 mark, self._mark = self._mark, None
-                note = Note.of(mark, self._marker.pieces())
+                pieces = self._marker.pieces() if self._marker.tells else []
+                note = NO_NOTE if mark is None and not pieces else Note.of(mark, pieces)
                 self.is_over = self.is_over or bool(ending)
                 self._conversation.send_items(self.epoch, self.number, cost, items, note, ending)
 
@@ -198,15 +208,6 @@ class Stream:
         """Add an item to the open frame; return whether to send the frame now."""
         self._add(item)
         return self._is_due()
-
-    def _add_one_of_many(self, item: Any) -> bool:
-        """Add an item that others will follow; return whether to send the open frame now.
-
-        For plain items the time and the size are checked only after 1, 2, 4, 8 … items.
-        """
-        is_plain = self._add(item)
-        count = self._packing.count
-        return not (is_plain and count & (count - 1)) and self._is_due()
 
     def _add(self, item: Any) -> bool:
         """Add an item to the open frame; return whether it is plain and pickled later."""
@@ -224,36 +225,37 @@ class Stream:
                 return self._packing.add(item.failed(self._pack_error(refusal, "")))
 
     def _count_made(self) -> int:
-        return self._made + self._packing.count
+        return self.made + self._packing.count
 
     def _is_due(self) -> bool:
         """Whether to send the open frame now; if it is new, start its timer."""
-        count = self._packing.count
+        # Said before the look: the timer may send the frame at any moment, and takes it back.
+        self._is_looked_after = True
+        packing = self._packing
+        count, nbytes = packing.count, packing.nbytes
         now = monotonic()
         if count == 1:
             # At once if the last frame was sent long ago: the next item may take long, and may
             # hold the GIL so that the timer cannot run.
             self._due = 0.0 if self._one_by_one else self.sent + FRAME_SECONDS
         # Without credits return to the caller, which receives the loader's messages.
-        if now >= self._due or self._is_full() or self._credits <= 0:
+        if now >= self._due or self.credits <= 0:
+            return True
+        # What the frame would cost with one more item.
+        cost = credits_for(count + 1, nbytes + 1, self._credit_items)
+        if cost > 1 and cost > self._most(nbytes):
             return True
         if count == 1:
             self._flush_timer.watch(self)
         return False
 
-    def _is_full(self) -> bool:
-        """Whether one more item would make the open frame too expensive."""
-        count, nbytes = self._packing.count, self._packing.nbytes
-        wanted = credits_for(count + 1, nbytes + 1)
-        return wanted > 1 and wanted > self._most(nbytes)
-
     def _most(self, nbytes: int) -> int:
         """The highest cost of the open frame: one credit, or two or four if there are as many."""
-        # If shared memory runs short, send finished items at once.
-        if nbytes > self._conversation.arena.room:
+        # If shared memory runs short, send finished items at once. Plain ones take none.
+        if self._packing.pickles and nbytes > self._conversation.arena.room:
             return 1
         most = 1
-        while most < FRAME_CREDITS and 2 * most <= self._credits:
+        while most < FRAME_CREDITS and 2 * most <= self.credits:
             most *= 2
         return most
 

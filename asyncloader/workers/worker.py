@@ -117,11 +117,17 @@ class Worker:
         try:
             while True:
                 stream = self._next_stream()
-                for command in self._heard(wait=stream is None):
+                if stream is None:
+                    self._account.main.resting_since = perf_counter()
+                    command = self._conversation.command()
+                    self._account.main.resume()
                     self._obey(command)
-                    stream = None
-                if stream is not None:
-                    self._generators.turn_to(stream.number)
+                elif commands := self._conversation.commands_by_now():
+                    for command in commands:
+                        self._obey(command)
+                else:
+                    if stream.number != self._generators.turn:
+                        self._generators.turn_to(stream.number)
                     self._context.run(stream.advance)
                     if monotonic() >= self._account.due:
                         self._account.tell()
@@ -133,14 +139,6 @@ class Worker:
             for supply in self._supplies:
                 supply.close()
 
-    def _heard(self, *, wait: bool) -> list[Command]:
-        if not wait:
-            return self._conversation.commands_by_now()
-        self._account.main.resting_since = perf_counter()
-        command = self._conversation.command()
-        self._account.main.resume()
-        return [command]
-
     def _obey(self, command: Command) -> None:
         match command:
             case Setup():
@@ -149,8 +147,10 @@ class Worker:
                 self._start_epoch(command)
             case BeginStream():
                 self._begin_stream(command)
-            case Grant():
-                self._grant(command)
+            case Grant(epoch, number, credits):
+                # A Grant that was sent before the epoch ended may arrive late.
+                if epoch == self._epoch and number in self._streams:
+                    self._streams[number].grant(credits)
             case EndEpoch():
                 self._end_epoch()
             case Hurry():
@@ -232,7 +232,8 @@ class Worker:
         for inlet in self._inlets:
             if any(pipe is inlet for pipe in part.pipes):
                 inlet.begin_epoch(command.epoch, dealt_before(inlet, command.mark.cursors))
-        self._generators.turn_to(command.stream)
+        if command.stream != self._generators.turn:
+            self._generators.turn_to(command.stream)
         stream = Stream(
             self._conversation,
             self._flush_timer,
@@ -294,12 +295,6 @@ class Worker:
         if len(ready) == 1 and isinstance(ready[0].end, DataPipe):
             ready[0].end.make_in(self._conversation.allocate)
 
-    def _grant(self, command: Grant) -> None:
-        # A Grant that was sent before the epoch ended may arrive late.
-        stream = self._streams.get(command.stream)
-        if command.epoch == self._epoch and stream is not None:
-            stream.grant(command.credits)
-
     def _end_epoch(self) -> None:
         streams, self._streams = self._streams, {}
         # In epochs that follow quickly the first items share frames too.
@@ -321,7 +316,7 @@ class Worker:
         for _ in range(0 if self._is_paused else len(self._turns)):
             stream = self._turns[0]
             self._turns.rotate(-1)
-            if stream.can_advance():
+            if stream.credits > 0 and not stream.is_over:
                 return stream
         return None
 

@@ -22,7 +22,7 @@ import pytest
 
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
-from asyncloader.transport import frame
+from asyncloader.transport import channel, frame
 from asyncloader.transport.channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.messages import FrameKind
@@ -199,7 +199,7 @@ def damaged_frame(how: str, encode: Any, kind: int, payload: Any, sequence: int,
     match how:
         case "truncated":
             # The next frame is never made: what follows is silence.
-            frame.encode_frame = lambda *_, **__: time.sleep(1000)
+            channel.encode_frame = lambda *_, **__: time.sleep(1000)
             return [whole[0][:-1]]
         case "of 1 TiB":
             fields = frame._FIELDS.pack(frame._MAGIC, frame._VERSION, kind, 0, sequence, 1 << 40)
@@ -221,7 +221,7 @@ async def a_worker_sends_damaged_frames() -> None:
 
         def damage(pipe: Any, info: Any, how: str = how) -> Any:
             if info.worker_id == 1:
-                frame.encode_frame = partial(damaged_frame, how, frame.encode_frame)
+                channel.encode_frame = partial(damaged_frame, how, channel.encode_frame)
             return pipe
 
         # More frames than one from each worker, and those behind the damaged one.

@@ -6,7 +6,7 @@ every function of asyncloader's that is entered, in every thread. The graph is
 
 A *way* is what is entered between item n and item n + 1, in the middle of an epoch of one
 worker. On the worker's side it begins and ends in the mapped function, on the loader's side in
-the body of the loop; it is the same cycle wherever it is cut. Each item takes 50 ms and
+the body of the loop; it is the same cycle wherever it is cut. Each item takes 20 ms and
 ``worker_prefetch_cnt`` is 1, so that each has a frame of its own, a place that goes with it for
 states, and a grant that answers it. What a clock starts now and then, as statistics do, is no
 part of the way: a function belongs to it if two of three items passed it.

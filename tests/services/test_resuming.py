@@ -458,5 +458,5 @@ def test_in_workers_only_a_window_of_what_came_before_is_made_again(
     with loader_of(make, workers, state, **settings) as loader:
         assert list(loader) == rest
     # Beside what is to come: what is held, and what has come since each worker's latest mark,
-    # which stands before its frame of at most 256 items.
-    assert called.count() - before <= count // 10 + workers * (window + 256 * made_of)
+    # which stands before its frame of at most 1,024 items.
+    assert called.count() - before <= count // 10 + workers * (window + 1024 * made_of)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncloader.errors import ResourceExhausted
 from asyncloader.transport.arena import Arena, ArenaView
 from asyncloader.transport.codec import Decoder, Encoder, Packing
 
@@ -133,3 +134,40 @@ def test_dropping_forgets_what_was_added():
     packing.drop()
     packing.add([2])
     assert carried(packing) == [[2]]
+
+
+@pytest.mark.parametrize("arena_bytes", [0, 1 << 20])
+def test_dropping_forgets_buffers_too(arena_bytes):
+    arena = Arena(arena_bytes)
+    packing = Packing(Encoder(arena))
+    packing.add(bytes(100_000))
+    packing.drop()
+    assert arena.lent_bytes == 0
+    packing.add([bytes(10_000), 1])
+    count, encoded = packing.finish()
+    assert count == 1
+    items = Decoder(ArenaView()).decode(b"".join(encoded.parts), encoded.fds)
+    assert items == [[bytes(10_000), 1]]
+    arena.close()
+
+
+def test_the_slots_of_an_item_for_which_memory_ran_out_come_back_unused():
+    def run_out(nbytes: int) -> bool:
+        raise ResourceExhausted("no memory")
+
+    arena, view = Arena(1 << 20), ArenaView()
+    packing, decoder = Packing(Encoder(arena, on_full=run_out)), Decoder(view)
+    packing.add(bytes(300_000))
+    _, first = packing.finish()
+    with pytest.raises(ResourceExhausted):
+        packing.add([bytes(300_000), bytes(300_000), bytes(300_000)])
+    packing.add({1})
+    _, second = packing.finish()
+    for payload, items in ((first, [bytes(300_000)]), (second, [{1}])):
+        assert decoder.decode(b"".join(payload.parts), payload.fds) == items
+    arena.release(view.take_released())
+    assert arena.lent_bytes == 0
+    packing.add({2})
+    assert carried(packing) == [{2}]
+    view.close()
+    arena.close()

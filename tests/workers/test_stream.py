@@ -18,7 +18,7 @@ from asyncloader.transport.codec import Decoder, Packing
 from asyncloader.workers import messages
 from asyncloader.workers import stream as streams
 from asyncloader.workers.conversation import Conversation
-from asyncloader.workers.graph_part import PreparedPart
+from asyncloader.workers.graph_part import PartPipes, PreparedPart
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     FrameKind,
@@ -67,6 +67,7 @@ class Bench:
     def stream(
         self, pipe: Any, credits: int = 100, *, one_by_one: bool = False, sent: float = 0.0
     ) -> Stream:
+        part = PreparedPart(Run(pipe, RunTree()), PartPipes(pipes_of(pipe)))
         return Stream(
             self._conversation,
             self.watcher,
@@ -76,13 +77,17 @@ class Bench:
             number=0,
             credits=credits,
             one_by_one=one_by_one,
-            marker=Marker(PreparedPart(Run(pipe, RunTree()), pipes_of(pipe)), RandomStates()),
+            marker=Marker(part, RandomStates()),
             sent=sent,
         )
 
     def sent(self) -> list[Any]:
         """Return what was sent since the last look: lists of items, and reports."""
         return [self._read(frame) for frame in self._loader.receive_ready()]
+
+    def receive(self) -> Any:
+        """Wait for the next frame and return what it holds."""
+        return self._read(self._loader.receive())
 
     def _read(self, frame: Any) -> Any:
         if frame.kind == FrameKind.MESSAGE:
@@ -107,9 +112,14 @@ def lengths(frames: list[Any]) -> list[int]:
     return [len(frame) for frame in frames if isinstance(frame, list)]
 
 
+def can_advance(stream: Stream) -> bool:
+    """Whether the worker would let the stream make items."""
+    return stream.credits > 0 and not stream.is_over
+
+
 def all_of(bench: Bench, stream: Stream) -> list[Any]:
     frames = []
-    while stream.can_advance():
+    while can_advance(stream):
         stream.advance()
         frames += bench.sent()
     return frames
@@ -122,16 +132,16 @@ def taking(clock: Clock, seconds: Callable[[int], float], count: int) -> Iterato
 
 
 def test_the_first_item_after_a_silence_goes_at_once_and_quick_ones_ride_together(bench):
-    stream = bench.stream(taking(bench.clock, lambda number: 1e-6, 600))
+    stream = bench.stream(taking(bench.clock, lambda number: 1e-7, 9000))
     frames = all_of(bench, stream)
-    assert lengths(frames) == [1, 256, 256, 87]
+    assert lengths(frames) == [1, 4096, 4096, 807]
     assert frames[-1] == StreamEnded(1, 0)
-    assert [item for frame in frames[:-1] for item in frame] == list(range(600))
+    assert [item for frame in frames[:-1] for item in frame] == list(range(9000))
 
 
 def test_quick_items_of_an_epoch_that_follows_at_once_ride_together_from_the_first_on(bench):
-    items = taking(bench.clock, lambda number: 1e-6, 600)
-    assert lengths(all_of(bench, bench.stream(items, sent=bench.clock.now))) == [256, 256, 88]
+    items = taking(bench.clock, lambda number: 1e-7, 9000)
+    assert lengths(all_of(bench, bench.stream(items, sent=bench.clock.now))) == [4096, 4096, 808]
 
 
 def test_items_that_take_long_travel_alone(bench):
@@ -175,16 +185,34 @@ def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(
     assert lengths(all_of(bench, stream)) == [1]
 
 
+def test_large_rows_after_many_tiny_ones_share_no_frame_of_many_mebibytes(bench):
+    rows = [["tiny"]] * 300 + [["a" * 15_000]] * 400
+    stream = bench.stream(iter(rows), credits=1, sent=bench.clock.now)
+    # The frame is larger than the socket's buffer.
+    advancing = threading.Thread(target=stream.advance)
+    advancing.start()
+    frame = bench.receive()
+    advancing.join()
+    assert not can_advance(stream)
+    assert (1 << 20) - 30_000 < sum(len(row[0]) for row in frame) < (1 << 20) + (1 << 18)
+
+
 def test_one_by_one_is_one_item_a_frame(bench):
     stream = bench.stream(range(5), one_by_one=True)
     assert lengths(all_of(bench, stream)) == [1] * 5
 
 
-def test_a_credit_is_a_frame_of_64_items(bench):
-    stream = bench.stream(taking(bench.clock, lambda number: 1e-6, 500), credits=3)
-    assert lengths(all_of(bench, stream)) == [1, 128]
+def test_a_credit_is_a_frame_of_1024_items(bench):
+    stream = bench.stream(taking(bench.clock, lambda number: 1e-7, 5000), credits=3)
+    assert lengths(all_of(bench, stream)) == [1, 2048]
     stream.grant(1)
-    assert lengths(all_of(bench, stream)) == [64]
+    assert lengths(all_of(bench, stream)) == [1024]
+
+
+def test_a_frame_of_many_quick_items_is_little_older_than_two_milliseconds(bench):
+    stream = bench.stream(taking(bench.clock, lambda number: 3e-6, 5000), sent=bench.clock.now)
+    # The clock is looked at after every 256 items at least.
+    assert set(lengths(all_of(bench, stream))[:-1]) == {768}
 
 
 def test_an_open_frame_is_sent_when_it_is_due_while_the_next_item_is_made(bench):
@@ -204,6 +232,31 @@ def test_an_open_frame_is_sent_when_it_is_due_while_the_next_item_is_made(bench)
     assert set(bench.watcher.watched) == {stream}
 
 
+@pytest.mark.parametrize("quick", [5, 20, 300, 3000])
+@pytest.mark.parametrize("made", [lambda number: number, lambda number: [number]])
+def test_an_item_that_follows_a_slow_one_is_not_held_back_though_the_timer_sent_in_between(
+    bench, quick, made
+):
+    def turning_slow() -> Iterator[Any]:
+        for number in range(quick):
+            yield made(number)
+        # It takes so long to make the next one that the timer sends those before it.
+        bench.clock.now += 0.0021
+        stream.send_if_late()
+        bench.sent()
+        bench.watcher.watched.clear()
+        yield made(quick)
+        assert bench.sent() == [[made(quick)]] or bench.watcher.watched == [stream]
+        bench.clock.now += 0.0021
+        stream.send_if_late()
+        yield made(quick + 1)
+
+    stream = bench.stream(turning_slow(), sent=bench.clock.now)
+    *_, last, end = all_of(bench, stream)
+    assert last == [made(quick + 1)]
+    assert end == StreamEnded(1, 0)
+
+
 def test_what_was_held_back_for_a_credit_goes_before_the_next_is_made(bench):
     def slow() -> Iterator[int]:
         yield 0
@@ -217,7 +270,7 @@ def test_what_was_held_back_for_a_credit_goes_before_the_next_is_made(bench):
     stream.advance()
     stream.advance()
     assert bench.sent() == [[0], [1]]
-    assert not stream.can_advance()
+    assert not can_advance(stream)
     stream.grant(1)
     stream.advance()
     assert bench.sent() == [[2]]
@@ -280,7 +333,7 @@ def test_dropping_closes_the_pipe_and_forgets_the_open_frame(bench):
     bench.sent()
     stream.drop()
     assert closed == [True]
-    assert not stream.can_advance()
+    assert not can_advance(stream)
     assert stream.send_if_late() is False
     assert bench.sent() == []
 

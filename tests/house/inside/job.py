@@ -22,7 +22,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 _ITEMS = 25
 #: An item takes so long that it travels alone, and that both sides write down where it stood:
 #: that is done only as often as a fiftieth of the time allows, and the hook makes it slow.
-_ITEM_SECONDS = 0.05
+_ITEM_SECONDS = 0.02
 #: So many tiny items in an epoch of two workers.
 _TINY_ITEMS = 100
 _EPOCHS = 12
