@@ -22,8 +22,9 @@ LAYERS = [
     {"loader", "serving"},
     {"services"},
     {"adapters", "workers"},
+    {"places"},
     {"graph"},
-    {"datapipes", "transport", "snapshot"},
+    {"datapipes", "transport"},
     {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]

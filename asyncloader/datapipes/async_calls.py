@@ -418,6 +418,9 @@ class AsyncMapper(IterDataPipe[T]):
     ['zero', 'one']
     """
 
+    #: Whether each result is that of one item.
+    calls_for_each = True
+
     def __init__(
         self,
         datapipe: IterDataPipe[Any],

@@ -112,3 +112,13 @@ def _to_begin_with(tree: RunTree, pipe: Any, cursor: Cursor | None) -> Cursor:
     tree.yield_order_of(pipe).expect(cursor)
     expected: Cursor = pipe.first_cursor(tree)
     return expected
+
+
+def keeps_positions(pipe: Any) -> bool:
+    """Whether each item of a pipe is made of one item of its source, in the same order."""
+    # A pipe that leaves out bad samples yields fewer items than it takes.
+    skips = getattr(pipe, "on_error", "raise") == "skip"
+    # async_map_batches with flatten=False yields lists.
+    is_flat = getattr(pipe, "flattens", True)
+    is_one = isinstance(pipe, OneToOne) or getattr(pipe, "calls_for_each", False)
+    return is_flat and is_one and not (skips or is_without_order(pipe) or is_replayed(pipe))

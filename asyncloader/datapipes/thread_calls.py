@@ -261,6 +261,9 @@ class ThreadMapper(IterDataPipe[T]):
     ['0', '1', '2']
     """
 
+    #: Whether each result is that of one item.
+    calls_for_each = True
+
     def __init__(
         self,
         datapipe: IterDataPipe[Any],

@@ -23,10 +23,10 @@ from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
-from asyncloader.loader.state import LoaderStates, own_state, unpickled_graph
 from asyncloader.loader.stats import LoaderStats, stats_of
+from asyncloader.places.elastic import Role
+from asyncloader.places.states import LoaderStates, own_state, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.services.elastic import Role
 from asyncloader.services.in_process import InProcessReadingService
 
 T_co = TypeVar("T_co", covariant=True)
@@ -161,7 +161,7 @@ class DataLoader2(Generic[T_co]):
         return self._states.take(
             *self._engine.place(self._buffer),
             self._engine.lifecycle.checkpoint(),
-            role=Role.of(self.reading_service),
+            role=_role(self.reading_service),
             has_order=self._engine.lifecycle.has_order,
             unnumbered=self._engine.lifecycle.unnumbered(),
             include_datapipe=include_datapipe,
@@ -186,7 +186,7 @@ class DataLoader2(Generic[T_co]):
         own = self.datapipe
         graph = unpickled_graph(state_dict) if own is None else own
         states = self._states if own is not None else LoaderStates(graph)
-        role = Role.of(self.reading_service)
+        role = _role(self.reading_service)
         seeds, start, service_state = states.read(state_dict, role)
         loaded = copy.deepcopy(own_state(state_dict, role))
         self._engine.lifecycle.restore_from(service_state)
@@ -339,3 +339,8 @@ def _functions_of(service: Any) -> Iterator[Any]:
             yield function
     for each in getattr(service, "reading_services", ()):
         yield from _functions_of(each)
+
+
+def _role(service: ReadingServiceInterface) -> Role:
+    rank, ranks = service.rank()
+    return Role(service.worker_count(), service.is_in_order(), rank, ranks)

@@ -27,7 +27,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
-from asyncloader.loader.state import EpochSeeds, EpochStart
+from asyncloader.places.states import EpochSeeds, EpochStart
 from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
 
 #: The message about a loader that was shut down.

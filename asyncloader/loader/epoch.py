@@ -25,7 +25,7 @@ from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
-from asyncloader.loader.state import EpochStart
+from asyncloader.places.states import EpochStart
 from asyncloader.runtime import (
     LoopThread,
     begin_task,

@@ -24,7 +24,7 @@ from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerS
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import pipes_of
-from asyncloader.loader.state import EpochStart
+from asyncloader.places.states import EpochStart
 from asyncloader.runtime import begin_task, uncancellable
 from asyncloader.safe_error_text import note, repr_of
 from asyncloader.seeds import SeedGenerator

@@ -8,24 +8,11 @@ whose source lives in the loader's process.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursor_forms import (
-    COUNT,
-    Form,
-    FormOf,
-    cursors,
-    fields,
-    just,
-    list_of,
-    row,
-    whole,
-)
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
@@ -36,24 +23,25 @@ from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Pass, Run, RunTree
 from asyncloader.datapipes.run_place import cancelled
-from asyncloader.datapipes.unordered import Journal, piece, unnumbered_in
+from asyncloader.datapipes.unordered import Journal, unnumbered_in
 from asyncloader.errors import LoaderError, SnapshotError
 from asyncloader.graph.walk import breadth_first
-from asyncloader.runtime import begin_task
-from asyncloader.services.elastic import SPREAD, spread_place
-from asyncloader.workers.fed_stream import FedStream
-from asyncloader.workers.place import (
+from asyncloader.places.elastic import spread_place
+from asyncloader.places.stream_place import (
+    SPREAD,
     StreamPlace,
     StreamStand,
+    Stretch,
+    counts_of,
     cursor_of_place,
     later_place,
-    place_form,
+    parted,
     place_of_cursor,
+    stretches_between,
 )
+from asyncloader.runtime import begin_task
+from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.worker_stream import WorkerStream
-
-#: A worker, and how many items of it were taken one after the other.
-Stretch = list[int]
 
 
 class FromWorkers(IterDataPipe[Any]):
@@ -266,7 +254,7 @@ class FromWorkersPass(Pass[Any]):
         """Note in which order items were taken, and what the workers told of them."""
         pipe: FromWorkers = self.pipe
         if not pipe.is_in_order:
-            for stretch in _stretches(seen, stream.positions()):
+            for stretch in stretches_between(seen, stream.positions()):
                 pipe.stretches.add(stretch)
         for worker, pieces in stream.told():
             pipe.unnumbered = pipe.unnumbered or unnumbered_in(pieces)
@@ -289,9 +277,9 @@ class FromWorkersPass(Pass[Any]):
         return 0
 
     def _go_on_from(self, stream: WorkerStream, position: int, cursor: Cursor) -> None:
-        before, following = _parted(cursor["runs"], position - cursor["taken"])
+        before, following = parted(cursor["runs"], position - cursor["taken"])
         told = list(cursor["told"])
-        place = later_place(place_of_cursor(cursor), _counts(before), told)
+        place = later_place(place_of_cursor(cursor), counts_of(before), told)
         self.taken = cursor["taken"] + sum(count for _, count in before)
         self._unwanted = position - self.taken
         if self._unwanted < 0:
@@ -303,85 +291,6 @@ class FromWorkersPass(Pass[Any]):
         stream.resume_at(place, following)
         # The cursor stays valid later on, because it records what follows.
         cursor |= self.pipe.later(before, told)
-
-
-def _parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
-    """Return the runs of the first ``count`` items, and the runs of the others."""
-    before, following = [], []
-    for worker, items in runs:
-        first = max(0, min(items, count))
-        if first:
-            before.append([worker, first])
-        if first < items:
-            following.append([worker, items - first])
-        count -= first
-    return before, following
-
-
-def _counts(runs: Iterable[Stretch]) -> Counter[int]:
-    """Return how many items of each worker are in these runs."""
-    counts: Counter[int] = Counter()
-    for worker, count in runs:
-        counts[worker] += count
-    return counts
-
-
-def _stretches(before: Sequence[int], now: Sequence[int]) -> list[Stretch]:
-    """Return the runs between two counts of the items taken from each worker."""
-    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
-    return [[worker, count] for worker, count in enumerate(counts) if count]
-
-
-def from_workers_form(
-    workers: int, *, in_order: bool, dispatch: int | None, inside: FormOf
-) -> Form:
-    """Return the form of the cursors of a part that ran in so many workers.
-
-    ``dispatch`` is the number of the pipe that dealt its items, if there was one;
-    ``inside`` gives the forms of the cursors of the part's pipes.
-    """
-    place, may_have = place_form(workers, dispatch)
-    worker = whole(most=workers - 1)
-    own = fields(
-        {
-            "taken": COUNT,
-            "in_order": just(in_order),
-            "runs": list_of(row(worker, whole(least=1))),
-            "told": list_of(row(worker, list_of(piece))),
-            **place,
-        },
-        ("each worker has one turn", lambda cursor: _differ(cursor["turns"])),
-        ("what was taken is what was taken of all workers", _adds_up),
-        ("the workers resume with what was dispatched to them", partial(_is_dealt, dispatch)),
-        may_have=may_have,
-    )
-    spread = fields({SPREAD: cursors, "deals": just(dispatch)})
-
-    def check(value: Any, where: str, form_of: FormOf) -> None:
-        is_spread = type(value) is dict and SPREAD in value
-        (spread if is_spread else own)(value, where, inside)
-
-    return check
-
-
-def _differ(numbers: list[int]) -> bool:
-    return len(set(numbers)) == len(numbers)
-
-
-def _adds_up(cursor: Cursor) -> bool:
-    return bool(cursor["taken"] == sum(mark[0] + more for mark, more in cursor["workers"]))
-
-
-def _is_dealt(dispatch: int | None, cursor: Cursor) -> bool:
-    if dispatch is None:
-        return True
-    marks = [dict(mark[1]) for mark, _ in cursor["workers"]]
-    dealt = [mark[dispatch]["taken"] if dispatch in mark else 0 for mark in marks]
-    if "deal" not in cursor:
-        return not any(dealt)
-    first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
-    mark, had = cursor["deal"]
-    return bool(had == dealt and mark[0] <= first)
 
 
 class FedFromWorkers(IterDataPipe[Any]):

@@ -49,6 +49,7 @@ from asyncloader.graph.cut import (
 from asyncloader.graph.edit import copy_graph, replaced
 from asyncloader.graph.settings import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.places.elastic import check_division
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
@@ -58,7 +59,6 @@ from asyncloader.services.base import (
     result_of,
     unchanged,
 )
-from asyncloader.services.elastic import check_division
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.transport.code import Parcel, pack_code

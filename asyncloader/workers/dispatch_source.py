@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from asyncloader.datapipes.base import IterDataPipe
-from asyncloader.datapipes.cursor_forms import counts, fields
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.run import Pass, Run
@@ -135,12 +134,11 @@ def _stopping_when_gone() -> Iterator[None]:
         raise Stopped from None
 
 
-#: The form of a FromDispatcher's cursors; it has the number of the pipe that deals.
-DEALT = fields(counts("taken"))
-
-
 class FromDispatcher(IterDataPipe[Any]):
     """Yield the items that the dispatching process deals to this worker, in order."""
+
+    #: Whether a pipe stands for one that deals items to workers.
+    is_dealt = True
 
     makes_again = False
 

@@ -22,6 +22,8 @@ from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import SeedPlaces
 from asyncloader.graph.walk import breadth_first
+from asyncloader.places.marks import FIRST, DealStart, dump_mark
+from asyncloader.places.random_states import RandomStates
 from asyncloader.runtime import LoopThread
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import loads_code
@@ -31,11 +33,9 @@ from asyncloader.workers.graph_part import NO_RESETS, NOTHING, GraphPart, Prepar
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_BYTES,
-    FIRST,
     NO_EPOCH,
     BeginStream,
     Command,
-    DealStart,
     Dealt,
     DealtMark,
     EndEpoch,
@@ -50,10 +50,8 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
-    dump_mark,
 )
 from asyncloader.workers.process.setup import seed_globals
-from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.remote_errors import pack_error
 from asyncloader.workers.stream import FRAME_CREDITS, FlushTimer, Stream
 from asyncloader.workers.worker_stats import Account

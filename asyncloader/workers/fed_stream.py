@@ -20,13 +20,13 @@ from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.prefetching import is_heavy
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.errors import LoaderError, PipelineError, TransportError, WorkerTimeout
+from asyncloader.places.stream_place import StreamPlace, first_place
 from asyncloader.runtime import begin_task
 from asyncloader.safe_error_text import repr_of
 from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.place import StreamPlace, first_place
 from asyncloader.workers.process.watch import add_hang_dump
 from asyncloader.workers.worker_stream import WARN_SECONDS, Pool, PoolSettings
 

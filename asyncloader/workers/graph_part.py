@@ -13,9 +13,8 @@ from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.cursors import number_of
 from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import function_name, stage_name
-from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier
-from asyncloader.datapipes.replaying import is_replayed, needs_replay
+from asyncloader.datapipes.replaying import keeps_positions, needs_replay
 from asyncloader.datapipes.run import Run, RunTree, is_ours
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.errors import SnapshotError
@@ -188,23 +187,6 @@ def _check_kept(pipes: Iterable[Any], before: set[int], giver: str) -> None:
     for pipe in pipes:
         if id(pipe) not in before and not keeps_positions(pipe):
             raise _refusal(giver, f"puts {stage_name(pipe)} into it, which")
-
-
-def keeps_positions(pipe: Any) -> bool:
-    """Whether each item of a pipe is made of one item of its source, in the same order."""
-    # A pipe that leaves out bad samples yields fewer items than it takes.
-    skips = getattr(pipe, "on_error", "raise") == "skip"
-    return _is_one_to_one(pipe) and not (skips or is_without_order(pipe) or is_replayed(pipe))
-
-
-def _is_one_to_one(pipe: Any) -> bool:
-    # Imported late: a worker imports only the pipes that it runs.
-    from asyncloader.datapipes.async_calls import AsyncMapper
-    from asyncloader.datapipes.thread_calls import ThreadMapper
-
-    # async_map_batches with flatten=False yields lists.
-    is_flat = getattr(pipe, "flattens", True)
-    return is_flat and isinstance(pipe, OneToOne | AsyncMapper | ThreadMapper)
 
 
 def _refusal(giver: str, what: str) -> SnapshotError:

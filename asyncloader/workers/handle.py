@@ -22,6 +22,8 @@ from asyncloader.errors import (
     WorkerDied,
     WorkerStartupError,
 )
+from asyncloader.places.marks import Mark
+from asyncloader.places.stream_place import Dealing
 from asyncloader.runtime import descriptors_for, running_loop
 from asyncloader.safe_error_text import repr_of
 from asyncloader.transport.arena import ArenaView
@@ -36,7 +38,6 @@ from asyncloader.workers.messages import (
     Command,
     DealtMark,
     FrameKind,
-    Mark,
     Ready,
     Report,
     StartFailed,
@@ -48,7 +49,6 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
-from asyncloader.workers.place import Dealing
 from asyncloader.workers.process.process import Process
 from asyncloader.workers.process.watch import how_it_ended, oom_kills
 from asyncloader.workers.remote_errors import unpack_error

@@ -8,43 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.unordered import Piece, followed, unnumbered_in
 from asyncloader.errors import TransportError
+from asyncloader.places.marks import FIRST, Mark, Noted
 from asyncloader.runtime import in_thread
 from asyncloader.transport.codec import Admitted, Decoder
 from asyncloader.transport.raw_arrays import import_torch
-from asyncloader.workers.messages import FIRST, NO_NOTE, Mark, Note, load_mark, load_told
-
-
-class Noted:
-    """A mark as it arrived, with the position of the next item.
-
-    ``told`` are the pieces that came with the mark's own frame and with later frames.
-    """
-
-    __slots__ = ("_mark", "position", "told")
-
-    def __init__(self, position: int, mark: Mark | bytes) -> None:
-        self.position = position
-        self.told: list[bytes] = []
-        self._mark = mark
-
-    def read(self) -> Mark:
-        """Return the mark, with all pieces that were told since."""
-        mark = self._mark
-        if isinstance(mark, bytes):
-            self._mark = mark = load_mark(mark)
-        return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
-
-    def unnumbered(self) -> str:
-        """Return the name of a pipe without a number, or ""."""
-        return unnumbered_in(self._pieces())
-
-    def _pieces(self) -> list[Piece]:
-        return [piece for told in self.told for piece in load_told(told)]
+from asyncloader.workers.messages import NO_NOTE, Note
 
 
 class _Arrived(NamedTuple):

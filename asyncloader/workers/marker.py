@@ -21,10 +21,10 @@ from asyncloader.datapipes.cursors import (
 from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.replaying import begin_unordered
 from asyncloader.datapipes.unordered import Piece, Teller
+from asyncloader.places.marks import FIRST, Mark
+from asyncloader.places.random_states import RandomStates, set_states
 from asyncloader.workers.dispatch_source import FromDispatcher
 from asyncloader.workers.graph_part import Branches, PreparedPart
-from asyncloader.workers.messages import FIRST, Mark
-from asyncloader.workers.random_states import RandomStates, set_states
 
 
 class Marker:

@@ -26,12 +26,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import TransportError
+from asyncloader.places.marks import FIRST, DealStart, Mark, dump_mark
 from asyncloader.seeds import SeedGenerator
 from asyncloader.worker_info import WorkerInfo
-from asyncloader.workers.random_states import States
 
 
 class FrameKind(IntEnum):
@@ -75,23 +74,6 @@ class StartEpoch:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A position from which a stream can be resumed.
-
-    ``states`` are those of the process's random generators, or None if nothing was drawn
-    from them since the epoch began.
-    """
-
-    position: int
-    cursors: Cursors
-    states: States | None = None
-
-
-#: The beginning of every stream.
-FIRST = Mark(0, {})
-
-
-@dataclass(frozen=True)
 class BeginStream:
     """Begin to send a stream, with these credits at first.
 
@@ -105,14 +87,6 @@ class BeginStream:
     one_by_one: bool
     mark: Mark = FIRST
     unwanted: int = 0
-
-
-@dataclass(frozen=True)
-class DealStart:
-    """Where dealing resumes, and how many items each worker has had already."""
-
-    mark: Mark
-    dealt: tuple[int, ...]
 
 
 #: How many items, and how many bytes, one credit allows; one larger item also costs one.
@@ -355,26 +329,3 @@ def split_items(payload: bytes | memoryview) -> ItemsFrame:
     if items_at:
         note = Note(bytes(view[:mark_bytes]), bytes(view[mark_bytes:items_at]))
     return ItemsFrame(epoch, stream, cost, note, view[items_at:])
-
-
-def dump_mark(mark: Mark) -> bytes:
-    """Return a mark as bytes."""
-    return pickle.dumps((mark.position, mark.cursors, mark.states), protocol=5)
-
-
-def load_mark(data: bytes) -> Mark:
-    """Return the mark in a frame; TransportError if it holds none."""
-    try:
-        position, cursors, states = pickle.loads(data)
-    except Exception as error:
-        raise TransportError(f"a mark could not be read: {error!r}") from error
-    return Mark(position, cursors, states)
-
-
-def load_told(data: bytes) -> list[Piece]:
-    """Return the pieces in a frame's note; TransportError if they cannot be read."""
-    try:
-        pieces: list[Piece] = pickle.loads(data)
-    except Exception as error:
-        raise TransportError(f"what was told with a frame could not be read: {error!r}") from error
-    return pieces

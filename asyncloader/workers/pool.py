@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from asyncloader.datapipes.base import homes_of_methods
 from asyncloader.errors import ResourceExhausted, WorkerDied, WorkerStartupError, WorkerTimeout
+from asyncloader.places.marks import FIRST, DealStart
+from asyncloader.places.stream_place import Dealing, StreamPlace, WorkerStart, start_after_arrived
 from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import Parcel
@@ -28,9 +30,7 @@ from asyncloader.workers.fed_stream import FedStream
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
-    FIRST,
     BeginStream,
-    DealStart,
     EndEpoch,
     Pause,
     Resume,
@@ -38,7 +38,6 @@ from asyncloader.workers.messages import (
     StartEpoch,
     dump_message,
 )
-from asyncloader.workers.place import Dealing, StreamPlace, WorkerStart, start_after_arrived
 from asyncloader.workers.process.process import (
     Process,
     ProcessPlan,
@@ -270,7 +269,10 @@ class WorkerPool:
 
     def _hand_over(self, lost: WorkerHandle, handle: WorkerHandle) -> None:
         assert self._start is not None
-        starts = {number: start_after_arrived(inbox) for number, inbox in lost.inboxes.items()}
+        starts = {
+            number: start_after_arrived(inbox.latest_mark, inbox.arrived)
+            for number, inbox in lost.inboxes.items()
+        }
         handle.take_over(lost)
         orders = [self._order(number, start) for number, start in starts.items()]
         handle.send(self._start, *orders)

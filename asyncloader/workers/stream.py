@@ -19,6 +19,7 @@ from typing import Any
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import LoaderError, PipelineError
+from asyncloader.places.marks import Mark
 from asyncloader.runtime import start_thread
 from asyncloader.safe_error_text import repr_of
 from asyncloader.transport.codec import NUMBERS, Packing
@@ -28,7 +29,6 @@ from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
     CREDIT_ITEMS,
     NO_NOTE,
-    Mark,
     Note,
     StreamEnded,
     StreamFailed,

@@ -26,6 +26,7 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import ResourceExhausted
 from asyncloader.graph.settings import SeedPlaces, apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
+from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.channel import Channel
@@ -59,7 +60,6 @@ from asyncloader.workers.messages import (
     StartFailed,
 )
 from asyncloader.workers.process.setup import become_worker, seed_globals
-from asyncloader.workers.random_states import RandomStates, SharedGenerators
 from asyncloader.workers.remote_errors import pack_error
 from asyncloader.workers.stream import FlushTimer, Stream
 from asyncloader.workers.worker_stats import Account

@@ -17,17 +17,13 @@ from typing import Any, Protocol
 
 from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
+from asyncloader.places.marks import load_told
+from asyncloader.places.stream_place import Dealing, StreamPlace, StreamStand, first_place
 from asyncloader.waiting import LoopWaiter, WaitTimer
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.merge import Merge, TakeAsReady, TakeInRuns, TakeInTurn
-from asyncloader.workers.messages import (
-    Grant,
-    Hurry,
-    SaySomething,
-    load_told,
-)
-from asyncloader.workers.place import Dealing, StreamPlace, StreamStand, first_place
+from asyncloader.workers.messages import Grant, Hurry, SaySomething
 from asyncloader.workers.process.watch import add_hang_dump
 
 logger = logging.getLogger("asyncloader")

@@ -38,7 +38,7 @@ from asyncloader.datapipes.iter import (
     SampleMultiplexer,
 )
 from asyncloader.errors import SnapshotError
-from asyncloader.snapshot import checksum
+from asyncloader.places.snapshot import checksum
 from tests import samples
 from tests.services.test_resuming import ZOO
 

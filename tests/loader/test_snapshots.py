@@ -27,7 +27,7 @@ from asyncloader.datapipes import marks
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
-from asyncloader.snapshot import checksum
+from asyncloader.places.snapshot import checksum
 from tests.samples import is_odd
 
 

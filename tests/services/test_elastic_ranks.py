@@ -25,7 +25,7 @@ from asyncloader import (
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterDataPipe
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.settings import apply_sharding
-from asyncloader.services.elastic import items_before, whole_position
+from asyncloader.places.elastic import items_before, whole_position
 from tests.samples import double, double_soon, is_odd, twice
 
 SEED = 4

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncloader.places.random_states import RandomStates
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Encoder
@@ -24,7 +25,6 @@ from asyncloader.workers.messages import (
     items_head,
     load_command,
 )
-from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.remote_errors import pack_error
 from asyncloader.workers.stream import FlushTimer
 

@@ -17,13 +17,7 @@ from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupE
 from asyncloader.transport.channel import Channel
 from asyncloader.workers import handle as handle_module
 from asyncloader.workers.handle import WorkerHandle
-from asyncloader.workers.messages import (
-    NO_EPOCH,
-    FrameKind,
-    StartFailed,
-    dump_message,
-    dump_slots,
-)
+from asyncloader.workers.messages import NO_EPOCH, FrameKind, StartFailed, dump_message, dump_slots
 from asyncloader.workers.remote_errors import pack_error
 from tests.descriptors import only_free
 

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncloader.errors import TransportError
+from asyncloader.places.marks import DealStart, Mark, dump_mark, load_mark, load_told
 from asyncloader.seeds import SeedGenerator
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.messages import (
     BeginStream,
-    DealStart,
     DealtMark,
     EndEpoch,
     Grant,
     Hurry,
-    Mark,
     Note,
     Pause,
     Ready,
@@ -29,15 +28,12 @@ from asyncloader.workers.messages import (
     StartFailed,
     StreamEnded,
     StreamFailed,
-    dump_mark,
     dump_message,
     dump_slots,
     items_head,
     load_command,
-    load_mark,
     load_report,
     load_slots,
-    load_told,
     split_items,
 )
 

@@ -13,6 +13,7 @@ import pytest
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.errors import PipelineError
 from asyncloader.graph.walk import pipes_of
+from asyncloader.places.random_states import RandomStates
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Decoder, Packing
 from asyncloader.workers import messages
@@ -27,7 +28,6 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
-from asyncloader.workers.random_states import RandomStates
 from asyncloader.workers.remote_errors import pack_error, unpack_error
 from asyncloader.workers.stream import Stream
 

@@ -31,11 +31,11 @@ from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, read_without_fork
 from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.walk import breadth_first
+from asyncloader.places.elastic import RankPlace, Role, divides_alike, refit, regroup
+from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
+from asyncloader.places.stream_place import stream_form
 from asyncloader.ranks import ranks_in_words
 from asyncloader.seeds import SeedGenerator, SeedStream, checked_seed, entropy
-from asyncloader.services.elastic import RankPlace, Role, divides_alike, refit, regroup
-from asyncloader.services.from_workers import from_workers_form
-from asyncloader.snapshot import Snapshot, SnapshotEncoder, decode
 from asyncloader.transport.code import dumps_code
 
 
@@ -145,7 +145,7 @@ class LoaderStates:
         outlets = {}
         for part in cut.parts:
             is_dealt = any(inlet is cut.dispatch for inlet in part.inlets)
-            outlets[numbers[id(part.end)]] = from_workers_form(
+            outlets[numbers[id(part.end)]] = stream_form(
                 workers,
                 in_order=in_order,
                 dispatch=numbers[id(cut.dispatch)] if is_dealt else None,

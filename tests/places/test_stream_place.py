@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from asyncloader.workers.messages import FIRST, Mark, dump_mark
-from asyncloader.workers.place import Dealing
+from asyncloader.places.marks import FIRST, Mark, dump_mark
+from asyncloader.places.stream_place import Dealing
 
 PIPE = 3
 

@@ -25,19 +25,14 @@ from typing import Any
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.edges import functional_name, is_dispatch, is_filter_of_shards
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import keeps_positions
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import WorkerPart, cut_graph
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
-from asyncloader.services.base import ReadingServiceInterface
-from asyncloader.workers.dispatch_source import FromDispatcher
-from asyncloader.workers.graph_part import keeps_positions
-from asyncloader.workers.messages import DealStart, Mark
-from asyncloader.workers.place import StreamPlace, WorkerStart, place_of_cursor
-
-#: The key of the cursor of a part that resumes by its position alone, in any number of workers.
-SPREAD = "spread"
+from asyncloader.places.marks import DealStart, Mark
+from asyncloader.places.stream_place import SPREAD, StreamPlace, WorkerStart, place_of_cursor
 
 
 def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) -> Cursors:
@@ -119,7 +114,7 @@ def _worker_division(end: Any, clash: str) -> Any:
 
 def _deals(pipe: Any) -> bool:
     """Whether a pipe deals items to workers, or stands for one that does."""
-    return is_dispatch(pipe) or isinstance(pipe, FromDispatcher)
+    return is_dispatch(pipe) or getattr(pipe, "is_dealt", False)
 
 
 def _name_of(pipe: Any) -> str:
@@ -167,12 +162,6 @@ class Role:
     in_order: bool
     rank: int
     ranks: int
-
-    @classmethod
-    def of(cls, service: ReadingServiceInterface) -> Role:
-        """Return the role of the loader that has this service."""
-        rank, ranks = service.rank()
-        return cls(service.worker_count(), service.is_in_order(), rank, ranks)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,21 @@ reports, and which of them is old enough for all of its workers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.cursor_forms import (
     COUNT,
     Form,
+    FormOf,
     cursors,
     each_of,
+    fields,
     instead,
+    just,
     list_of,
     or_none,
     row,
@@ -24,11 +29,15 @@ from asyncloader.datapipes.cursor_forms import (
 )
 from asyncloader.datapipes.cursors import Cursor
 from asyncloader.datapipes.marks import thinned
-from asyncloader.datapipes.unordered import Piece, followed
-from asyncloader.workers.dispatch_source import DEALT
-from asyncloader.workers.inbox import Inbox, Noted
-from asyncloader.workers.messages import FIRST, DealStart, Mark, load_mark
-from asyncloader.workers.random_states import check_states
+from asyncloader.datapipes.unordered import Piece, followed, piece
+from asyncloader.places.marks import DEALT, FIRST, DealStart, Mark, Noted, load_mark
+from asyncloader.places.random_states import check_states
+
+#: A worker, and how many items of it were taken one after the other.
+Stretch = list[int]
+
+#: The key of the cursor of a part that resumes by its position alone, in any number of workers.
+SPREAD = "spread"
 
 
 class WorkerStart(NamedTuple):
@@ -81,10 +90,10 @@ class StreamStand(NamedTuple):
             self.dealing.forget_before([noted.read() for noted, _ in self.taken])
 
 
-def start_after_arrived(inbox: Inbox) -> WorkerStart:
+def start_after_arrived(noted: Noted, arrived: int) -> WorkerStart:
     """Return where another worker resumes after all items of a stream that have arrived."""
-    mark = inbox.latest_mark.read()
-    return WorkerStart(mark, inbox.arrived - mark.position)
+    mark = noted.read()
+    return WorkerStart(mark, arrived - mark.position)
 
 
 def later_place(
@@ -143,6 +152,83 @@ def place_of_cursor(cursor: Cursor) -> StreamPlace:
         mark, dealt = cursor["deal"]
         deal = DealStart(_mark(mark), tuple(dealt))
     return StreamPlace(starts, tuple(cursor["turns"]), deal)
+
+
+def parted(runs: Iterable[Sequence[int]], count: int) -> tuple[list[Stretch], list[Stretch]]:
+    """Return the runs of the first ``count`` items, and the runs of the others."""
+    before, following = [], []
+    for worker, items in runs:
+        first = max(0, min(items, count))
+        if first:
+            before.append([worker, first])
+        if first < items:
+            following.append([worker, items - first])
+        count -= first
+    return before, following
+
+
+def counts_of(runs: Iterable[Stretch]) -> Counter[int]:
+    """Return how many items of each worker are in these runs."""
+    counts: Counter[int] = Counter()
+    for worker, count in runs:
+        counts[worker] += count
+    return counts
+
+
+def stretches_between(before: Sequence[int], now: Sequence[int]) -> list[Stretch]:
+    """Return the runs between two counts of the items taken from each worker."""
+    counts = (after - earlier for earlier, after in zip(before, now, strict=True))
+    return [[worker, count] for worker, count in enumerate(counts) if count]
+
+
+def stream_form(workers: int, *, in_order: bool, dispatch: int | None, inside: FormOf) -> Form:
+    """Return the form of the cursors of a part that ran in so many workers.
+
+    ``dispatch`` is the number of the pipe that dealt its items, if there was one;
+    ``inside`` gives the forms of the cursors of the part's pipes.
+    """
+    place, may_have = place_form(workers, dispatch)
+    worker = whole(most=workers - 1)
+    own = fields(
+        {
+            "taken": COUNT,
+            "in_order": just(in_order),
+            "runs": list_of(row(worker, whole(least=1))),
+            "told": list_of(row(worker, list_of(piece))),
+            **place,
+        },
+        ("each worker has one turn", lambda cursor: _differ(cursor["turns"])),
+        ("what was taken is what was taken of all workers", _adds_up),
+        ("the workers resume with what was dispatched to them", partial(_is_dealt, dispatch)),
+        may_have=may_have,
+    )
+    spread = fields({SPREAD: cursors, "deals": just(dispatch)})
+
+    def check(value: Any, where: str, form_of: FormOf) -> None:
+        is_spread = type(value) is dict and SPREAD in value
+        (spread if is_spread else own)(value, where, inside)
+
+    return check
+
+
+def _differ(numbers: list[int]) -> bool:
+    return len(set(numbers)) == len(numbers)
+
+
+def _adds_up(cursor: Cursor) -> bool:
+    return bool(cursor["taken"] == sum(mark[0] + more for mark, more in cursor["workers"]))
+
+
+def _is_dealt(dispatch: int | None, cursor: Cursor) -> bool:
+    if dispatch is None:
+        return True
+    marks = [dict(mark[1]) for mark, _ in cursor["workers"]]
+    dealt = [mark[dispatch]["taken"] if dispatch in mark else 0 for mark in marks]
+    if "deal" not in cursor:
+        return not any(dealt)
+    first = min(taken * len(dealt) + worker for worker, taken in enumerate(dealt))
+    mark, had = cursor["deal"]
+    return bool(had == dealt and mark[0] <= first)
 
 
 def _plain_mark(mark: Mark) -> list[Any]:

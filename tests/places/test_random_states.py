@@ -14,8 +14,8 @@ import torch
 
 from asyncloader import DataLoader2, MultiProcessingReadingService, SnapshotError
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.snapshot import checksum, is_tensor, to_text
-from asyncloader.workers.random_states import RandomStates, SharedGenerators
+from asyncloader.places.random_states import RandomStates, SharedGenerators
+from asyncloader.places.snapshot import checksum, is_tensor, to_text
 
 
 @pytest.fixture(autouse=True)

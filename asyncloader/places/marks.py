@@ -1,0 +1,95 @@
+"""Marks: positions from which a stream can be resumed.
+
+This file is about ``Mark``, its form as bytes beside a frame, and ``Noted``, a mark as the loader
+keeps it when it has arrived.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+
+from asyncloader.datapipes.cursor_forms import counts, fields
+from asyncloader.datapipes.cursors import Cursors
+from asyncloader.datapipes.unordered import Piece, followed, unnumbered_in
+from asyncloader.errors import TransportError
+from asyncloader.places.random_states import States
+
+#: The form of the cursor of dealt items; it has the number of the pipe that deals.
+DEALT = fields(counts("taken"))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A position from which a stream can be resumed.
+
+    ``states`` are those of the process's random generators, or None if nothing was drawn
+    from them since the epoch began.
+    """
+
+    position: int
+    cursors: Cursors
+    states: States | None = None
+
+
+#: The beginning of every stream.
+FIRST = Mark(0, {})
+
+
+@dataclass(frozen=True)
+class DealStart:
+    """Where dealing resumes, and how many items each worker has had already."""
+
+    mark: Mark
+    dealt: tuple[int, ...]
+
+
+class Noted:
+    """A mark as it arrived, with the position of the next item.
+
+    ``told`` are the pieces that came with the mark's own frame and with later frames.
+    """
+
+    __slots__ = ("_mark", "position", "told")
+
+    def __init__(self, position: int, mark: Mark | bytes) -> None:
+        self.position = position
+        self.told: list[bytes] = []
+        self._mark = mark
+
+    def read(self) -> Mark:
+        """Return the mark, with all pieces that were told since."""
+        mark = self._mark
+        if isinstance(mark, bytes):
+            self._mark = mark = load_mark(mark)
+        return replace(mark, cursors=followed(mark.cursors, self._pieces())) if self.told else mark
+
+    def unnumbered(self) -> str:
+        """Return the name of a pipe without a number, or ""."""
+        return unnumbered_in(self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        return [piece for told in self.told for piece in load_told(told)]
+
+
+def dump_mark(mark: Mark) -> bytes:
+    """Return a mark as bytes."""
+    return pickle.dumps((mark.position, mark.cursors, mark.states), protocol=5)
+
+
+def load_mark(data: bytes) -> Mark:
+    """Return the mark in a frame; TransportError if it holds none."""
+    try:
+        position, cursors, states = pickle.loads(data)
+    except Exception as error:
+        raise TransportError(f"a mark could not be read: {error!r}") from error
+    return Mark(position, cursors, states)
+
+
+def load_told(data: bytes) -> list[Piece]:
+    """Return the pieces in a frame's note; TransportError if they cannot be read."""
+    try:
+        pieces: list[Piece] = pickle.loads(data)
+    except Exception as error:
+        raise TransportError(f"what was told with a frame could not be read: {error!r}") from error
+    return pieces
