@@ -437,7 +437,8 @@ def is_map_pipe(value: object) -> bool:
 
 def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
-    return is_iter_pipe(value) or is_map_pipe(value)
+    torch_pipes = (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe"))
+    return isinstance(value, (IterDataPipe, MapDataPipe, *torch_pipes))
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:
