@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import faulthandler
 import functools
+import gc
 import importlib
 import os
 import select
@@ -117,6 +118,9 @@ def serve(control_fd: int) -> None:
     for module in _MODULES:
         importlib.import_module(module)
     assert threading.active_count() == 1, "only an interpreter without threads can be forked"
+    # What was imported stays: the processes need not look for garbage in it.
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=control_fd) as control:
         while True:
             request, fds, *_ = socket.recv_fds(control, _MOST_BYTES, 1)
