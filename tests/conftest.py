@@ -44,6 +44,8 @@ for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
 LONG = (
     "benchmarks/",
     "faults/",
+    "graph/test_random_graphs.py",
+    "house/",
     "processes/",
     "random_graphs/",
     "services/test_distributed.py",
@@ -52,6 +54,7 @@ LONG = (
     "test_readme.py",
     "test_recipe.py",
     "test_typing.py",
+    "transport/test_processes.py",
 )
 
 #: Asked for by `-p`, and then of use to workers too.

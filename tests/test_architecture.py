@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -166,7 +166,12 @@ def _is_within(module: str, package: str) -> bool:
 
 
 FILES = [SourceFile(path) for path in sorted(PACKAGE.rglob("*.py"))]
-IMPORTS = [each for file in FILES for each in file.imports]
+
+
+@cache
+def all_imports() -> list[Import]:
+    # Reading all files takes a second, and every process that runs some tests collects this one.
+    return [each for file in FILES for each in file.imports]
 
 
 def agree(offenders: list[str], rule: str) -> None:
@@ -183,7 +188,7 @@ def test_every_part_has_its_place_in_the_layers():
 
 
 def test_a_part_imports_itself_and_lower_parts_only():
-    offenders = [str(each) for each in IMPORTS if not _is_downward(each)]
+    offenders = [str(each) for each in all_imports() if not _is_downward(each)]
     agree(offenders, "a part imports the parts of lower lines of LAYERS, never sideways or up:")
 
 
@@ -202,7 +207,7 @@ def test_a_room_of_pipes_imports_lower_rooms_only():
     assert found == set(level), "these are the rooms that ROOMS has to name"
     offenders = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if each.room in level
         and each.file.part == "datapipes"
         and each.file.room in level
@@ -216,7 +221,7 @@ def test_a_room_of_pipes_imports_lower_rooms_only():
 def test_no_part_has_a_circle_of_imports(part):
     # Whether they are made when a module is imported, later, or for types only.
     reads: dict[str, set[str]] = {}
-    for each in IMPORTS:
+    for each in all_imports():
         is_inside = each.file.part == part and each.part == part
         if is_inside and each.room != each.file.room and each.file.room != "__init__":
             reads.setdefault(each.file.room, set()).add(each.room)
@@ -229,7 +234,7 @@ def test_no_part_has_a_circle_of_imports(part):
 def test_what_starts_and_watches_processes_knows_nothing_of_workers():
     offenders = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if each.file.name.startswith("workers/process/")
         and each.module.startswith("asyncloader.workers.")
         and not each.module.startswith("asyncloader.workers.process")
@@ -238,7 +243,7 @@ def test_what_starts_and_watches_processes_knows_nothing_of_workers():
 
 
 def test_imports_are_absolute():
-    offenders = [str(each) for each in IMPORTS if each.module.startswith(".")]
+    offenders = [str(each) for each in all_imports() if each.module.startswith(".")]
     agree(offenders, "imports are absolute:")
 
 
@@ -281,7 +286,7 @@ def test_a_file_is_named_for_what_it_is_about():
 def test_a_heavy_module_enters_by_its_door(module):
     offenders = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if _is_within(each.module, module) and each.file.name != DOORS[module]
     ]
     offenders += [
@@ -309,7 +314,7 @@ def test_a_risky_function_has_its_door(function):
 @pytest.mark.parametrize("module", sorted(LAZY))
 def test_a_heavy_module_is_imported_where_it_is_used(module):
     offenders = [
-        str(each) for each in IMPORTS if _is_within(each.module, module) and not each.is_lazy
+        str(each) for each in all_imports() if _is_within(each.module, module) and not each.is_lazy
     ]
     agree(offenders, f"{module} is imported inside the function that needs it:")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FunctionType, NoneType
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
@@ -24,6 +25,9 @@ MAX_ELEMENTS = 1024
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _MUTABLE = (list, dict, set)
+#: Most attributes are of these types, which hold no pipes. Whether something is a pipe takes
+#: longer to find out.
+_WITHOUT_PIPES = frozenset({NoneType, bool, int, float, str, bytes, range, type, FunctionType})
 
 
 def pipes_in(value: Any) -> Iterator[Any]:
@@ -160,7 +164,8 @@ def declared_edges(pipe: Any) -> list[Any] | None:
 
 def _found_edges(pipe: Any) -> Iterator[Any]:
     for _, value in attributes(pipe):
-        yield from pipes_in(value)
+        if type(value) not in _WITHOUT_PIPES:
+            yield from pipes_in(value)
 
 
 def attributes(pipe: Any) -> Iterator[tuple[str, Any]]:

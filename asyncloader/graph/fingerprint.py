@@ -16,6 +16,7 @@ from difflib import SequenceMatcher
 from enum import Enum
 from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.datapipes.edges import is_shuffler, vars_of
@@ -130,7 +131,7 @@ class _Settings:
 
 def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
     """Yield the constructor's parameters that the pipe still holds, and whether it shuffles."""
-    for name in inspect.signature(type(pipe)).parameters:
+    for name in _parameters(type(pipe)):
         # A parameter may have the name of one of the pipe's fluent methods.
         held = [each for each in (name, f"_{name}") if each in vars_of(pipe)]
         held = held or [name] * hasattr(pipe, name)
@@ -139,6 +140,16 @@ def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
     if is_shuffler(pipe):
         # torch's shufflers hold it under the second name.
         yield "shuffles", getattr(pipe, "shuffles", getattr(pipe, "_enabled", True))
+
+
+def _parameters(pipe_class: type) -> list[str]:
+    if pipe_class not in _known_parameters:
+        # To find them takes as long as all else in a fingerprint.
+        _known_parameters[pipe_class] = list(inspect.signature(pipe_class).parameters)
+    return _known_parameters[pipe_class]
+
+
+_known_parameters: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
 
 
 def _function(value: Any, settings: _Settings) -> Any:

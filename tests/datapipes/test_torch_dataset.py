@@ -106,7 +106,7 @@ class SlowDownload:
         names = IterableWrapper(["test.bin"]).on_disk_cache(self.path)
         cached = CacheTimeout(timeout)(names.map(self.pair).end_caching("t", same_filepath_fn=True))
         files = cached.open_files().read_from_stream()
-        settings = {"num_workers": self.workers, "multiprocessing_context": "spawn"}
+        settings = {"num_workers": self.workers, "multiprocessing_context": "fork"}
         return list(loaded(files, **settings))
 
 

@@ -1,7 +1,7 @@
 """Faults are met in a process of their own, with a hard limit.
 
-This file is about playing a scene: a function of a test's file, run in a fresh
-interpreter under ``-W error`` with the loop in debug mode. A scene that fails, prints
+This file is about playing a scene: a function of a test's file, run in a process of
+its own under ``-W error`` with the loop in debug mode. A scene that fails, prints
 a word to stderr, leaves something behind or does not end in time fails its test; in
 the last case with the stacks of its threads.
 """
@@ -23,7 +23,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.leaks import leaves_nothing
 from tests.preloading import preload
-from tests.processes.scripts import run_script
+from tests.processes.stage import run_forked
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 
@@ -61,20 +61,17 @@ def play_all(folder: Path, *scenes: Callable[[], Any]) -> str:
 
 def _play(folder: Path, scenes: Scenes, imports: str = "") -> str:
     (module,) = {scene.__module__ for scene, _ in scenes}
-    source = f"""
-if __name__ == "__main__":
-    import {imports or "sys"}
-    from tests.faults.child import perform
-
-    perform({module!r}, {[(scene.__name__, args) for scene, args in scenes]!r})
-"""
-    done = run_script(folder, source, limit=LIMIT_SECONDS)
+    named = [(scene.__name__, args) for scene, args in scenes]
+    call = f"{perform.__module__}:{perform.__name__}"
+    done = run_forked(folder, call, module, named, imports, limit=LIMIT_SECONDS)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
     return done.stdout
 
 
-def perform(module: str, scenes: list[tuple[str, tuple[Any, ...]]]) -> None:
+def perform(module: str, scenes: list[tuple[str, tuple[Any, ...]]], imports: str) -> None:
     """In the child: warm up, and run the scenes, each of which must leave nothing behind."""
+    if imports:
+        importlib.import_module(imports)
     # A callback that is slow on a busy machine is no fault; errors are still printed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     found = importlib.import_module(module)

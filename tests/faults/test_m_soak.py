@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
@@ -22,8 +21,11 @@ from tests.faults.child import loader_of, numbers, play
 from tests.leaks import Belongings, left_since
 from tests.processes.scripts import ROOT
 
+if TYPE_CHECKING:
+    import torch
+
 #: How many deaths the test suite sees; by hand as many as one likes.
-KILLS = 200
+KILLS = 60
 #: By far more than they take, which is some 20 seconds.
 SOAK_SECONDS = 400
 
@@ -92,6 +94,9 @@ MOST_BYTES = 2 << 20
 
 
 def small(number: int) -> torch.Tensor:
+    # Scenes without tensors are quicker without torch.
+    import torch
+
     return torch.full((10_000,), number)
 
 
@@ -133,4 +138,4 @@ async def many_deaths_in_an_epoch() -> None:
 
 
 def test_m1_an_epoch_without_an_end_holds_nothing_for_those_that_died_in_it(tmp_path):
-    play(tmp_path, many_deaths_in_an_epoch)
+    play(tmp_path, many_deaths_in_an_epoch, imports="torch")

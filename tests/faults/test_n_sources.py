@@ -20,8 +20,8 @@ from asyncloader import (
     get_worker_info,
 )
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+from tests.faults.asking import COUNT, AsksInALoop, AsksOurs
 
-COUNT = 40
 HOW_OFTEN_DIVIDED = r"divided twice.*IterableWrapper\(.*sharding_filter\(\).*shards_itself=False"
 
 
@@ -46,13 +46,6 @@ class AsksTorch(IterableDataset):
         yield from range(COUNT) if info is None else range(info.id, COUNT, info.num_workers)
 
 
-class AsksOurs:
-    def __iter__(self):
-        info = get_worker_info()
-        whole = info is None
-        return iter(range(COUNT) if whole else range(info.worker_id, COUNT, info.num_workers))
-
-
 class AsksLate:
     """Asks only when some items are out already."""
 
@@ -69,13 +62,6 @@ class AsksAndCatches:
             yield from AsksTorch()
         except ValueError:
             yield from range(0, COUNT, 2)
-
-
-class AsksInALoop:
-    async def __aiter__(self):
-        await asyncio.sleep(0)
-        for number in AsksOurs():
-            yield number
 
 
 ASKING = [AsksTorch, AsksOurs, AsksAndCatches, AsksInALoop]

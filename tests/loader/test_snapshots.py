@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
@@ -103,6 +102,9 @@ def test_a_state_survives_torch_save_and_json():
 
 
 def test_a_loader_is_saved_and_loaded_by_distributed_checkpoint(tmp_path):
+    # Its import takes long, and every process that runs some tests collects this file.
+    import torch.distributed.checkpoint as dcp
+
     with loader_at(5) as loader:
         expected = rest_after(loader.state_dict())
         with pytest.warns(UserWarning, match="single process"):

@@ -219,6 +219,9 @@ def child() -> None:
             outcome = _outcome(case, Way(*way))
             faulthandler.cancel_dump_traceback_later()
             print(json.dumps(outcome), file=answers, flush=True)
+        faulthandler.dump_traceback_later(task["limit"], exit=True)
+        case.close()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _step(fields: dict[str, Any]) -> Step:

@@ -32,6 +32,7 @@ from tests.faults.deaths import signalled
 from tests.random_graphs.pieces import HELPERS, sources
 from tests.random_graphs.promise import NOTHING, SAME_ORDER, Promise, promise_of
 from tests.random_graphs.recipe import Recipe
+from tests.standing import Standing
 
 SEED = 4
 EPOCHS = 3
@@ -87,6 +88,14 @@ class Case:
     def __init__(self, recipe: Recipe, seed: int) -> None:
         self.recipe = recipe
         self.seed = seed
+        #: By the number of workers and what they prefetch.
+        self._standing: dict[tuple[int, int], Standing] = {}
+
+    def close(self) -> None:
+        """End the workers that stand for several loaders."""
+        while self._standing:
+            _, service = self._standing.popitem()
+            asyncio.run(service.dismiss())
 
     def check(self, way: Way) -> None:
         """Run the graph in a way; Differs or Refused if it is not as it has to be."""
@@ -94,15 +103,21 @@ class Case:
             if any(map(_is_read_wrong, self.expected(HERE))):
                 raise Refused("it reads a branch of a pass that is over, so that nobody can run it")
             KINDS[way.kind](self, way, random.Random(f"{self.seed}{way}"))
-        except REFUSALS as error:
-            raise self._refused(error) from error
+        except Exception as error:
+            # Its workers may stand in the middle of an epoch.
+            self.close()
+            if isinstance(error, REFUSALS):
+                raise self._refused(error) from error
+            raise
 
-    def loader(self, way: Way, state: Any = None, **settings: Any) -> DataLoader2[Any]:
-        """Return a loader at the first of the seed's epochs, or at a state."""
-        service: Any = InProcessReadingService(way.ahead)
-        if way.workers:
-            service = MultiProcessingReadingService(
-                way.workers, worker_prefetch_cnt=way.ahead, **settings
+    def loader(self, way: Way, state: Any = None, service: Any = None) -> DataLoader2[Any]:
+        """Return a loader at the first of the seed's epochs, or at a state.
+
+        Without a service of its own its workers are those of the loaders before it.
+        """
+        if service is None:
+            service = (
+                self._standing_service(way) if way.workers else InProcessReadingService(way.ahead)
             )
         loader = DataLoader2(self.recipe.graph(), reading_service=service)
         if state is None:
@@ -110,6 +125,12 @@ class Case:
         else:
             loader.load_state_dict(json.loads(json.dumps(state)))
         return loader
+
+    def _standing_service(self, way: Way) -> Standing:
+        key = way.workers, way.ahead
+        if key not in self._standing:
+            self._standing[key] = Standing(way.workers, worker_prefetch_cnt=way.ahead)
+        return self._standing[key]
 
     def expected(self, way: Way) -> list[list[Any]]:
         """Return the epochs of an undisturbed loader with as many workers."""
@@ -180,6 +201,13 @@ class Case:
         """Whether a user's pipe is refused that reads once more what comes once, and no sooner."""
         is_so = bool(found) and isinstance(found[-1], Raised) and "twice" in found[-1].message
         return is_so and self.recipe.reads_twice and found[:-1] == expected[: len(found) - 1]
+
+
+def fresh_workers(way: Way, **settings: Any) -> MultiProcessingReadingService | None:
+    """Return a service that starts its workers; None where the way is in this process."""
+    if not way.workers:
+        return None
+    return MultiProcessingReadingService(way.workers, worker_prefetch_cnt=way.ahead, **settings)
 
 
 def _read(iterator: Iterator[Any], most: int | None = None) -> list[Any]:
@@ -315,10 +343,11 @@ def _limits(case: Case, way: Way, luck: random.Random) -> None:
 
 def _resume(case: Case, way: Way, luck: random.Random) -> None:
     epochs = case.expected(way)
-    for _ in range(2):
+    # Once by workers that know nothing of what came before.
+    for service in (None, fresh_workers(way)):
         number, step, state = case.some_state(way, luck)
         where = f"resumed after {step} items of epoch {number}"
-        with case.loader(way, state) as loader:
+        with case.loader(way, state, service) as loader:
             if step <= len(epochs[number]):
                 case.compare(where, case.epoch(loader, luck), epochs[number][step:], way)
             if number + 1 < EPOCHS:
@@ -347,7 +376,8 @@ def _elsewhere(case: Case, way: Way, luck: random.Random) -> None:
 
 def _kill(case: Case, way: Way, luck: random.Random) -> None:
     # A worker that dies at the beginning has delivered nothing.
-    with case.loader(way, on_worker_death="restart", max_restarts=20) as loader:
+    service = fresh_workers(way, on_worker_death="restart", max_restarts=20)
+    with case.loader(way, service=service) as loader:
         kills = 0
         for number, expected in enumerate(case.expected(way)):
             items: list[Any] = []
