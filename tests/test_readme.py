@@ -42,6 +42,8 @@ NEEDING = [
 OTHER_OPENINGS = {"sh", "text", "python sketch", "python never ends"}
 OPENINGS_OF_REFERENCE = {"python signature", "pycon"}
 LIMIT_SECONDS = 60
+#: Such packages take long to import, and some do it in each worker again.
+LIMIT_SECONDS_OF_PACKAGES = 240
 #: A block's own functions and lists need no types; what it does with pipes, loaders and Python
 #: is checked. Of torch, whose types nothing here depends on, mypy would read for a minute.
 MYPY_SETTINGS = """
@@ -91,7 +93,8 @@ def test_a_block_that_needs_a_package_runs_where_it_is_installed(package, block,
         pytest.skip(f"{package} is not installed; pip install {name} to run this block")
     script = tmp_path / "block.py"
     script.write_text(block)
-    subprocess.run([sys.executable, script], cwd=tmp_path, timeout=LIMIT_SECONDS, check=True)
+    python = [sys.executable, "-X", "faulthandler", script]
+    subprocess.run(python, cwd=tmp_path, timeout=LIMIT_SECONDS_OF_PACKAGES, check=True)
 
 
 def is_installed(package):
