@@ -119,7 +119,7 @@ class ConcurrentIterationError(LoaderError, RuntimeError):
     or ``next`` in two threads.
 
     What to do: let one task read the loader and put the items into an ``asyncio.Queue`` for
-    the others. To have more items under way, use ``prefetch`` or worker processes.
+    the others. To have more items in progress, use ``prefetch`` or worker processes.
 
     >>> import asyncio
     >>> from asyncloader import DataLoader2
