@@ -13,6 +13,9 @@ from typing import Any
 class LoaderError(Exception):
     """The base of every error that asyncloader raises on purpose.
 
+    Catch it to catch all of them. It says what went wrong in its message, and its subclasses
+    keep what they know in attributes. They can be pickled.
+
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> loader = DataLoader2(IterableWrapper([1]))
@@ -40,6 +43,13 @@ def _rebuild(kind: type[LoaderError], args: tuple[Any, ...], state: dict[str, An
 class LoaderClosed(LoaderError):
     """The loader was shut down; make a new one to iterate again.
 
+    Cause: the loader was shut down, by leaving its ``with`` or by ``shutdown()`` or
+    ``aclose()``, and was asked for an item or started after that. A feed raises it for
+    requests that come too late.
+
+    What to do: iterate inside the ``with``, and make a new ``DataLoader2`` to go through
+    the data again. A server answers such a request with 503.
+
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> with DataLoader2(IterableWrapper([1])) as loader:
@@ -56,6 +66,13 @@ class LoaderClosed(LoaderError):
 class IteratorInvalidated(LoaderError, RuntimeError):
     """A newer iterator of the same loader or pipe has replaced this one.
 
+    Cause: ``iter(loader)``, ``aiter(loader)`` or a second ``for`` began a new epoch while the
+    older iterator was still in use. Each loader has one live iterator. The same holds for the
+    shares of one ``random_split``.
+
+    What to do: keep using the newest iterator, or make one loader for each reader. Two
+    readers of one pipe can share it by ``fork``.
+
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> with DataLoader2(IterableWrapper("ab")) as loader:
@@ -70,6 +87,13 @@ class IteratorInvalidated(LoaderError, RuntimeError):
 
 class LoopMismatchError(LoaderError, RuntimeError):
     """Something that belongs to one event loop or thread was used from another.
+
+    Cause: an epoch belongs to the event loop or to the thread that began it. Often there were
+    two calls of ``asyncio.run``, each of which has a loop of its own, or an async iterator
+    was given to another thread.
+
+    What to do: begin and read an epoch in one loop. A new ``aiter(loader)`` begins an epoch
+    on the loop that is running.
 
     >>> import asyncio
     >>> from asyncloader import DataLoader2
@@ -91,6 +115,12 @@ class LoopMismatchError(LoaderError, RuntimeError):
 class ConcurrentIterationError(LoaderError, RuntimeError):
     """Two tasks or threads asked one iterator for its next item at the same time.
 
+    Cause: the second of two calls came before the first had its item: ``anext`` in two tasks,
+    or ``next`` in two threads.
+
+    What to do: let one task read the loader and put the items into an ``asyncio.Queue`` for
+    the others. To have more items in progress, use ``prefetch`` or worker processes.
+
     >>> import asyncio
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -108,7 +138,10 @@ class ConcurrentIterationError(LoaderError, RuntimeError):
 class ForkedError(LoaderError, RuntimeError):
     """A loader that had started, or its iterator, was used in a forked child process.
 
-    Make a new loader in the child instead.
+    Cause: ``os.fork()``, or a ``multiprocessing.Process`` started by fork, copied a loader that
+    had started. Its workers and its threads belong to the parent.
+
+    What to do: make a new loader in the child. The parent's loader is unharmed.
 
     >>> import os
     >>> from asyncloader import DataLoader2
@@ -132,6 +165,14 @@ class ForkedError(LoaderError, RuntimeError):
 class SnapshotError(LoaderError, ValueError):
     """A state cannot be taken or loaded; the message names the field or the pipe.
 
+    Cause: the state is damaged, was made by another version or for another graph, or would
+    need another number of workers or ranks than its graph allows; or the graph has a pipe
+    whose place cannot be told. A state that is refused leaves the loader as it was.
+
+    What to do: build the same graph as the one that was saved, or take the state between two
+    epochs; where a pipe is named, ``docs/guides/resume.md`` says what it may be used with. A
+    pipe that two others read needs a ``fork``.
+
     >>> from asyncloader import DataLoader2
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> state = DataLoader2(IterableWrapper(range(9)).batch(2)).state_dict()
@@ -145,6 +186,12 @@ class SnapshotError(LoaderError, ValueError):
 
 class PipelineError(LoaderError):
     """An item, or the error it raised, could not be sent to the loader's process.
+
+    Cause: what the graph made cannot be pickled (a lock, an open file, a connection), or the
+    error that a function raised cannot be pickled.
+
+    What to do: yield plain data from workers: a path instead of an open file, an array instead
+    of a handle. The message names the pipe and the type.
 
     >>> import threading
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
@@ -162,6 +209,11 @@ class PipelineError(LoaderError):
 class TooManyErrors(LoaderError):
     """A pipe's function failed on more items than ``max_errors``; the last is the cause.
 
+    Cause: ``on_error`` left out or replaced more than ``max_errors`` items in one pass.
+    ``errors`` is how many there were, and the last one is the cause.
+
+    What to do: look at the last error. If so many bad items are normal, raise ``max_errors``.
+
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> words = IterableWrapper(["1", "x", "y"]).map(int, on_error="skip", max_errors=1)
     >>> try:
@@ -178,6 +230,12 @@ class TooManyErrors(LoaderError):
 
 class HttpError(LoaderError, OSError):
     """A URL could not be read; ``status`` is the server's HTTP status, or None.
+
+    Cause: the server said no (404, 403), the URL is wrong, or what came is not what HTTP
+    allows; all retries are over.
+
+    What to do: open ``url`` by hand. Leave such URLs out with ``on_error="skip"``, or give
+    ``headers`` or ``auth`` if the server wants them.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> try:
@@ -197,6 +255,11 @@ class HttpUnavailable(HttpError):
     """A URL could not be read now: its server is busy or failed, or the connection was lost.
 
     ``retry_after`` is how many seconds the server asked to wait before a retry, or None.
+
+    Cause: a status of 5xx or 429, a refused or lost connection, or a body that was cut short,
+    more often than ``retries`` allow.
+
+    What to do: raise ``retries`` or ``backoff``, or ask less at a time (``concurrency``).
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> try:
@@ -221,6 +284,13 @@ class HttpUnavailable(HttpError):
 class TransportError(LoaderError):
     """A worker channel carried malformed data.
 
+    Cause: an item could not be unpickled where it arrived; or something else wrote to the
+    worker's channel, such as a library that closes descriptors which are not its own. Then
+    the worker is killed and not replaced. ``worker`` is its number.
+
+    What to do: if the message names an item, see that its class can be imported and unpickled
+    in the loader's process. Otherwise look at the native code that runs in the worker.
+
     >>> raise TransportError("a frame of 9 bytes is shorter than its header", worker=0)
     Traceback (most recent call last):
     ...
@@ -236,6 +306,13 @@ class WorkerDied(LoaderError):
     """A worker process ended before its work was done.
 
     ``worker`` is its number, None for the dispatching process.
+
+    Cause: a crash in native code (SIGSEGV), the kernel's out-of-memory killer (SIGKILL), or
+    code that called ``os._exit``. The message has the signal or the exit code; ``pid``,
+    ``exitcode`` and ``signal`` have them as attributes.
+
+    What to do: after a SIGKILL look at the memory of the machine and use fewer workers or
+    a smaller ``prefetch_bytes``. ``on_worker_death="restart"`` replaces workers that die.
 
     >>> import os, signal
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
@@ -275,6 +352,12 @@ class WorkerTimeout(LoaderError, TimeoutError):
 
     ``stack`` shows where its threads were, or is None if the worker could not tell any more.
 
+    Cause: a function hangs or is slower than ``timeout``; with ``on_worker_death="restart"``
+    also the workers that replaced it.
+
+    What to do: read ``stack`` (it is in the error's notes, too). Give network calls a timeout
+    of their own, or raise the ``timeout`` of the reading service.
+
     >>> import threading
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -299,6 +382,11 @@ class WorkerTimeout(LoaderError, TimeoutError):
 class WorkerStartupError(LoaderError):
     """A worker, or an epoch in it, could not be started; the cause is the user code's error.
 
+    Cause: your ``worker_init_fn``, ``worker_reset_fn`` or service raised an error; the graph
+    cannot be unpickled in the worker; or a process could not be started.
+
+    What to do: read the cause, which is the error itself. The start may be tried again.
+
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> def init(pipe, info):
@@ -316,6 +404,12 @@ class WorkerStartupError(LoaderError):
 class ResourceExhausted(LoaderError):
     """Memory, file descriptors or threads ran out: the message says what is needed.
 
+    Cause: shared memory, file descriptors, processes or threads ran out, or hostile data would
+    have exceeded a limit: an archive's ``max_bytes``, a line's ``max_line_bytes``.
+
+    What to do: do what the message says: usually a larger limit of the system (``ulimit``,
+    a container's memory), fewer workers, or the limit that is named, if the data is trusted.
+
     >>> from asyncloader.memory import Segment
     >>> try:
     ...     Segment.create(1 << 60)
@@ -327,6 +421,11 @@ class ResourceExhausted(LoaderError):
 
 class Overloaded(LoaderError):
     """More requests are pending than the feed accepts; try again later.
+
+    Cause: ``max_pending`` requests wait for an answer already, so this one is refused at once.
+
+    What to do: answer the client with 503 and let it try later; raise ``max_pending`` if
+    longer waits are fine, or add workers.
 
     >>> import asyncio
     >>> from asyncloader import DataLoader2, Feed
@@ -344,6 +443,12 @@ class Overloaded(LoaderError):
 class RankError(LoaderError):
     """Another rank failed, ended, or does something else; ``ranks`` says which, if known.
 
+    Cause: an error on another rank, a process that ended, or ranks whose graphs, seeds or
+    numbers of workers differ.
+
+    What to do: look at the log of the rank that is named: the first error is there. Build
+    the same graph on all ranks, and seed all of them the same or rank 0 alone.
+
     >>> try:
     ...     raise RankError("rank 1 ended", ranks=(1,))
     ... except RankError as error:
@@ -358,6 +463,11 @@ class RankError(LoaderError):
 
 class RankTimeout(RankError, TimeoutError):
     """A rank did not arrive where the others wait within ``timeout`` seconds.
+
+    Cause: a rank is stuck or much slower than the others, or does not read as many epochs.
+
+    What to do: find out what the rank that is named was doing; if it was only slow, raise the
+    ``timeout`` of ``DistributedReadingService``.
 
     >>> try:
     ...     raise RankTimeout("rank 1 did not come within 60 seconds", ranks=(1,))

@@ -1,9 +1,10 @@
-"""Write datapipes of your own: one that computes, and one that waits.
+"""Write two pipes of your own: one that waits for a service, and one that computes.
 
-A pipe that computes is a generator, and a pipe that waits is an async generator. Either
-may stand before or after any other pipe, in `for` and in `async for`.
+Start:  python examples/custom_pipe.py
+Expect: three blocks of eight numbers, which `async for` and `for` make alike.
 
-    python examples/custom_pipe.py
+A pipe that computes is a generator, and a pipe that waits is an async generator. Either may
+stand before or after any other pipe, in `for` and in `async for`.
 """
 
 import asyncio
@@ -63,6 +64,7 @@ def blocks_by_for() -> list[list[int]]:
 
 if __name__ == "__main__":
     blocks = asyncio.run(blocks_by_async_for())
+    print("sentences from a slow service, packed into blocks of 8 tokens:")
     for block in blocks:
         print(block)
     print("the same by `for`:", blocks == blocks_by_for())

@@ -1,9 +1,10 @@
 """Write a reading service of your own: a curriculum that grows with each epoch.
 
-A reading service says how a graph is run. This one ends the graph with a filter, once,
-and at the beginning of each epoch hands on a reset that sets the filter.
+Start:  python examples/custom_service.py
+Expect: three epochs of words; each epoch has longer words as well.
 
-    python examples/custom_service.py
+A reading service says how a graph is run. This one ends the graph with a filter, once, and at
+the beginning of each epoch returns a reset function that sets the filter.
 """
 
 from collections.abc import Iterable, Iterator
@@ -68,6 +69,7 @@ def main() -> None:
     graph = IterableWrapper(WORDS).batch(4).unbatch()
     service = SequentialReadingService(Curriculum(start=3, step=2), InProcessReadingService())
     with DataLoader2(graph, reading_service=service) as loader:
+        print("each epoch lets in words that are two letters longer:")
         for epoch in range(1, 4):
             print(f"epoch {epoch}:", *loader)
 

@@ -1,10 +1,11 @@
-"""Train on images that a web server has: many requests at once, decoded in two processes.
+"""Train on images from a web server: many requests at once, decoded in two processes.
 
-Each worker process keeps 32 requests under way and decodes in threads what has arrived,
-since the decoder lets go of the GIL. Some images are missing on the server and are left
-out; a busy server is asked again. The server is a small one in this process.
+Start:  python examples/images_over_http.py
+Expect: four epochs of 594 images; the server lacks 6 of 600, which are left out.
 
-    python examples/images_over_http.py
+Each worker process keeps 32 requests running and decodes in threads what has arrived, since
+the decoder releases the GIL. A busy server is asked again. The server is a small one in this
+process.
 """
 
 import asyncio

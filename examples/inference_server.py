@@ -1,12 +1,12 @@
 """Serve a model over HTTP: decode in worker processes, batch as requests come, answer each.
 
-Two worker processes decode JPEGs, the loop puts what is decoded together in batches of up
-to 32 that wait at most 5 ms, and the model steps in a thread. The event loop never waits
-for any of it. Too many requests are refused at once (503), late ones are given up (504),
-and on SIGTERM what was accepted is finished first.
+Start:  python examples/inference_server.py   (needs the extra `serve`; serves until Ctrl-C)
+Expect: `curl --data-binary @image.jpg http://127.0.0.1:8000/predict` prints its mean colour.
 
-    python examples/inference_server.py            # serves on http://127.0.0.1:8000
-    curl --data-binary @image.jpg http://127.0.0.1:8000/predict
+Two worker processes decode JPEGs, the loop puts what is decoded into batches of up to 32 that
+wait at most 5 ms, and the model steps in a thread. The event loop never waits for any of it. Too
+many requests are refused at once (503), late ones are given up (504), and on SIGTERM what was
+accepted is finished first.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
-"""Kill a worker in the middle of an epoch, and miss nothing.
+"""Kill a worker process in the middle of an epoch, and lose nothing.
 
-With `on_worker_death="restart"` a worker that dies (a crash in a C library, the kernel's
-OOM killer) is replaced by one that goes on where it stood: every item comes once, and in
-its place. Without it the death is an error, at once.
+Start:  python examples/kill_a_worker.py
+Expect: two workers are killed and replaced, and every sample comes once; then a `WorkerDied`.
 
-    python examples/kill_a_worker.py
+With `on_worker_death="restart"` a worker that dies (a crash in a C library, the kernel's OOM
+killer) is replaced by one that resumes where it stood. Without it the death is an error, at
+once.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Use a loader where an event loop is already running, as in Jupyter.
 
-Each function below stands for a notebook cell. In a notebook their bodies are written
-without the `async def`: a cell may `await` and `async for` as it is.
+Start:  python examples/notebook.py
+Expect: the same batches by `await`, by `async for` and by `for`, which warns that the loop waits.
 
-    python examples/notebook.py
+Each function below stands for a notebook cell. In a notebook their bodies are written without
+the `async def`: a cell may `await` and `async for` as it is.
 """
 
 import asyncio

@@ -1,11 +1,12 @@
 """Be killed in the middle of an epoch, start again, and end with the very same loss.
 
-A model learns a surface from noisy points that two worker processes make. Every 25 steps
-the state of the model, the optimizer and the loader is written to one file. This script
-trains three times: once undisturbed, once in a process that kills itself, and once in
-another process, from what that one left behind.
+Start:  python examples/resume_after_crash.py
+Expect: the loss of an undisturbed run, then the same loss of a run that was killed and resumed.
 
-    python examples/resume_after_crash.py
+A model learns a surface from noisy points that two worker processes make. Every 25 steps the
+state of the model, the optimizer and the loader is written to one file. This script trains
+three times: once undisturbed, once in a process that kills itself, and once in another process,
+from the file that the second left.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.step = state["epoch"], state["step"]
-        print(f"goes on after step {self.step}, in epoch {self.epoch + 1}", flush=True)
+        print(f"resumed after step {self.step}, in epoch {self.epoch + 1}", flush=True)
 
     async def train(self, killed_at: int) -> str:
         """Train to the end and return the result, or be killed after so many steps."""

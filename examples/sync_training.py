@@ -1,8 +1,7 @@
-"""Train with a plain `for`: the same loader, the same order, no event loop in sight.
+"""Train with a plain `for`: the same loader and the same order, without an event loop.
 
-Run it with
-
-    python examples/sync_training.py
+Start:  python examples/sync_training.py
+Expect: three epochs, and the plane that was learnt, which is the one the points lie on.
 """
 
 import torch
@@ -37,7 +36,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {loss.item():.5f}")
 
     (a, b), c = model.weight[0].tolist(), model.bias.item()
-    print(f"learnt y = {a:.1f}a {b:+.1f}b {c:+.1f}")
+    print(f"the points lie on y = 3a - 2b + 1; learnt y = {a:.1f}a {b:+.1f}b {c:+.1f}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Answer lines over plain TCP, with asyncio alone: work in worker processes, one answer each.
+"""Answer lines over plain TCP, with asyncio alone: two worker processes do the work.
 
-A client sends a number in a line and is answered with its prime factors. The factoring
-keeps a processor busy, so it runs in two worker processes; the graph itself ends in the
-answers, so `feed.serve(loader)` does all the replying. On SIGTERM what was accepted is
-answered first.
+Start:  python examples/tcp_server.py         (or with a port, 8000: serves until SIGTERM)
+Expect: it asks itself for the prime factors of 500 numbers, and all answers are right.
 
-    python examples/tcp_server.py 8000    # serves on 127.0.0.1:8000, until SIGTERM
-    python examples/tcp_server.py         # is its own client, too, and ends by itself
+A client sends a number in a line and is answered with its prime factors. The factoring keeps a
+processor busy, so it runs in two worker processes; the graph itself ends in the answers, so
+`feed.serve(loader)` does all the replying. On SIGTERM what was accepted is answered first.
 """
 
 import asyncio
@@ -67,7 +66,7 @@ async def serve(port: int, on_ready: Callable[[int], None] = announce) -> None:
         on_ready(server.sockets[0].getsockname()[1])
         await stopped.wait()
         server.close()
-    # Everything that was accepted was answered. Clients that would go on are told good-bye.
+    # Everything that was accepted was answered. Clients that are still connected are disconnected.
     for writer in talks.values():
         writer.close()
     await asyncio.gather(*talks)

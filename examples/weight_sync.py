@@ -1,10 +1,11 @@
-"""Learn from what an actor plays, while a second task brings the learnt weights to the actor.
+"""Learn from what an actor plays, while a second task brings it the learnt weights.
+
+Start:  python examples/weight_sync.py
+Expect: the share of right answers grows from about 30 % to over 90 %.
 
 The loop of reinforcement learning, in one event loop and no thread: the graph asks the actor
 for rounds of a game, many at once; the trainer learns from batches of them; and beside both a
 task carries the weights over, which takes its time and holds up neither.
-
-    python examples/weight_sync.py
 """
 
 import asyncio

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import inspect
-import re
 import shlex
 import subprocess
 import sys
@@ -13,18 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import reference
+from tests.test_readme import PAGES, command_under
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "asyncloader"
-
-#: What users import from.
-PUBLIC = [
-    "asyncloader",
-    "asyncloader.adapters",
-    "asyncloader.datapipes.iter",
-    "asyncloader.datapipes.map",
-    "asyncloader.errors",
-    "asyncloader.graph",
-]
 
 #: Files that have an example in them.
 EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text()]
@@ -39,37 +30,34 @@ def test_the_examples_of_a_file_run(path: Path) -> None:
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+@pytest.mark.parametrize("module", reference.MODULES)
 def test_every_public_name_has_an_example(module: str) -> None:
-    missing = [name for name, value in public_names(module) if ">>> " not in (value.__doc__ or "")]
+    missing = [
+        name
+        for name, value in reference.public_names(module)
+        if ">>> " not in (value.__doc__ or "")
+    ]
     assert missing == [], f"give these a docstring with an example, in >>> lines, in {module}"
 
 
 def test_the_reference_is_built_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("pdoc", reason="the reference is built by pdoc, of the extra [docs]")
-    reference = (ROOT / "docs" / "reference.md").read_text()
-    (command,) = re.findall(r"&& \.venv/bin/(python -c .* pdoc.*)$", reference, re.MULTILINE)
-    _, *arguments = shlex.split(command)
-    arguments[arguments.index("api")] = str(tmp_path)
-    assert set(arguments) >= set(PUBLIC)
+    pytest.importorskip("sphinx", reason="the site is built by Sphinx, of the extra [docs]")
+    _, *arguments = shlex.split(command_under("Build the site", "docs/contributing.md"))
+    arguments = arguments[arguments.index("-m") :]
+    assert "-W" in arguments
+    assert arguments.pop() == "site"
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for module in PUBLIC:
-        page = tmp_path.joinpath(*module.split(".")).with_suffix(".html").read_text()
-        missing = [name for name, _ in public_names(module) if f'id="{name}"' not in page]
+    site = {path: tmp_path.joinpath(path).with_suffix(".html").read_text() for path in PAGES}
+    entries = "".join(text for path, text in site.items() if "/reference/" in path)
+    for module in reference.MODULES:
+        names = [name for name, _ in reference.public_names(module)]
+        missing = [name for name in names if f">{name}<a" not in entries]
         assert missing == []
-
-
-def public_names(module: str) -> list[tuple[str, object]]:
-    """Return the classes and functions that a module offers, by name."""
-    found = importlib.import_module(module)
-    names = getattr(found, "__all__", None) or [
-        name
-        for name, value in vars(found).items()
-        if getattr(value, "__module__", "") == module and not name.startswith("_")
-    ]
-    values = [(name, getattr(found, name)) for name in names]
-    return [(n, value) for n, value in values if inspect.isclass(value) or inspect.isroutine(value)]

@@ -37,7 +37,7 @@ PRINTS = {
     r"by for: \[\1, \2\]\nwarned: RuntimeWarning\n$",
     "resume_after_crash.py": (
         r"^(loss 0\.0\d+ after 378 steps)\n"
-        r"killed after step 190, in epoch 2\ngoes on after step 175, in epoch 2\n"
+        r"killed after step 190, in epoch 2\nresumed after step 175, in epoch 2\n"
         r"\1\nthe same to the last bit: True\n$"
     ),
     "sync_training.py": r"learnt y = 3\.0a -2\.0b \+1\.0\n$",
@@ -60,6 +60,14 @@ LAUNCHERS = {
 def test_an_example_runs_and_prints(name):
     assert name in PRINTS, f'add what it prints to PRINTS in {__file__}: "{name}": r"...",'
     assert re.search(PRINTS[name], output_of(name))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_the_top_of_an_example_says_what_it_shows_how_to_start_it_and_what_to_expect(path):
+    shows, _, start, expect = path.read_text().splitlines()[:4]
+    assert shows.endswith(".")
+    assert re.match(rf"Start:  (python|torchrun .*) examples/{path.name}( |$)", start)
+    assert expect.startswith("Expect: ")
 
 
 def test_the_trainers_loss_goes_down():

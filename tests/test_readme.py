@@ -7,9 +7,12 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests import measured
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,10 +36,26 @@ NEEDING = [
     for number, (opening, block) in enumerate(FENCE.findall(text), 1)
     if opening.startswith("python needs ")
 ]
-#: What else may open a block. A sketch has names that only its page explains, and
-#: tests/test_recipe.py runs the program that never ends.
+#: What else may open a block. A sketch has names that only its page explains,
+#: tests/test_recipe.py runs the program that never ends, and tests/test_reference.py the
+#: examples of the reference beside its signatures.
 OTHER_OPENINGS = {"sh", "text", "python sketch", "python never ends"}
+OPENINGS_OF_REFERENCE = {"python signature", "pycon"}
 LIMIT_SECONDS = 60
+#: Such packages take long to import, and some do it in each worker again.
+LIMIT_SECONDS_OF_PACKAGES = 240
+#: A block's own functions and lists need no types; what it does with pipes, loaders and Python
+#: is checked. Of torch, whose types nothing here depends on, mypy would read for a minute.
+MYPY_SETTINGS = """
+[mypy]
+check_untyped_defs = true
+allow_untyped_globals = true
+warn_unused_ignores = true
+[mypy-asyncloader.*]
+follow_imports = silent
+[mypy-torch.*]
+follow_imports = skip
+"""
 LINES_OF_README = 200
 
 #: Of the tests; the pages name some of them, also by the beginning of their names.
@@ -74,7 +93,8 @@ def test_a_block_that_needs_a_package_runs_where_it_is_installed(package, block,
         pytest.skip(f"{package} is not installed; pip install {name} to run this block")
     script = tmp_path / "block.py"
     script.write_text(block)
-    subprocess.run([sys.executable, script], cwd=tmp_path, timeout=LIMIT_SECONDS, check=True)
+    python = [sys.executable, "-X", "faulthandler", script]
+    subprocess.run(python, cwd=tmp_path, timeout=LIMIT_SECONDS_OF_PACKAGES, check=True)
 
 
 def is_installed(package):
@@ -88,7 +108,8 @@ def is_installed(package):
 def test_no_block_is_overlooked(page):
     openings = {opening for opening, _ in FENCE.findall(PAGES[page])}
     others = {o for o in openings if o != "python" and not o.startswith("python needs ")}
-    assert others <= OTHER_OPENINGS
+    of_reference = OPENINGS_OF_REFERENCE if page.startswith("docs/reference/") else set()
+    assert others <= OTHER_OPENINGS | of_reference
     assert "```" not in FENCE.sub("", PAGES[page]), "a block begins or ends within a line"
 
 
@@ -124,6 +145,45 @@ def test_the_graph_is_drawn_as_it_is_shown():
         text=True,
     ).stdout
     assert f"```text\n{drawn}```\n" in PAGES[page]
+
+
+def test_the_picture_of_readme_is_what_its_command_draws(tmp_path):
+    command = command_under("Draw the pictures", "docs/contributing.md")
+    *words, picture = command.removeprefix(".venv/bin/python ").split()
+    assert f"]({picture})" in README
+    drawn = tmp_path / "picture.svg"
+    command = [sys.executable, *words, drawn]
+    subprocess.run(command, cwd=ROOT, timeout=LIMIT_SECONDS, check=True)
+    assert (ROOT / picture).read_text() == drawn.read_text(), f"run {command}"
+
+
+def test_the_plot_of_readme_shows_the_table_of_benchmarks():
+    assert measured.numbers_in("36 / 40; 2 workers **45**") == [36.0, 40.0, 45.0]
+    assert f"]({measured.PLOT.relative_to(ROOT)})" in README
+    assert len(measured.rows()) == int(re.search(r"in (\d+) workloads;", README)[1])
+    assert measured.PLOT.read_text() == measured.svg(), "run python -m tests.measured"
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_the_version_there_is():
+    headings = re.findall(r"^## (.*)$", PAGES["docs/changelog.md"], re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    released = [heading for heading in headings if heading != "Unreleased"]
+    assert released[0] == project["version"]
+    assert len(set(headings)) == len(headings)
+
+
+def test_every_python_block_is_right_for_a_type_checker(tmp_path):
+    for parameters in BLOCKS:
+        (block,) = parameters.values
+        name = re.sub(r"\W", "_", parameters.id)
+        (tmp_path / f"{name}.py").write_text(block)
+    settings = tmp_path / "mypy.ini"
+    settings.write_text(MYPY_SETTINGS)
+    mypy = [sys.executable, "-m", "mypy", "--config-file", settings, "--cache-dir", tmp_path]
+    checked = subprocess.run(
+        [*mypy, *tmp_path.glob("*.py")], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_every_example_is_named():

@@ -382,7 +382,7 @@ def may_raise(result: Any) -> bool:
 
 @functional_datapipe("async_map")
 class AsyncMapper(IterDataPipe[T]):
-    """Yield ``await fn(item)`` for each item, with up to ``concurrency`` calls under way.
+    """Yield ``await fn(item)`` for each item, with up to ``concurrency`` calls running at once.
 
     Results come in the source's order, or with ``ordered=False`` as they are
     ready. The calls run on the consumer's own loop; they are cancelled when the
@@ -395,7 +395,7 @@ class AsyncMapper(IterDataPipe[T]):
     ``resource`` opens what the calls share, such as a client with its connections: a
     function or class that gives an async context manager. It is entered once for each
     pass, on the loop that runs the calls and, in workers, once in each. What it gives
-    is handed to ``fn`` as its last argument, and it is left when the pass ends,
+    is passed to ``fn`` as its last argument, and it is left when the pass ends,
     whatever ends it. In a cache on disk that pass is the one over all of its entries.
 
     ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
@@ -560,7 +560,7 @@ def _with_last(function: Callable[..., Awaitable[T]], shared: Any, *args: Any) -
 class BatchAsyncMapper(AsyncMapper[T]):
     """Yield ``await async_fn(item)`` for each item: torchdata's name for ``async_map``.
 
-    Up to ``batch_size`` calls are under way at a time, and no more than
+    Up to ``batch_size`` calls run at a time, and no more than
     ``max_concurrency``; none waits for the rest of a batch. ``flatten=False`` yields
     the results in lists of ``batch_size``. ``on_error`` and ``max_errors`` are those of
     ``async_map``, for single items: what is left out is made up for in its list.

@@ -284,7 +284,7 @@ class DataPipe:
 
 
 class IterDataPipe(DataPipe, IterFluent[T_co]):
-    """A stream of items: ``for`` and ``async for`` both work on it, each time afresh.
+    """A stream of items: ``for`` and ``async for`` both work on it, each time from the start.
 
     >>> class Countdown(IterDataPipe):
     ...     def __init__(self, start):

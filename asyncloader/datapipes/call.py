@@ -111,9 +111,10 @@ def set_debug(enabled: bool) -> None:
     It is on as well where the variable ASYNCLOADER_DEBUG is set to anything but 0, and it
     holds for the workers that are started while it is on.
 
+    >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> set_debug(True)
-    >>> is_debug()
-    True
+    >>> list(IterableWrapper([1]).map(str))  # would log what holds up the event loop
+    ['1']
     >>> set_debug(False)
     """
     os.environ[VARIABLE] = "1" if enabled else "0"

@@ -370,7 +370,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     ``pipes_to_weights_dict`` says how often a source is drawn relative to the others.
     When one has ended, the rest are drawn by their weights; apply ``cycle`` to a source
     that is to last. A pass draws from the seed that was set for it, as shufflers do;
-    with ``seed`` every pass draws from that and mixes alike.
+    with ``seed`` every pass draws from it, and mixes in the same way.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> rare, common = IterableWrapper("ab"), IterableWrapper(range(6))

@@ -118,7 +118,7 @@ class FlatMapper(IterDataPipe[T]):
 
     ``fn`` may be a generator function, which is read as far as its items are
     asked for, or an async generator function, whose items are collected for each
-    item first. ``input_col`` picks what is handed to it out of a tuple, list or dict; without
+    item first. ``input_col`` picks what is passed to it out of a tuple, list or dict; without
     ``fn``, an item is taken apart into the columns that it names.
 
     Where ``fn`` fails, maybe after some of its items, ``on_error="skip"`` leaves out the
@@ -275,7 +275,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T]):
     Without ``fn`` the source's items are taken apart themselves. Each item that is
     yielded is the next of an expansion drawn from a seed; when one is exhausted, that of
     the next source item takes its place. ``fn`` may be a generator function, or an async
-    generator function, as for flatmap, and ``input_col`` picks what is handed to it.
+    generator function, as for flatmap, and ``input_col`` picks what is passed to it.
     ``on_error`` and ``max_errors`` are those of ``flatmap`` too: what is made in place of
     the rest of an expansion is mixed with the others.
 

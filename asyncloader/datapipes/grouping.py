@@ -304,7 +304,7 @@ class BucketSorter(FlatMapper[T]):
 
 @functional_datapipe("max_token_bucketize")
 class MaxTokenBucketizer(IterDataPipe[list[T]]):
-    """Yield batches of items of like length, of at most ``max_token_count`` tokens each.
+    """Yield batches of items of similar length, of at most ``max_token_count`` tokens each.
 
     ``len_fn`` says how many tokens an item has. Items with fewer than ``min_len``, or
     more than ``max_len`` (default: ``max_token_count``), are left out. ``buffer_size``

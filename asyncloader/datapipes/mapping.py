@@ -95,7 +95,7 @@ def _is_like(tensor: Any, first: Any) -> bool:
 class Mapper(Applier[T]):
     """Yield ``fn(item)`` for each item.
 
-    ``input_col`` picks what is handed to ``fn`` out of a tuple, list or dict, and
+    ``input_col`` picks what is passed to ``fn`` out of a tuple, list or dict, and
     ``output_col`` says where the result goes (default: where the input was).
 
     ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function

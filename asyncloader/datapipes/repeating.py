@@ -158,7 +158,7 @@ def told(pipe: object, count: int) -> int:
 
 @functional_datapipe("cycle")
 class Cycler(IterDataPipe[T]):
-    """Yield the source's items ``count`` times over; without a count, for ever.
+    """Yield the source's items ``count`` times over; without a count, without an end.
 
     Each round is a new pass over the source. A source that has no items ends a
     cycle that would otherwise never yield and never end.

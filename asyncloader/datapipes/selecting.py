@@ -30,9 +30,9 @@ T = TypeVar("T")
 class Filter(IterDataPipe[T]):
     """Yield the items for which ``filter_fn(item)`` is true.
 
-    It must say True or False, so that a forgotten ``return`` drops nothing
-    unseen; numpy's and torch's scalars count as what they say. ``input_col``
-    picks what is handed to it out of a tuple, list or dict.
+    It must return True or False, or such a scalar of NumPy or torch; a forgotten
+    ``return`` is an error. ``input_col`` picks what is passed to it out of a tuple,
+    list or dict.
 
     ``on_error="skip"`` leaves out the items that ``filter_fn`` fails on, and a function
     ``on_error(error, item)`` says True or False in its place. More than ``max_errors`` of them in

@@ -2,7 +2,7 @@
 
 This file is about the pipes that divide a graph: sharding_filter, which gives each instance every
 n-th item, and sharding_round_robin_dispatch, whose sources run only once, in the dispatching
-process, which deals each item to one worker.
+process, which sends each item to one worker.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class ShardingFilter(IterDataPipe[T]):
     ``rank * workers + worker``. With ``sharding_group_filter`` only that group's
     sharding counts.
 
-    The pipes before this one make the items of all instances, in each of them. Only two kinds
+    The pipes before this one make the items of all instances, in each of them, and must yield
+    the same in each. What draws random numbers of its own, such as a sampler of torch's, belongs
+    in front of ``sharding_round_robin_dispatch`` instead: here items would be lost. Only two kinds
     of sources make the items of the share alone: a list, tuple or range; and the items of a
     map pipe, shuffled by the map pipe's own shuffle or not. They may be in batches, but no
     other pipe may come in between.
@@ -194,7 +196,7 @@ def _taken_of(items: Iterator[Any], count: int) -> int:
 
 @functional_datapipe("sharding_round_robin_dispatch")
 class ShardingRoundRobinDispatcher(OneToOne, IterDataPipe[T]):
-    """Run the pipes before this one in one process, which deals each item to one worker.
+    """Run the pipes before this one in one process, which sends each item to one worker.
 
     Without worker processes the items pass as they are. The group must be
     MULTIPROCESSING; a ``sharding_filter`` before this pipe divides among ranks.

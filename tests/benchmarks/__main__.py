@@ -30,7 +30,7 @@ from tests.benchmarks.sizes import QUICK
 
 #: Cases that every run has beside the peers: ours, and what no loader could exceed.
 ALWAYS = ("asyncloader", "limit")
-#: How the titles of the comparisons begin that the first table of docs/comparison.md shows.
+#: How the titles of the comparisons begin that the first table of docs/benchmarks.md shows.
 MAIN = ("W1:", "W2", "W3:", "W4", "W5: waits", "W6", "W7", "latency")
 
 

@@ -20,6 +20,13 @@ README = """
 env && ls -A "$HOME" && mkdir -p .venv/bin && ln -s "$(type -P true)" .venv/bin/python
 ```
 """
+CONTRIBUTING = """
+## Build the site
+
+```sh
+.venv/bin/python -m sphinx
+```
+"""
 
 
 def test_n16_the_checks_see_of_their_user_only_where_pip_finds_packages(tmp_path):
@@ -43,7 +50,10 @@ def test_n16_the_checks_see_of_their_user_only_where_pip_finds_packages(tmp_path
 
 def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
     done = run_checks(tmp_path)
-    steps = r"tests, as README.md says: \d+ s\nlint: \d+ s\nformat: \d+ s\ntypes: \d+ s\n"
+    steps = (
+        r"tests, as README.md says: \d+ s\nlint: \d+ s\nformat: \d+ s\ntypes: \d+ s\n"
+        r"site, as docs/contributing.md says: \d+ s\n"
+    )
     assert re.search(rf"\n{steps}all passed\n$", done.stdout)
 
 
@@ -65,6 +75,8 @@ def run_checks(folder: Path, **environment: str) -> subprocess.CompletedProcess[
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
     (folder / "README.md").write_text(README)
+    (folder / "docs").mkdir()
+    (folder / "docs/contributing.md").write_text(CONTRIBUTING)
     return subprocess.run(
         [folder / ".ci/run"],
         env=os.environ | environment,

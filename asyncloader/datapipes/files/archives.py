@@ -220,7 +220,9 @@ class TarArchiveLoader(ArchiveLoader):
     error. Links, folders and devices are left out. A file may be held and
     read later; where the archive itself cannot seek, what was not read of it is held in
     memory when the next is taken. ``mode`` is ``"r:*"``, or ``"r:gz"`` and the like to
-    insist on a compression. What a hostile archive could do is limited, as ``Limits`` says.
+    insist on a compression. An archive that unpacks to more than ``max_members``,
+    ``max_member_bytes``, ``max_bytes`` or ``max_ratio`` times its size is a
+    ``ResourceExhausted``; ``math.inf`` is no limit.
     ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
     the place where one is damaged is left out.
 
@@ -480,7 +482,7 @@ class ZipArchiveLoader(ArchiveLoader):
     out of the archive; a file whose name leads to the archive itself, such as "..", is an
     error. Links, folders and devices are left out. A file may be held and
     read later. The archive's stream has to be one that can seek, since a zip keeps its
-    directory at its end. What a hostile archive could do is limited, as ``Limits`` says.
+    directory at its end. The limits are those of ``load_from_tar``.
     ``on_error`` and ``max_errors`` are those of ``flatmap``, for whole archives: what follows
     the place where one is damaged is left out.
 
