@@ -61,6 +61,8 @@ class Engine:
         self.beginning = threading.RLock()
         # Whether a seed was given while an epoch ran of which nothing was taken yet.
         self._is_reseeded = False
+        # The graph that the service returned, and whether it needs a loop.
+        self._looked_at: tuple[Any, bool] = None, False
         self.epochs = 0
         self._pid = os.getpid()
         _engines.add(self)
@@ -165,7 +167,9 @@ class Engine:
             await epoch.aclose()
             # Another task may have begun the next one meanwhile.
             if self._epoch is epoch:
-                self._left_at = epoch.cursors(self._buffer.passed)
+                # Nobody resumes an epoch at its end.
+                is_over = self._buffer.is_over()
+                self._left_at = {} if is_over else epoch.cursors(self._buffer.passed)
                 self._epoch = None
 
     async def aclose(self) -> None:
@@ -267,8 +271,12 @@ class Engine:
         return self._start
 
     def _needs_loop(self) -> bool:
-        adapted = self.lifecycle.adapted
-        return any(waits(pipe) for pipe in breadth_first(adapted))
+        adapted, needs_loop = self._looked_at
+        if adapted is not self.lifecycle.adapted:
+            adapted = self.lifecycle.adapted
+            needs_loop = any(waits(pipe) for pipe in breadth_first(adapted))
+            self._looked_at = adapted, needs_loop
+        return needs_loop
 
     def _private_loop(self) -> LoopThread:
         if self._thread is None:

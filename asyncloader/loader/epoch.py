@@ -414,6 +414,8 @@ class WorkerItems:
                 await self._patience.until(lambda: self._is_patient)
                 if self._error is not None:
                     raise self._error
+                if self._stream.is_over():
+                    return
                 stand = self.iterator.stand()
                 items = await self.iterator.take(is_late=self._is_late)
                 if not items:
@@ -486,7 +488,8 @@ class WorkerItems:
     def _let_come(self, stand: Stand, items: list[Any]) -> None:
         # One assignment: the consumer's thread sees the old list or the new one.
         self._stands = [self._stands[-1], (self._given, stand)]
-        self._stands[0][1].of_stream.forget_dealing_before()
+        if stand.of_stream.dealing is not None:
+            self._stands[0][1].of_stream.forget_dealing_before()
         self._given += len(items)
         self._is_held = self._stream.has_to_be_asked()
         self._come = items

@@ -184,7 +184,8 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
                 " iterate and pass the items to the others"
             )
         try:
-            _check_live(state)
+            if state.refusal is not None:
+                raise state.refusal.with_traceback(None)
             if self._epoch is None and state.buffer.is_closed():
                 raise StopIteration
             epoch = self._epoch or self._begin(state)
@@ -233,7 +234,8 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
             await self._epoch.aclose()
 
     def _check_caller(self, state: _IteratorState) -> None:
-        _check_live(state)
+        if state.refusal is not None:
+            raise state.refusal.with_traceback(None)
         if state.is_busy:
             raise ConcurrentIterationError(
                 "another task is waiting for this iterator's next item; let one task iterate"

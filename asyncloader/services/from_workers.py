@@ -202,14 +202,16 @@ class FromWorkersPass(Pass[Any]):
 
     def end(self) -> None:
         """Call the listener no more."""
-        self._begun().listen(bool)
+        if self._stream is not None:
+            self._stream.listen(bool)
 
     def take_ready(self) -> list[Any]:
         """Return the items that are there; raise an error in the place of its item.
 
         If there are none, ``take`` has to be awaited where the stream ``needs_take``.
         """
-        stream = self._begun()
+        stream = self._stream
+        assert stream is not None
         if self._unwanted:
             return []
         seen = None if self._is_repeated else stream.positions()
@@ -221,7 +223,8 @@ class FromWorkersPass(Pass[Any]):
 
     async def take(self, *, is_late: bool = False) -> list[Any]:
         """Wait for the next items; [] at the end."""
-        stream = self._begun()
+        stream = self._stream
+        assert stream is not None
         while True:
             seen = None if self._is_repeated else stream.positions()
             items = await stream.take(is_late=is_late)
@@ -236,8 +239,10 @@ class FromWorkersPass(Pass[Any]):
 
     def stand(self) -> Stand:
         """Return where the pass is."""
-        later = None if self._is_repeated else self.pipe.later()
-        return Stand(self.pipe, self.taken, later, self._begun().stand())
+        pipe, stream = self.run.pipe, self._stream
+        assert stream is not None
+        later = None if self._is_repeated else pipe.later()
+        return Stand(pipe, self.taken, later, stream.stand())
 
     def cursor(self) -> Cursor:
         if self._stream is None:
@@ -245,10 +250,6 @@ class FromWorkersPass(Pass[Any]):
         stand = self.stand()
         stand.of_stream.forget_dealing_before()
         return stand.cursor()
-
-    def _begun(self) -> WorkerStream:
-        assert self._stream is not None
-        return self._stream
 
     def _note(self, stream: WorkerStream, seen: list[int]) -> None:
         """Note in which order items were taken, and what the workers told of them."""

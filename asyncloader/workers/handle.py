@@ -136,7 +136,8 @@ class WorkerHandle:
 
         All are sent together, so that the worker wakes up once.
         """
-        self.say(dump_message(command), *map(dump_message, then), fds=fds)
+        more = [(FrameKind.MESSAGE, dump_message(each)) for each in then]
+        self._channel.send(FrameKind.MESSAGE, dump_message(command), fds, more)
 
     def say(self, command: bytes, *then: bytes, fds: Sequence[int] = ()) -> None:
         """Like ``send``, for commands that are dumped already."""
@@ -236,7 +237,8 @@ class WorkerHandle:
         admitted = self._decoder.admit(part.items, frame.fds)
         if part.epoch == self._epoch:
             self.has_delivered = True
-            self._inbox(part.stream).put(admitted, part.cost, part.note)
+            inbox = self.inboxes.get(part.stream) or self._inbox(part.stream)
+            inbox.put(admitted, part.cost, part.note)
         else:
             self._decoder.give_back(admitted)
 

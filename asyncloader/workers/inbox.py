@@ -43,7 +43,7 @@ class Inbox:
         self.mark = self.latest_mark = Noted(mark.position, mark)
         # Credits whose items were all taken, and what grants them again once there are more.
         self._credits_done = 0
-        self._on_credits: Callable[[Inbox], None] = _keep
+        self._on_credits: Callable[[Inbox, int], None] = _keep
         self._most_credits = 0
         #: The pieces of the frames that were opened, if somebody keeps them.
         self.told: deque[bytes] = deque(maxlen=0)
@@ -136,17 +136,13 @@ class Inbox:
             self._items = []
             self._credits_done += self._cost
             if self._credits_done > self._most_credits:
-                self._on_credits(self)
+                credits, self._credits_done = self._credits_done, 0
+                self._on_credits(self, credits)
         return items
 
-    def on_credits(self, grant: Callable[[Inbox], None], *, more_than: int) -> None:
-        """Call ``grant`` when the items of more credits than that were taken."""
+    def on_credits(self, grant: Callable[[Inbox, int], None], *, more_than: int) -> None:
+        """Call ``grant`` with them when the items of more credits than that were taken."""
         self._on_credits, self._most_credits = grant, more_than
-
-    def take_credits(self) -> int:
-        """Return the credits whose items were taken, to be granted again."""
-        credits, self._credits_done = self._credits_done, 0
-        return credits
 
     def drop(self) -> None:
         """Return the shared memory of frames that nobody will open."""
@@ -178,5 +174,5 @@ class Inbox:
         return items
 
 
-def _keep(inbox: Inbox) -> None:
+def _keep(inbox: Inbox, credits: int) -> None:
     """Grant nothing: a worker that is fed needs no credits."""

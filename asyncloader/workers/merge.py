@@ -22,7 +22,7 @@ class Merge(Protocol):
     """Draws the next items from several inboxes."""
 
     def is_ready(self) -> bool:
-        """Whether ``take`` would return or raise something now."""
+        """Whether ``take`` would return or raise something now, or everything was taken."""
         ...
 
     def is_over(self) -> bool:
@@ -53,7 +53,7 @@ class TakeInTurn:
         self._turns = deque(inboxes)
 
     def is_ready(self) -> bool:
-        return self._turns[0].has_something()
+        return not self._turns or self._turns[0].has_something()
 
     def is_over(self) -> bool:
         return not self._turns
@@ -110,7 +110,7 @@ class TakeAsReady:
         self._inboxes = list(inboxes)
 
     def is_ready(self) -> bool:
-        return any(inbox.has_something() for inbox in self._inboxes)
+        return not self._inboxes or any(inbox.has_something() for inbox in self._inboxes)
 
     def is_over(self) -> bool:
         return not self._inboxes

@@ -84,6 +84,7 @@ class WorkerStream:
         self._epoch = epoch
         self._waiter = LoopWaiter(loop)
         self._listener: Callable[[], object] = bool
+        self._is_taking = False
         self._settings = settings
         self._place = first_place(settings.num_workers)
         self._keeps_told = False
@@ -129,7 +130,8 @@ class WorkerStream:
 
     def news(self) -> None:
         """Note that something came from a worker, or that one has ended."""
-        self._waiter.wake()
+        if self._is_taking:
+            self._waiter.wake()
         self._listener()
 
     @property
@@ -168,15 +170,15 @@ class WorkerStream:
 
     def needs_take(self) -> bool:
         """Whether the stream is over, a worker failed, or what came takes long to open."""
-        return self._is_ready() or self._failure() is not None
+        return self._merge.is_ready() or self._failure() is not None
 
     def has_to_be_asked(self) -> bool:
         """Whether no news will tell of the next item: it is there, or is made on demand."""
-        return not self._settings.credits or self._is_ready()
+        return not self._settings.credits or self._merge.is_ready()
 
-    def _is_ready(self) -> bool:
-        """Whether something came that was not taken yet, or the stream is over."""
-        return self._merge.is_over() or self._merge.is_ready()
+    def is_over(self) -> bool:
+        """Whether everything was taken, and no error is due."""
+        return self._merge.is_over()
 
     async def take(self, *, is_late: bool = False) -> list[Any]:
         """Wait for the next items; [] at the end. Raise an error in the place of its item.
@@ -184,6 +186,13 @@ class WorkerStream:
         ``is_late`` says that somebody has waited for them for a while.
         """
         self.begin()
+        self._is_taking = True
+        try:
+            return await self._take(is_late=is_late)
+        finally:
+            self._is_taking = False
+
+    async def _take(self, *, is_late: bool) -> list[Any]:
         while True:
             try:
                 items = self._merge.take()
@@ -289,10 +298,9 @@ class WorkerStream:
     def _dealers(self) -> list[WorkerHandle]:
         return [handle for handle in self._pool.all_handles() if handle.worker is None]
 
-    def _grant(self, inbox: Inbox) -> None:
+    def _grant(self, inbox: Inbox, credits: int) -> None:
         if self._settings.credits:
-            grant = Grant(self._epoch, self._number, inbox.take_credits())
-            self._pool.handles[inbox.worker].send(grant)
+            self._pool.handles[inbox.worker].send(Grant(self._epoch, self._number, credits))
 
     async def _open_slow(self) -> None:
         for inbox in self._inboxes:
