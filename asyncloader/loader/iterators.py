@@ -125,9 +125,10 @@ class DataLoader2Iterator(Generic[T_co]):
             f"neither {type(self).__name__} nor the graph's iterator has an attribute {name!r}"
         )
 
-    def __del__(self) -> None:
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         epoch = self.__dict__.get("_epoch")
-        if epoch is not None:
+        # When the interpreter takes its modules apart, the loader has ended the epoch.
+        if epoch is not None and not is_exiting():
             epoch.abandon()
 
     def _is_live(self) -> bool:

@@ -225,3 +225,19 @@ def test_output_of_workers_is_the_loaders_and_interpreters_exit_codes_are_kept(t
     """
     done = run_script(tmp_path, source)
     assert (done.returncode, done.stdout, done.stderr) == (3, "made 1\n", "")
+
+
+LEFT_OPEN = """
+import torch
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
+
+loader = DataLoader2(IterableWrapper(range(3)))
+items = iter(loader)
+print(next(items))
+"""
+
+
+def test_a_script_that_leaves_an_iterator_open_ends_in_silence(tmp_path):
+    done = run_script(tmp_path, LEFT_OPEN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
