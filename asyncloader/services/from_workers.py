@@ -172,14 +172,19 @@ class FromWorkersPass(Pass[Any]):
         self._stream: WorkerStream | None = None
         self.taken = 0
         self._unwanted = 0
+        # Where the pass was before the items that are read one by one now.
+        self._before: Stand | None = None
         self._is_repeated = self.pipe.is_repeated
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async for items in self.groups():
+        self.begin(bool)
+        self._before = self.stand()
+        while items := await self.take():
             for item in items:
                 yield item
             # Keep no item alive while waiting for the next.
             del items, item
+            self._before = self.stand()
 
     async def groups(self) -> AsyncGenerator[list[Any], None]:
         """Yield the items in the lists in which they are taken from the workers."""
@@ -247,7 +252,7 @@ class FromWorkersPass(Pass[Any]):
     def cursor(self) -> Cursor:
         if self._stream is None:
             return {}
-        stand = self.stand()
+        stand = self._before or self.stand()
         stand.of_stream.forget_dealing_before()
         return stand.cursor()
 

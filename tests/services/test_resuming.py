@@ -460,3 +460,27 @@ def test_in_workers_only_a_window_of_what_came_before_is_made_again(
     # Beside what is to come: what is held, and what has come since each worker's latest mark,
     # which stands before its frame of at most 1,024 items.
     assert called.count() - before <= count // 10 + workers * (window + 1024 * made_of)
+
+
+class AtHome(it.AsyncMapper[Any]):
+    """Calls for each item, in the loader's process."""
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+def test_a_state_is_right_between_items_that_came_together(monkeypatch):
+    monkeypatch.setattr(marks, "_SHARE", 0)
+
+    def graph() -> Any:
+        return AtHome(it.IterableWrapper(range(40)).sharding_filter(), double_soon, concurrency=2)
+
+    def service() -> MultiProcessingReadingService:
+        return MultiProcessingReadingService(1, main_prefetch_cnt=0)
+
+    expected = [2 * number for number in range(40)]
+    with loader_from(graph(), service()) as loader:
+        states = [loader.state_dict(include_datapipe=False) for _ in loader]
+    for step in range(0, 40, 5):
+        with loader_from(graph(), service(), states[step]) as resumed:
+            assert list(resumed) == expected[step + 1 :]
