@@ -69,7 +69,7 @@ def begin_unordered(tree: RunTree, pipes: Iterable[Any], cursors: Cursors) -> Cu
     unordered = [pipe for pipe in pipes if is_without_order(pipe)]
     if not unordered:
         return cursors
-    noting = _with_those_above(copy.deepcopy(cursors))
+    noting = with_those_above(copy.deepcopy(cursors))
     numbers = set(map(number_of, unordered))
     others = {number: cursor for number, cursor in noting.items() if number not in numbers}
     for pipe in unordered:
@@ -91,11 +91,11 @@ def put_unordered_cursors(source: Run[Any], into: Cursors) -> None:
         put_cursor(pipe, pipe.first_cursor(source.tree), into)
 
 
-def _with_those_above(cursors: Cursors) -> Cursors:
+def with_those_above(cursors: Cursors) -> Cursors:
     """Return the cursors, and those of splitters' sources, which are inside the branches'."""
     found = dict(cursors)
     for cursor in cursors.values():
-        above = _with_those_above(dict(cursor.get("above", ())))
+        above = with_those_above(dict(cursor.get("above", ())))
         found = above | found
     return found
 

@@ -21,6 +21,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.edges import is_without_order
 from asyncloader.datapipes.naming import stage_name
+from asyncloader.datapipes.replaying import with_those_above
 from asyncloader.datapipes.run import Pass, Run, RunTree
 from asyncloader.datapipes.run_place import cancelled
 from asyncloader.datapipes.unordered import Journal, unnumbered_in
@@ -90,13 +91,21 @@ class FromWorkers(IterDataPipe[Any]):
     def new_pass(self, run: Run[Any]) -> FromWorkersPass:
         return FromWorkersPass(run)
 
-    def begin_epoch(self, stream: WorkerStream, *, may_be_changed: bool = False) -> None:
+    def begin_epoch(
+        self,
+        stream: WorkerStream,
+        seeds: dict[int | None, int],
+        *,
+        may_be_changed: bool = False,
+    ) -> None:
         """Yield the items of this stream in the next iteration.
 
+        ``seeds`` are those that all workers shuffle with, by the pipes' numbers;
         ``may_be_changed`` says whether the workers may run other pipes than those of the part.
         """
         self.stream = stream
         self.unnumbered = ""
+        self.seeds = seeds
         self.is_in_order = stream.is_in_order
         self.tells = may_be_changed or not self._workers_have_order
         #: Whether another run has the same order of itself.
@@ -286,6 +295,7 @@ class FromWorkersPass(Pass[Any]):
         before, following = parted(cursor["runs"], position - cursor["taken"])
         told = list(cursor["told"])
         place = later_place(place_of_cursor(cursor), counts_of(before), told)
+        self._check_seeds(place)
         self.taken = cursor["taken"] + sum(count for _, count in before)
         self._unwanted = position - self.taken
         if self._unwanted < 0:
@@ -297,6 +307,17 @@ class FromWorkersPass(Pass[Any]):
         stream.resume_at(place, following)
         # The cursor stays valid later on, because it records what follows.
         cursor |= self.pipe.later(before, told)
+
+    def _check_seeds(self, place: StreamPlace) -> None:
+        """Raise SnapshotError if a worker would shuffle otherwise than those at their beginning."""
+        for start in place.starts:
+            for number, cursor in with_those_above(start.mark.cursors).items():
+                seed = self.pipe.seeds.get(number)
+                if seed is not None and cursor.get("seed", seed) != seed:
+                    raise SnapshotError(
+                        "the state contradicts itself: the items were shuffled with another seed"
+                        " than the epoch has; the state is damaged, load another one"
+                    )
 
 
 class FedFromWorkers(IterDataPipe[Any]):
@@ -318,7 +339,13 @@ class FedFromWorkers(IterDataPipe[Any]):
     def new_pass(self, run: Run[Any]) -> FedPass:
         return FedPass(run)
 
-    def begin_epoch(self, stream: FedStream, *, may_be_changed: bool = False) -> None:
+    def begin_epoch(
+        self,
+        stream: FedStream,
+        seeds: dict[int | None, int],
+        *,
+        may_be_changed: bool = False,
+    ) -> None:
         """Yield the items of this stream in the next iteration."""
         self.stream = stream
 

@@ -10,10 +10,7 @@ can be copied to workers, and puts their items where that part was (``divide``).
 from __future__ import annotations
 
 import warnings
-from collections.abc import (
-    Callable,
-    Sequence,
-)
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +28,7 @@ from asyncloader.datapipes.cursors import (
 from asyncloader.datapipes.edges import functional_name, lives_with_loader
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source, twice
@@ -217,7 +215,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         shared_seeds = self._division.shared.draw(seed_generator)
         streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
         may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
-        self._division.connect(streams, may_be_changed=may_be_changed)
+        seeds = {} if may_be_changed else self._division.seeds_of_shufflers(shared_seeds)
+        self._division.connect(streams, seeds, may_be_changed=may_be_changed)
         return reset
 
     def seed_rest(self) -> None:
@@ -423,6 +422,8 @@ class Division:
     dispatch: Any | None
     #: The names of pipes in the parts that may drop items.
     droppers: tuple[str, ...]
+    #: The shuffling pipes, by their ids, that each worker reads once in an epoch.
+    read_once: frozenset[int]
 
     def forget_lengths(self) -> None:
         """Note that the workers may yield another number of items than these pipes."""
@@ -450,13 +451,21 @@ class Division:
         fed = (at for at, outlet in enumerate(self.outlets) if isinstance(outlet, FedFromWorkers))
         return next(fed, None)
 
-    def connect(self, streams: Sequence[Any], *, may_be_changed: bool) -> None:
+    def connect(
+        self, streams: Sequence[Any], seeds: dict[int | None, int], *, may_be_changed: bool
+    ) -> None:
         """Let the outlets yield an epoch's items.
 
-        ``may_be_changed`` says whether the workers may run other pipes than these.
+        ``seeds`` are those that all workers shuffle with, by the pipes' numbers, as far as they
+        are known. ``may_be_changed`` says whether the workers may run other pipes than these.
         """
         for outlet, stream in zip(self.outlets, streams, strict=True):
-            outlet.begin_epoch(stream, may_be_changed=may_be_changed)
+            outlet.begin_epoch(stream, seeds, may_be_changed=may_be_changed)
+
+    def seeds_of_shufflers(self, shared_seeds: Sequence[int]) -> dict[int | None, int]:
+        """Return the seeds of the shuffling pipes that workers read once, by their numbers."""
+        seeds = zip(self.shared.pipes, shared_seeds, strict=True)
+        return {number_of(pipe): seed for pipe, seed in seeds if id(pipe) in self.read_once}
 
 
 def divide(datapipe: Any, num_workers: int) -> Division:
@@ -497,7 +506,13 @@ def divide(datapipe: Any, num_workers: int) -> Division:
         shared=shared,
         dispatch=dispatch,
         droppers=droppers if dispatch is not None else (),
+        read_once=frozenset(id(pipe) for end in ends for pipe in _read_once(end)),
     )
+
+
+def _read_once(end: Any) -> Iterator[Any]:
+    shuffling = (pipe for pipe in breadth_first(end) if isinstance(pipe, Shuffling))
+    return (pipe for pipe in shuffling if read_again(end, pipe) is None)
 
 
 def _check_divided_once(cut: Cut) -> None:
