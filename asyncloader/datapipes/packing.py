@@ -90,7 +90,7 @@ class SequencePacker(IterDataPipe[list[T]]):
         pack = list_of(row(COUNT, COUNT, COUNT, COUNT))
         packs = list_of(pack, most=self.open_packs)
         fits: Rule = (
-            f"the parts of an open pack have at most {self.budget} tokens, and were taken",
+            "packs and offset are what this way of splitting leaves, and their parts were taken",
             self._fits,
         )
         return fields({"packs": packs, **counts("taken", "offset", "yielded")}, fits)
@@ -100,6 +100,7 @@ class SequencePacker(IterDataPipe[list[T]]):
         parts = [part for pack in packs for part in pack]
         return (
             all(packs)
+            and self._may_begin_at(cursor["offset"])
             and all(_tokens_in(pack) <= self.budget for pack in packs)
             and all(start <= stop == length for _, start, stop, length in parts)
             and all(self._may_begin_at(start) for _, start, _, _ in parts)

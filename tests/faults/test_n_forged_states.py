@@ -434,6 +434,11 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         {"position/items": 2, "cursors/1": {"taken": 10, "yielded": 5, "errors": 0}},
         "position.items is 2, but filter.* had yielded 5 items by then",
     ),
+    "a piece of what is not cut": (
+        lambda: IterableWrapper(["abc", "de", "f"] * 9).pack_sequences(4),
+        {"cursors/0/offset": 1},
+        "offset are what this way of splitting leaves",
+    ),
     "more workers than there are": (mixed, {"position/workers": HUGE}, "position.workers must be"),
     "a rank of no run": (mixed, {"position/rank": 1}, "position.rank must be a number from 0 to 0"),
     "no whole number": (mixed, {"position/items": True}, "position.items must be a number"),
