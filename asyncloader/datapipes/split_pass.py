@@ -30,7 +30,7 @@ from asyncloader.datapipes.edges import beginning, pipes_from
 from asyncloader.datapipes.marks import Pace, thinned
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.run import Pass, Run
-from asyncloader.errors import IteratorInvalidated
+from asyncloader.errors import IteratorInvalidated, SnapshotError
 
 T = TypeVar("T")
 
@@ -145,9 +145,11 @@ class SplitPass(Pass[T]):
             # A resumed branch that had finished needs no items, so it may join again.
             if index in self.left and not (resumes and index in self._gone):
                 return False
-            # A branch that should resume begins anew: its reader is in another pass already.
             if self._wanted_from[index] and not resumes:
-                return False
+                raise SnapshotError(
+                    f"the state does not fit the graph: it says where a branch of {self.split!r}"
+                    " was, but not where the pipe was that reads it"
+                )
             self.left.discard(index)
             self._awaited.discard(index)
             self.joined.add(index)

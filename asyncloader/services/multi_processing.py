@@ -85,7 +85,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ``worker_prefetch_cnt`` is how many portions a worker may run ahead: a portion is one large
     or slow item, or the quick small ones of 2 ms, at most 1,024 items and 1 MiB. So it bounds
     the number of items where that matters, and their bytes always (0: one item at a time, on
-    demand).
+    demand). ``prefetch_bytes`` bounds the bytes that all workers together run ahead; a worker
+    is always allowed one item, and 4 KiB a portion.
     ``main_prefetch_cnt`` is how many items are held ready after the loader's own pipes.
     ``worker_init_fn(pipe, info)`` is called once in each worker,
     ``worker_reset_fn(pipe, info, seed_generator)`` at each epoch; both return the pipe and may

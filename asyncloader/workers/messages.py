@@ -94,9 +94,9 @@ CREDIT_ITEMS = 1024
 CREDIT_BYTES = 1 << 20
 
 
-def credits_for(items: int, nbytes: int, credit_items: int = CREDIT_ITEMS) -> int:
+def credits_for(items: int, nbytes: int, credit_items: int, credit_bytes: int) -> int:
     """Return the cost of a frame with so many items of so many bytes in total."""
-    return max(-(-items // credit_items), min(items, -(-nbytes // CREDIT_BYTES)))
+    return max(-(-items // credit_items), min(items, -(-nbytes // credit_bytes)))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
+    CREDIT_BYTES,
     CREDIT_ITEMS,
     NO_NOTE,
     Note,
@@ -42,6 +43,9 @@ FRAME_CREDITS = 4
 #: size. A look costs as much as a few tiny items.
 _UNLOOKED_ITEMS = 256
 _UNLOOKED_BYTES = 128 << 10
+
+#: What a credit allows however small ``prefetch_bytes`` is: a frame of tiny items.
+_LEAST_CREDIT_BYTES = 4 << 10
 
 
 class Stream:
@@ -66,6 +70,7 @@ class Stream:
         sent: float = 0.0,
         counted: Callable[[], int] | None = None,
         credit_items: int = CREDIT_ITEMS,
+        credit_bytes: int = CREDIT_BYTES,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -83,6 +88,10 @@ class Stream:
         #: How many credits are left.
         self.credits = credits
         self._credit_items = credit_items
+        # All credits together hold no more than prefetch_bytes allow this worker.
+        share = conversation.arena.budget // max(1, credits)
+        self._credit_bytes = max(_LEAST_CREDIT_BYTES, min(credit_bytes, share))
+        self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)
         self._one_by_one = one_by_one
         self._packing = Packing(conversation.encoder)
         #: Whether the clock was looked at since the open frame's first item. The timer may send
@@ -170,7 +179,7 @@ class Stream:
                 if self._is_due():
                     return
                 unlooked = min(len(packing.plain), _UNLOOKED_ITEMS) - 1
-                enough = packing.nbytes + _UNLOOKED_BYTES
+                enough = packing.nbytes + self._unlooked_bytes
         except SystemExit:
             raise
         except Stopped:
@@ -194,7 +203,7 @@ class Stream:
                 ending = self._ending
                 nbytes = packing.nbytes
                 count, items = packing.finish()
-                cost = min(credits_for(count, nbytes, self._credit_items), self.credits)
+                cost = min(self._cost_of(count, nbytes), self.credits)
                 self.credits -= cost
                 self.sent = monotonic()
                 self.made += count
@@ -242,12 +251,15 @@ class Stream:
         if now >= self._due or self.credits <= 0:
             return True
         # What the frame would cost with one more item.
-        cost = credits_for(count + 1, nbytes + 1, self._credit_items)
+        cost = self._cost_of(count + 1, nbytes + 1)
         if cost > 1 and cost > self._most(nbytes):
             return True
         if count == 1:
             self._flush_timer.watch(self)
         return False
+
+    def _cost_of(self, items: int, nbytes: int) -> int:
+        return credits_for(items, nbytes, self._credit_items, self._credit_bytes)
 
     def _most(self, nbytes: int) -> int:
         """The highest cost of the open frame: one credit, or two or four if there are as many."""

@@ -509,6 +509,18 @@ def test_n8_a_source_that_refuses_its_own_state_says_so_at_the_first_item():
             next(iter(loader))
 
 
+def test_n8_a_branch_whose_reader_has_no_place_is_refused_at_the_first_item():
+    with DataLoader2(forked()) as loader:
+        assert len(list(islice(iter(loader), 3))) == 3
+        state = loader.state_dict(include_datapipe=False)
+    document = _document(state)
+    del document["cursors"]["cursors"]["3"]  # that of the filter
+    with DataLoader2(forked()) as loader:
+        loader.load_state_dict(_state_of(document, state))
+        with pytest.raises(SnapshotError, match="not where the pipe was that reads it"):
+            next(iter(loader))
+
+
 # In workers -------------------------------------------------------------------------------
 
 

@@ -160,6 +160,38 @@ async def test_no_prefetch_means_one_item_at_a_time_on_demand(tmp_path):
             assert len(made.read_text()) <= number + 2
 
 
+def a_kilobyte(number):
+    return number.to_bytes(2, "big") * 500
+
+
+def a_megabyte(number):
+    return bytearray(1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("weight", "settings", "most"),
+    [
+        # So many portions of one item, one that is looked at, and one that waits for a credit.
+        (a_megabyte, {"worker_prefetch_cnt": 3}, 5),
+        # So many bytes, and a frame that waits for a credit.
+        (a_kilobyte, {"prefetch_bytes": 100_000}, 130),
+    ],
+    ids=["large items", "many bytes"],
+)
+async def test_a_worker_runs_so_far_ahead_of_who_takes_nothing(tmp_path, weight, settings, most):
+    made = tmp_path / "made"
+    graph = CountsUp(str(made)).map(weight)
+    async with loader_of(graph, 1, **settings) as loader:
+        items = aiter(loader)
+        assert await anext(items) == weight(0)
+        before, count = 0, 1
+        while count > before:
+            await asyncio.sleep(0.1)
+            before, count = count, len(made.read_text())
+        assert count <= most
+        assert await anext(items) == weight(1)
+
+
 # Functions ------------------------------------------------------------------------------
 
 

@@ -16,12 +16,12 @@ from asyncloader.graph.walk import pipes_of
 from asyncloader.places.random_states import RandomStates
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Decoder, Packing
-from asyncloader.workers import messages
 from asyncloader.workers import stream as streams
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.graph_part import PartPipes, PreparedPart
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
+    CREDIT_BYTES,
     FrameKind,
     StreamEnded,
     StreamFailed,
@@ -65,7 +65,13 @@ class Bench:
         self._decoder = Decoder()
 
     def stream(
-        self, pipe: Any, credits: int = 100, *, one_by_one: bool = False, sent: float = 0.0
+        self,
+        pipe: Any,
+        credits: int = 100,
+        *,
+        one_by_one: bool = False,
+        sent: float = 0.0,
+        credit_bytes: int = CREDIT_BYTES,
     ) -> Stream:
         part = PreparedPart(Run(pipe, RunTree()), PartPipes(pipes_of(pipe)))
         return Stream(
@@ -79,6 +85,7 @@ class Bench:
             one_by_one=one_by_one,
             marker=Marker(part, RandomStates()),
             sent=sent,
+            credit_bytes=credit_bytes,
         )
 
     def sent(self) -> list[Any]:
@@ -167,25 +174,34 @@ def test_a_frame_is_no_older_than_two_milliseconds(bench):
     ],
 )
 def test_heavy_items_cost_a_credit_each_and_ride_together_where_there_is_memory(
-    bench, monkeypatch, arena_bytes, credits, expected
+    bench, arena_bytes, credits, expected
 ):
-    monkeypatch.setattr(messages, "CREDIT_BYTES", 64 << 10)  # less than a socket holds
     bench.arena.budget = arena_bytes
-    stream = bench.stream(iter([bytes(70_000)] * 10), credits)
+    # A credit is for less than a socket holds.
+    stream = bench.stream(iter([bytes(70_000)] * 10), credits, credit_bytes=64 << 10)
     assert lengths(all_of(bench, stream)) == expected
 
 
-def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(bench, monkeypatch):
-    monkeypatch.setattr(messages, "CREDIT_BYTES", 16 << 10)
+def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(bench):
     bench.arena.budget = 8 << 20
-    stream = bench.stream(iter([b"first", *[b"light"] * 20, bytes(200_000), b"last"]), credits=6)
+    items = [b"first", *[b"light"] * 20, bytes(200_000), b"last"]
+    stream = bench.stream(iter(items), credits=6, credit_bytes=16 << 10)
     assert lengths(all_of(bench, stream)) == [1, 21]
     assert stream.credits == 0
     stream.grant(1)
     assert lengths(all_of(bench, stream)) == [1]
 
 
+def test_all_credits_together_stay_within_what_a_worker_may_have_under_way(bench):
+    bench.arena.budget = 100_000
+    stream = bench.stream(iter([b"a" * 1000] * 300), credits=10, sent=bench.clock.now)
+    frames = all_of(bench, stream)
+    assert stream.credits == 0
+    assert 70_000 < sum(len(item) for frame in frames for item in frame) <= 100_000
+
+
 def test_large_rows_after_many_tiny_ones_share_no_frame_of_many_mebibytes(bench):
+    bench.arena.budget = 8 << 20
     rows = [["tiny"]] * 300 + [["a" * 15_000]] * 400
     stream = bench.stream(iter(rows), credits=1, sent=bench.clock.now)
     # The frame is larger than the socket's buffer.
