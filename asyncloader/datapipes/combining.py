@@ -12,7 +12,6 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from random import Random
 from typing import Any, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_mapping, checked_weight
@@ -33,7 +32,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.edges import beginning, resume_one
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import kind_name
-from asyncloader.datapipes.randomness import Seeded
+from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
@@ -375,7 +374,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[T]):
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> rare, common = IterableWrapper("ab"), IterableWrapper(range(6))
     >>> list(SampleMultiplexer({rare: 1, common: 3}, seed=2))
-    [0, 1, 'a', 'b', 2, 3, 4, 5]
+    ['a', 0, 'b', 1, 2, 3, 4, 5]
     """
 
     @overload
@@ -447,9 +446,7 @@ class MixPass(UnevenPass[T]):
         self._weights = [*self.pipe.pipes_to_weights_dict.values()]
 
     def __iter__(self) -> Iterator[T]:
-        draw = Random(self.seed).random
-        for _ in range(self.drawn):
-            draw()
+        draw = fractions(self.seed, self.drawn).__next__
         self.note_begin()
         with readers(self.sources) as iterators:
             while (turn := self._draw_turn(draw())) is not None:

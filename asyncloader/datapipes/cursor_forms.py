@@ -15,6 +15,7 @@ because a long replay is allowed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -69,6 +70,12 @@ def integer(value: Any, where: str, form_of: FormOf) -> None:
     """Any whole number."""
     if type(value) is not int:
         refuse(where, "a whole number", value)
+
+
+def quantity(value: Any, where: str, form_of: FormOf) -> None:
+    """A finite number of at least 0."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        refuse(where, "a number of at least 0", value)
 
 
 def truth(value: Any, where: str, form_of: FormOf) -> None:

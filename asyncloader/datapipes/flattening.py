@@ -12,7 +12,6 @@ import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from random import Random
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function
@@ -48,7 +47,7 @@ from asyncloader.datapipes.patterns import (
     pass_over,
     yielded_at,
 )
-from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.randomness import Shuffling, fractions
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError, Tolerance
@@ -380,9 +379,7 @@ class ShuffledFlatMapPass(Pass[T]):
     cursors: Cursors = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[T]:
-        draw = Random(self.seed).random
-        for _ in range(self.drawn):
-            draw()
+        draw = fractions(self.seed, self.drawn).__next__
         numbers = sorted(number for number, _ in self.were_open)
         items: Rereader[Any] = Rereader(self.source, numbers, self.taken, self.cursors)
         with calling(self.pipe.expand, self.pipe) as expand, closing_items(items), self._closing():

@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Self, TypeVar, overload
 
 from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_weight
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
-from asyncloader.datapipes.cursor_forms import COUNT, Form, at_most, fields, integer, whole
+from asyncloader.datapipes.cursor_forms import (
+    COUNT,
+    Form,
+    at_most,
+    each_of,
+    fields,
+    integer,
+    quantity,
+    whole,
+)
+from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.edges import drawn_above
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Pass, Run, own_tree_of
@@ -126,6 +136,12 @@ class RandomSplit(IterDataPipe[T]):
         """Return how many items each share has; fractions are not known before a pass."""
         return _scaled(list(self.weights.values()), self.total_length)
 
+    def adds_up(self, cursor: Cursor) -> bool:
+        """Whether a cursor's shares are, but for rounding, as many items as are to come."""
+        to_come, total = cursor["to_come"], self.total_length
+        rest = total - cursor["taken"]
+        return bool(abs(sum(to_come) - rest) <= 1e-6 * (total + 1))
+
     def __iter__(self) -> Iterator[T]:
         raise TypeError(f"{self!r} is read through its shares: iterate those")
 
@@ -165,9 +181,17 @@ class Share(IterDataPipe[T]):
         return begun
 
     def cursor_form(self) -> Form:
-        taken = whole(most=self.source.total_length)
+        split = self.source
+        shares = each_of(len(split.weights), quantity)
         return fields(
-            {"seed": integer, "taken": taken, "yielded": COUNT}, at_most("yielded", "taken")
+            {
+                "seed": integer,
+                "taken": whole(most=split.total_length),
+                "yielded": COUNT,
+                "to_come": shares,
+            },
+            at_most("yielded", "taken"),
+            ("what is to come was not taken", split.adds_up),
         )
 
     def __repr__(self) -> str:
@@ -184,6 +208,11 @@ class SharePass(Pass[T]):
     taken: int = 0
     yielded: int = 0
     is_invalid: bool = False
+    _draws: Draws = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        split = self.split
+        self._draws = Draws(split.expected_lengths(), split.total_length, self.seed)
 
     def reads(self) -> Any:
         return self.split.source
@@ -196,11 +225,8 @@ class SharePass(Pass[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._check_valid()
-        split = self.split
-        draws = Draws(split.expected_lengths(), split.total_length, self.seed)
+        split, draws = self.split, self._draws
         own = list(split.weights).index(self.pipe.key)
-        for _ in range(self.taken):
-            draws.next()
         for item in self.source.begin():
             if self.taken == split.total_length:
                 raise ValueError(
@@ -214,6 +240,15 @@ class SharePass(Pass[T]):
                 yield item
                 self._check_valid()
 
+    def cursor(self) -> Cursor:
+        return {**super().cursor(), "to_come": [*self._draws.to_come]}
+
+    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
+        behind = super().resume_at(position, cursor, cursors)
+        if cursor is not None:
+            self._draws = Draws(cursor["to_come"], self.split.total_length, self.seed, self.taken)
+        return behind
+
     def _check_valid(self) -> None:
         if self.is_invalid:
             raise IteratorInvalidated(
@@ -223,29 +258,40 @@ class SharePass(Pass[T]):
 
 
 class Draws:
-    """Draws shares, each with a probability by how many of its items are still to come.
+    """Draws shares, each with a probability by how many of its items are still ``to_come``.
+
+    ``drawn`` of the ``total`` items were drawn already.
 
     >>> draws = Draws([1.0, 2.0], total=3, seed=3)
     >>> [draws.next() for _ in range(3)]
     [0, 1, 1]
     """
 
-    def __init__(self, expected: list[float], total: int, seed: int) -> None:
-        self._choose = Random(seed).choices
-        self._shares = range(len(expected))
-        self._to_come = expected
-        self._count = total
+    def __init__(self, to_come: list[float], total: int, seed: int, drawn: int = 0) -> None:
+        self.to_come = [*to_come]
+        random = Random(seed)
+        for first in range(0, drawn, _AT_ONCE):
+            # A draw takes a fraction, and a fraction 64 bits.
+            random.getrandbits(64 * min(_AT_ONCE, drawn - first))
+        self._choose = random.choices
+        self._shares = range(len(to_come))
+        self._count = total - drawn
 
     def next(self) -> int:
         """Return the share of the next item."""
-        (share,) = self._choose(self._shares, self._to_come)
-        self._to_come[share] -= 1
+        (share,) = self._choose(self._shares, self.to_come)
+        self.to_come[share] -= 1
         self._count -= 1
-        if self._to_come[share] < 0:
+        if self.to_come[share] < 0:
             # The share expected only a fraction of an item and got a whole one.
-            self._to_come[share] = 0
-            self._to_come = _scaled(self._to_come, self._count)
+            self.to_come[share] = 0
+            self.to_come = _scaled(self.to_come, self._count)
         return share
+
+
+# How many draws are skipped in one call. A draw cannot be computed without those before it,
+# since the splits are those of torchdata; skipping one takes some nanoseconds.
+_AT_ONCE = 1 << 12
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:

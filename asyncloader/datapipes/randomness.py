@@ -1,18 +1,43 @@
-"""The seeds of random pipes.
+"""The seeds of random pipes, and what is drawn from them.
 
-This file is about ``set_seed`` and ``set_shuffle``. A seed is for the next pass; a pass
-without a seed draws its own.
+This file is about ``set_seed``, ``set_shuffle`` and ``fractions``. A seed is for the next pass;
+a pass without a seed draws its own.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, count, islice, repeat, starmap
+from random import Random
 from typing import Self
 
 from asyncloader.seeds import SeedStream, checked_seed, entropy
 
 # The seed of the next pass is this far along the stream of the present pass's seed.
 _NEXT_AT = 2**32
+
+#: So many fractions come from a generator of their own, so that any can be drawn without those
+#: before it.
+BLOCK = 4096
+
+
+def fractions(seed: int, first: int = 0) -> Iterator[float]:
+    """Return the endless random fractions of a seed, from number ``first`` on.
+
+    >>> later = fractions(5, 10_000_000)
+    >>> next(later) == next(fractions(5, 10_000_000))
+    True
+    """
+    block, before = divmod(first, BLOCK)
+    drawn = chain.from_iterable(_block(seed, number) for number in count(block))
+    deque(islice(drawn, before), maxlen=0)
+    return drawn
+
+
+def _block(seed: int, number: int) -> Iterator[float]:
+    return starmap(Random(seed << 64 | number).random, repeat((), BLOCK))
 
 
 class Seeded:

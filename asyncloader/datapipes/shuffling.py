@@ -1,8 +1,10 @@
 """Items in another order.
 
 This file is about shuffle, in its iter and map forms, and in_batch_shuffle. Equal
-seeds give equal orders. A pass knows its seed and how many draws it has made, so a
-resumed pass repeats the draws to find its place.
+seeds give equal orders. A pass knows its seed and how many draws it has made, and any draw
+can be made without those before it. So a resumed pass finds what its buffer held from the
+latest draws alone: an item is in the place that was drawn when it was put in, unless that
+place was drawn again. Ten draws for each place of the buffer tell nearly all of them.
 
 An order of the keys of a map pipe is a permutation that need not be stored: where the order
 goes at any position is computed from the seed, so resuming at position n takes no longer than
@@ -16,9 +18,9 @@ by which the grid is larger than n are walked through until the way leads back t
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from random import Random
 from typing import Any, TypeVar, overload
 
@@ -30,9 +32,10 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_o
 from asyncloader.datapipes.flattening import UnBatcher
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.patterns import begin_with
-from asyncloader.datapipes.randomness import Shuffling
+from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
 from asyncloader.datapipes.run import Pass, Run, Stride, picks
 from asyncloader.datapipes.sources import iterable_source, keyed_source
+from asyncloader.errors import SnapshotError
 
 T = TypeVar("T")
 
@@ -149,13 +152,11 @@ class ShufflePass(Pass[T]):
     drawn: int = 0
     buffer: list[Any] = field(default_factory=list, repr=False)
     above: Marks = field(init=False, repr=False)
-    _order: BufferOrder = field(init=False, repr=False)
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._cursors = self.source.first_cursors()
         self.above = Marks(self.source.put_cursors, self._oldest_held, self._cursors)
-        self._order = BufferOrder(self.seed, self.buffer_size)
         # To resume, the buffer holds every item with its position.
         self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
 
@@ -179,7 +180,7 @@ class ShufflePass(Pass[T]):
     def _shuffled(self) -> Iterator[Any]:
         source = self._refilled()
         items: Iterator[Any] = enumerate(source, self.taken) if self._looks_back else source
-        buffer, draw = self.buffer, self._order.random.random
+        buffer, draw = self.buffer, fractions(self.seed, self.drawn).__next__
         try:
             for item in items:
                 if len(buffer) < self.buffer_size:
@@ -222,7 +223,6 @@ class ShufflePass(Pass[T]):
             self.pipe.follow_seed(self.seed)
         else:
             self.taken = self.drawn = position
-        self._order = BufferOrder(self.seed, self.buffer_size)
         self._cursors = cursors
         return position - self.drawn
 
@@ -230,41 +230,54 @@ class ShufflePass(Pass[T]):
         """Fill the buffer as it was at the cursor; return the items after those."""
         # Cursors may keep all later entries of unordered pipes alive, so drop these.
         cursors, self._cursors = self._cursors, {}
-        self._order.advance(self.taken, self.drawn)
-        held = self._order.held
+        held = held_positions(self.seed, self.buffer_size, self.taken, self.drawn)
         in_order = sorted(held)
         self.above.restart(in_order[0] if in_order else self.taken, cursors)
         items, following = begin_with(self.source, in_order, self.taken, cursors)
+        if self.drawn > max(0, self.taken - self.buffer_size):
+            self._check_ended(following)
         found = dict(zip(in_order, items, strict=True))
         self.buffer += [(at, found[at]) if self._looks_back else found[at] for at in held]
         return following
 
+    def _check_ended(self, following: Iterator[T]) -> None:
+        """Raise SnapshotError if there are items: a buffer that is not full is drawn of at last."""
+        for _ in following:
+            raise SnapshotError(
+                f"the state does not fit the data: {self.pipe!r} had taken {self.taken} items, and"
+                " no more were left, but there are more now"
+            )
 
-class BufferOrder:
-    """The positions in a shuffle's buffer, drawn in the same way as ``ShufflePass`` does."""
 
-    def __init__(self, seed: int, buffer_size: int) -> None:
-        self.random = Random(seed)
-        self.buffer_size = buffer_size
-        self.held: list[int] = []
-        self._taken = 0
-        self._drawn = 0
+def held_positions(seed: int, buffer_size: int, taken: int, drawn: int) -> list[int]:
+    """Return the positions of the items in a shuffle's buffer, in the buffer's order.
 
-    def advance(self, taken: int, drawn: int) -> None:
-        """Move to where ``taken`` items were taken and ``drawn`` were drawn."""
-        held, draw, size = self.held, self.random.random, self.buffer_size
-        while self._drawn < drawn:
-            filling = range(self._taken, min(taken, self._taken + size - len(held)))
-            held.extend(filling)
-            self._taken += len(filling)
-            if self._taken < taken:
-                pick = int(draw() * size)
-                held.append(self._taken)
-                self._taken += 1
-            else:
-                pick = int(draw() * len(held))
-            swapped_out(held, pick)
-            self._drawn += 1
+    It had taken and drawn so many items, as ``ShufflePass`` does it: of a full buffer it drew
+    whenever it took one more, and without another after the source's end.
+    """
+    swaps = max(0, taken - buffer_size)
+    held = [*range(min(taken, buffer_size))]
+    unknown = set(held)
+    for first, picks_of_block in _picks_before(seed, buffer_size, swaps):
+        if not unknown:
+            break
+        # The later of two that are in the same place stays.
+        latest = dict(zip(picks_of_block, count(first), strict=False))
+        for place in unknown & latest.keys():
+            held[place] = buffer_size + latest[place]
+        unknown -= latest.keys()
+    for fraction in islice(fractions(seed, swaps), drawn - swaps):
+        swapped_out(held, int(fraction * len(held)))
+    return held
+
+
+def _picks_before(seed: int, buffer_size: int, end: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the places drawn of a full buffer, in blocks with their first numbers, backwards."""
+    while end:
+        first = (end - 1) // BLOCK * BLOCK
+        drawn = islice(fractions(seed, first), end - first)
+        yield first, [int(fraction * buffer_size) for fraction in drawn]
+        end = first
 
 
 def swapped_out(buffer: list[T], pick: int) -> T:
@@ -402,9 +415,8 @@ class InBatchPass(Pass[list[T]]):
         return position - self.yielded
 
     def __iter__(self) -> Iterator[list[T]]:
-        draw = Random(self.seed).random
         # One draw for every item, so that a resumed pass can count its draws.
-        deque((draw() for _ in range(self.drawn)), maxlen=0)
+        draw = fractions(self.seed, self.drawn).__next__
         for batch in self.source.begin():
             if not self.shuffles:
                 self.yielded += 1

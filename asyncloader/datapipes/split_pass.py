@@ -146,6 +146,9 @@ class SplitPass(Pass[T]):
             if index in self.left and not (resumes and index in self._gone):
                 return False
             if self._wanted_from[index] and not resumes:
+                if self.at_end or self.joined <= self.left:
+                    # Its reader begins another round.
+                    return False
                 raise SnapshotError(
                     f"the state does not fit the graph: it says where a branch of {self.split!r}"
                     " was, but not where the pipe was that reads it"

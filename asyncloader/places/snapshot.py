@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncloader.errors import SnapshotError
 
-VERSION = 4
+VERSION = 5
 
 #: The cursors of a graph's pipes, by their numbers in it.
 Cursors = dict[int, dict[str, Any]]

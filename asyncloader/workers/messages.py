@@ -94,9 +94,18 @@ CREDIT_ITEMS = 1024
 CREDIT_BYTES = 1 << 20
 
 
-def credits_for(items: int, nbytes: int, credit_items: int, credit_bytes: int) -> int:
+#: What one credit allows however small ``prefetch_bytes`` is: a frame of tiny items.
+LEAST_CREDIT_BYTES = 4 << 10
+
+
+def credit_bytes(most: int, credits: int) -> int:
+    """Return how many bytes a credit allows, so that all together allow at most ``most``."""
+    return max(LEAST_CREDIT_BYTES, min(CREDIT_BYTES, most // max(1, credits)))
+
+
+def credits_for(items: int, nbytes: int, credit_items: int, credit_nbytes: int) -> int:
     """Return the cost of a frame with so many items of so many bytes in total."""
-    return max(-(-items // credit_items), min(items, -(-nbytes // credit_bytes)))
+    return max(-(-items // credit_items), min(items, -(-nbytes // credit_nbytes)))
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from asyncloader.waiting import Stopped
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
-    CREDIT_BYTES,
     CREDIT_ITEMS,
     NO_NOTE,
     Note,
     StreamEnded,
     StreamFailed,
+    credit_bytes,
     credits_for,
 )
 
@@ -43,9 +43,6 @@ FRAME_CREDITS = 4
 #: size. A look costs as much as a few tiny items.
 _UNLOOKED_ITEMS = 256
 _UNLOOKED_BYTES = 128 << 10
-
-#: What a credit allows however small ``prefetch_bytes`` is: a frame of tiny items.
-_LEAST_CREDIT_BYTES = 4 << 10
 
 
 class Stream:
@@ -70,7 +67,6 @@ class Stream:
         sent: float = 0.0,
         counted: Callable[[], int] | None = None,
         credit_items: int = CREDIT_ITEMS,
-        credit_bytes: int = CREDIT_BYTES,
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -88,9 +84,8 @@ class Stream:
         #: How many credits are left.
         self.credits = credits
         self._credit_items = credit_items
-        # All credits together hold no more than prefetch_bytes allow this worker.
-        share = conversation.arena.budget // max(1, credits)
-        self._credit_bytes = max(_LEAST_CREDIT_BYTES, min(credit_bytes, share))
+        # All together hold no more than prefetch_bytes allow this worker.
+        self._credit_bytes = credit_bytes(conversation.arena.budget, credits)
         self._unlooked_bytes = min(_UNLOOKED_BYTES, self._credit_bytes // 8)
         self._one_by_one = one_by_one
         self._packing = Packing(conversation.encoder)

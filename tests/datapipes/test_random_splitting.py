@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.errors import IteratorInvalidated
-from tests.datapipes.resuming import assert_goes_on, cursors_along, rest_of
+from tests.datapipes.resuming import assert_goes_on, cursors_along, placed, plain, rest_of
 from tests.datapipes.watched import Watched
 
 HALVES = {"train": 0.5, "valid": 0.5}
@@ -55,6 +56,17 @@ def test_a_split_is_that_of_torchdata() -> None:
 
     assert list(train) == [2, 3, 5, 7, 8]
     assert list(valid) == [0, 1, 4, 6, 9]
+
+
+def test_a_share_goes_on_behind_many_draws() -> None:
+    def share() -> Any:
+        return IterableWrapper(range(140_000)).random_split({0: 0.3, 1: 0.7}, 3, target=1)
+
+    run = placed(share())
+    items = list(islice(run.begin(), 80_000))
+    cursors: dict[int, Any] = {}
+    run.put_cursors(cursors)
+    assert rest_of(share(), 80_000, plain(cursors)) == list(share())[len(items) :]
 
 
 def test_one_share_may_be_asked_for() -> None:

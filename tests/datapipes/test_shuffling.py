@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.cursors import close_items
+from asyncloader.datapipes.iter import IterableWrapper, SampleMultiplexer
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.watch.frames import latest_pass
-from tests.datapipes.resuming import new_pass
+from tests.datapipes.resuming import new_pass, placed, plain, rest_of
 from tests.datapipes.watched import Watched
 
 
@@ -185,6 +187,52 @@ def test_map_shuffle_can_go_on_from_any_position() -> None:
     state.resume_at(9_990, None, {})
 
     assert list(state) == order[9_990:]
+
+
+def cursors_at(graph: Any, position: int) -> dict[int, Any]:
+    """Return the cursors of a graph after so many items."""
+    run = placed(graph)
+    items = run.begin()
+    assert len(list(islice(items, position))) == position
+    cursors: dict[int, Any] = {}
+    run.put_cursors(cursors)
+    close_items(items)
+    return plain(cursors)
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+@pytest.mark.parametrize("position", [1, 4095, 4096, 4097, 8200, 9990, 9999, 10_000])
+@pytest.mark.parametrize("source", [IterableWrapper, Watched])
+def test_a_shuffle_goes_on_behind_many_draws(source: Any, size: int, position: int) -> None:
+    def graph() -> Any:
+        return source(range(10_000)).shuffle(buffer_size=size).set_seed(size)
+
+    assert rest_of(graph(), position, cursors_at(graph(), position)) == list(graph())[position:]
+
+
+# A generous bound: it is a fiftieth of a second. Made again one by one, the draws take minutes.
+@pytest.mark.timeout(20)
+def test_how_long_a_shuffle_takes_to_go_on_does_not_depend_on_the_position() -> None:
+    graph = IterableWrapper(range(10**12)).shuffle().set_seed(3)
+    cursor = {"seed": 3, "drawn": 10**12 - 50_000, "taken": 10**12 - 40_000}
+    rest = rest_of(graph, cursor["drawn"], {0: cursor})
+    assert len(set(rest)) == 50_000
+    assert set(rest) > set(range(cursor["taken"], 10**12))
+
+
+@pytest.mark.timeout(20)
+def test_how_long_other_draws_take_to_go_on_does_not_depend_on_the_position() -> None:
+    numbers, taken = range(10**9), [10**9 - 5, 3 * 10**6]
+    mixed = SampleMultiplexer({IterableWrapper(numbers): 1, IterableWrapper(numbers): 3}, seed=1)
+    cursor = {"seed": 1, "drawn": sum(taken), "yielded": sum(taken), "taken": taken, "ended": []}
+    run = placed(mixed)
+    run.resume(sum(taken), {0: cursor})
+    assert set(islice(run.begin(), 4)) <= {*numbers[-5:], *numbers[taken[1] : taken[1] + 4]}
+
+    batches = IterableWrapper(numbers).batch(5).in_batch_shuffle().set_seed(2)
+    cursor = {"seed": 2, "drawn": 10**9 - 10, "yielded": 2 * 10**8 - 2}
+    (batch, last) = rest_of(batches, cursor["yielded"], {0: cursor})
+    assert (sorted(batch), sorted(last)) == ([*numbers[-10:-5]], [*numbers[-5:]])
 
 
 def test_in_batch_shuffle_keeps_the_batches_and_counts_its_draws() -> None:

@@ -509,6 +509,19 @@ def test_n8_a_source_that_refuses_its_own_state_says_so_at_the_first_item():
             next(iter(loader))
 
 
+def test_n8_a_shuffle_that_drew_before_its_buffer_was_full_is_refused_at_the_first_item():
+    with DataLoader2(IterableWrapper(range(40)).shuffle()) as loader:
+        loader.seed(SEED)
+        assert len(list(islice(iter(loader), 3))) == 3
+        state = loader.state_dict(include_datapipe=False)
+        document = _document(state)
+        document["cursors"]["cursors"]["0"]["taken"] = 39
+    with DataLoader2(IterableWrapper(range(40)).shuffle()) as loader:
+        loader.load_state_dict(_state_of(document, state))
+        with pytest.raises(SnapshotError, match="had taken 39 items, and no more were left"):
+            next(iter(loader))
+
+
 def test_n8_a_branch_whose_reader_has_no_place_is_refused_at_the_first_item():
     with DataLoader2(forked()) as loader:
         assert len(list(islice(iter(loader), 3))) == 3

@@ -173,8 +173,8 @@ def a_megabyte(number):
     [
         # So many portions of one item, one that is looked at, and one that waits for a credit.
         (a_megabyte, {"worker_prefetch_cnt": 3}, 5),
-        # So many bytes, and a frame that waits for a credit.
-        (a_kilobyte, {"prefetch_bytes": 100_000}, 130),
+        # So many bytes, a frame that is looked at, and one that waits for a credit.
+        (a_kilobyte, {"prefetch_bytes": 100_000}, 180),
     ],
     ids=["large items", "many bytes"],
 )

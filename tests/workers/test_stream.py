@@ -16,12 +16,12 @@ from asyncloader.graph.walk import pipes_of
 from asyncloader.places.random_states import RandomStates
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.codec import Decoder, Packing
+from asyncloader.workers import messages
 from asyncloader.workers import stream as streams
 from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.graph_part import PartPipes, PreparedPart
 from asyncloader.workers.marker import Marker
 from asyncloader.workers.messages import (
-    CREDIT_BYTES,
     FrameKind,
     StreamEnded,
     StreamFailed,
@@ -71,7 +71,6 @@ class Bench:
         *,
         one_by_one: bool = False,
         sent: float = 0.0,
-        credit_bytes: int = CREDIT_BYTES,
     ) -> Stream:
         part = PreparedPart(Run(pipe, RunTree()), PartPipes(pipes_of(pipe)))
         return Stream(
@@ -85,7 +84,6 @@ class Bench:
             one_by_one=one_by_one,
             marker=Marker(part, RandomStates()),
             sent=sent,
-            credit_bytes=credit_bytes,
         )
 
     def sent(self) -> list[Any]:
@@ -174,18 +172,20 @@ def test_a_frame_is_no_older_than_two_milliseconds(bench):
     ],
 )
 def test_heavy_items_cost_a_credit_each_and_ride_together_where_there_is_memory(
-    bench, arena_bytes, credits, expected
+    bench, monkeypatch, arena_bytes, credits, expected
 ):
+    # Less than a socket holds.
+    monkeypatch.setattr(messages, "CREDIT_BYTES", 64 << 10)
     bench.arena.budget = arena_bytes
-    # A credit is for less than a socket holds.
-    stream = bench.stream(iter([bytes(70_000)] * 10), credits, credit_bytes=64 << 10)
+    stream = bench.stream(iter([bytes(70_000)] * 10), credits)
     assert lengths(all_of(bench, stream)) == expected
 
 
-def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(bench):
+def test_a_frame_of_few_light_items_and_a_heavy_one_costs_no_more_than_there_is(bench, monkeypatch):
+    monkeypatch.setattr(messages, "CREDIT_BYTES", 16 << 10)
     bench.arena.budget = 8 << 20
     items = [b"first", *[b"light"] * 20, bytes(200_000), b"last"]
-    stream = bench.stream(iter(items), credits=6, credit_bytes=16 << 10)
+    stream = bench.stream(iter(items), credits=6)
     assert lengths(all_of(bench, stream)) == [1, 21]
     assert stream.credits == 0
     stream.grant(1)
