@@ -192,6 +192,20 @@ def _is_of_hugging_face(iterable: object) -> bool:
     return any((kind.__module__, kind.__qualname__) == name for kind in type(iterable).__mro__)
 
 
+#: Samplers of torch that draw from its global generator, unless they were given one.
+_RANDOM_SAMPLERS = frozenset({"RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"})
+
+
+def draws_in_each_worker(iterable: object) -> bool:
+    """Whether it is a sampler of torch's that yields other keys in every process."""
+    kind = type(iterable)
+    if kind.__module__ != "torch.utils.data.sampler":
+        return False
+    if kind.__qualname__ == "BatchSampler":
+        return draws_in_each_worker(getattr(iterable, "sampler", None))
+    return kind.__qualname__ in _RANDOM_SAMPLERS and getattr(iterable, "generator", 0) is None
+
+
 def twice(pipe: object, divider: str) -> str:
     """Return the error message for two pipes that both divide the items among the workers."""
     return (

@@ -31,7 +31,12 @@ from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.replaying import is_replayed
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
-from asyncloader.datapipes.sources import IterableWrapper, iterable_source, twice
+from asyncloader.datapipes.sources import (
+    IterableWrapper,
+    draws_in_each_worker,
+    iterable_source,
+    twice,
+)
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.cut import (
     Cut,
@@ -530,7 +535,17 @@ def _check_divided_once(cut: Cut) -> None:
         for divider in dividers_of(part, cut.dispatch):
             for source in pipes_of(divider):
                 if isinstance(source, IterableWrapper):
+                    _check_sampler(source, divider)
                     source.divided_by = stage_name(divider)
+
+
+def _check_sampler(source: IterableWrapper[Any], divider: Any) -> None:
+    if draws_in_each_worker(source.iterable):
+        raise ValueError(
+            f"{source!r} draws other keys in each worker, so items would be lost and come twice:"
+            f" put sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING) in the place"
+            f" of {stage_name(divider)}, which runs the sampler once, for all workers"
+        )
 
 
 def _may_drop(pipe: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils import data
 from torch.utils.data import IterableDataset
 
 from asyncloader import (
@@ -376,3 +377,34 @@ def test_n15_two_readers_at_once_do_not_share_one_iterator():
     pipe = IterableWrapper(Prefetcher())
     with pytest.raises(RuntimeError, match="iterator has been invalidated"):
         list(pipe.zip(pipe))
+
+
+# N6: samplers ---------------------------------------------------------------------------
+
+
+SAMPLERS = {
+    "RandomSampler": lambda: data.RandomSampler(range(20)),
+    "SubsetRandomSampler": lambda: data.SubsetRandomSampler(range(20)),
+    "WeightedRandomSampler": lambda: data.WeightedRandomSampler([1.0] * 20, 20),
+    "a BatchSampler of one": lambda: data.BatchSampler(
+        data.RandomSampler(range(20)), 5, drop_last=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_n6_a_sampler_that_draws_other_keys_in_each_worker_is_refused(name):
+    graph = IterableWrapper(SAMPLERS[name]()).sharding_filter()
+    with pytest.raises(ValueError, match="runs the sampler once, for all workers"):
+        first_of(loader_of(graph))
+    with loader_of(graph, 1) as loader:
+        assert len(list(loader)) in (4, 20)
+
+
+def test_n6_samplers_that_yield_the_same_keys_everywhere_are_divided():
+    seeded = data.RandomSampler(range(20), generator=torch.Generator().manual_seed(3))
+    for sampler in (seeded, data.SequentialSampler(range(20))):
+        graph = IterableWrapper(sampler).sharding_filter()
+        with loader_of(graph) as loader:
+            for _ in range(2):
+                assert sorted(loader) == [*range(20)]
