@@ -219,10 +219,11 @@ def of_a_pass(value: Any, where: str, form_of: FormOf) -> None:
         COUNT(value["yielded"], f"{where}['yielded']", form_of)
 
 
-#: The cursors of a pass that yields at most one item for each of its source, and counts errors.
-SIEVE = fields(
-    counts("taken", "yielded", "errors"), at_most("yielded", "taken"), at_most("errors", "taken")
-)
+def sieve(*, tolerates: bool) -> Form:
+    """The cursor of a pass that yields at most one item for each of its source."""
+    own = counts("taken", "yielded") | {"errors": COUNT if tolerates else just(0)}
+    return fields(own, at_most("yielded", "taken"), at_most("errors", "taken"))
+
 
 #: The cursors of a source that has ``state_dict`` and ``load_state_dict``.
 OF_A_SOURCE = fields({"yielded": COUNT, "state": anything}, may_have={"ended": just(True)})

@@ -17,7 +17,6 @@ from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.call import blame, calling, unawaited
 from asyncloader.datapipes.cursor_forms import (
     COUNT,
-    SIEVE,
     Form,
     FormOf,
     Rule,
@@ -26,6 +25,7 @@ from asyncloader.datapipes.cursor_forms import (
     list_of,
     no_cursor,
     refuse,
+    sieve,
     truth,
 )
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, dropped
@@ -226,7 +226,7 @@ class Applier(OneToOne, IterDataPipe[T]):
         return OneToOnePass(run) if self.tolerance.is_strict else ApplyPass(run)
 
     def cursor_form(self) -> Form:
-        return no_cursor if self.tolerance.is_strict else SIEVE
+        return no_cursor if self.tolerance.is_strict else sieve(tolerates=True)
 
     def picks(self) -> bool:
         return self.tolerance.is_strict and super().picks()

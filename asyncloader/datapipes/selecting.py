@@ -17,7 +17,7 @@ from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
-from asyncloader.datapipes.cursor_forms import SIEVE, Form
+from asyncloader.datapipes.cursor_forms import Form, sieve
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
@@ -69,7 +69,7 @@ class Filter(IterDataPipe[T]):
         return FilterPass(run, self._keeps)
 
     def cursor_form(self) -> Form:
-        return SIEVE
+        return sieve(tolerates=not self.tolerance.is_strict)
 
     def verdict(self, answer: Any) -> bool:
         """Return a non-bool answer as True or False; raise if it cannot be one."""

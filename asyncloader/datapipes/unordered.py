@@ -23,7 +23,6 @@ from typing import Any
 from asyncloader.datapipes.cursor_forms import (
     COUNT,
     MOST,
-    SIEVE,
     Form,
     FormOf,
     anything,
@@ -35,6 +34,7 @@ from asyncloader.datapipes.cursor_forms import (
     list_of,
     no_cursor,
     row,
+    sieve,
     truth,
     whole,
 )
@@ -338,7 +338,7 @@ def form_ahead(pipe: Any) -> Form:
     """Return the form of the cursors of a pipe whose passes run ahead."""
     if not pipe.ordered:
         return _as_they_came(_most_ahead(pipe))
-    return no_cursor if pipe.tolerance.is_strict else SIEVE
+    return no_cursor if pipe.tolerance.is_strict else sieve(tolerates=True)
 
 
 #: How many entries there were before. Negative where a state lists more than was counted.

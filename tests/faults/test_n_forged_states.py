@@ -279,7 +279,12 @@ class Trial:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield what items are made of, as far as that can be compared."""
+    """Yield what items are made of, as far as that can be compared.
+
+    None fills a place: how often, depends on how the items of two sources come together.
+    """
+    if value is None:
+        return
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple):
