@@ -120,19 +120,11 @@ def cursors_of(pipes: Iterable[Any], cursors: Cursors) -> Cursors:
 
 
 def dropped(items: Iterator[T], count: int) -> Iterator[T]:
-    """Return a new iterator without its first ``count`` items, which are made when it is read."""
+    """Return an iterator without its first ``count`` items, which are made when it is read."""
     if count == 0:
         return items
     _check_behind(count)
-    if type(items) in _BY_INDEX:
-        # It begins anywhere at once, as copies and pickles of it do.
-        items.__setstate__(min(count, sys.maxsize))  # type: ignore[attr-defined]
-        return items
     return _dropped(items, count)
-
-
-#: The iterators of lists, tuples and ranges, of long ranges too.
-_BY_INDEX = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(range(2**70)))))
 
 
 def _dropped(items: Iterator[T], count: int) -> Iterator[T]:

@@ -288,6 +288,8 @@ class Run(Generic[T]):
         if not has_passes(pipe):
             if isinstance(start, list):
                 return pipe.iter_at(start)  # type: ignore[no-any-return]  # its own items
+            if start is not None and is_ours(pipe) and hasattr(pipe, "iter_from"):
+                return pipe.iter_from(start[0])  # type: ignore[no-any-return]  # its own items
             return dropped(iter(pipe), 0 if start is None else start[0])
         begun = self.new_pass()
         if isinstance(start, list):

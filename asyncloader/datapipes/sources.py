@@ -7,6 +7,7 @@ own items.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
-from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, picked
+from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, dropped, picked
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.run import Run, RunTree, Stride
 from asyncloader.errors import IteratorInvalidated
@@ -29,6 +30,9 @@ _UNCHANGING = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 #: Types whose iteration runs no user code.
 _CANNOT_ASK = frozenset({list, tuple, range, dict, set, frozenset, str, bytes})
+
+#: The iterators of lists, tuples and ranges, of long ranges too.
+_BY_INDEX = frozenset(map(type, (iter([]), iter(()), iter(range(0)), iter(range(2**70)))))
 
 
 class IterableWrapper(IterDataPipe[T]):
@@ -100,6 +104,15 @@ class IterableWrapper(IterDataPipe[T]):
         if self._must_not_ask():
             return _unaware_items(partial(self._items, self.iterable), self._unaware())
         return self._items(self.iterable)
+
+    def iter_from(self, position: int) -> Iterator[T]:
+        """Iterate the items from a position on, without those before it where that is possible."""
+        items = iter(self)
+        if type(items) not in _BY_INDEX:
+            return dropped(items, position)
+        # It is new, and begins anywhere at once, as copies and pickles of it do.
+        items.__setstate__(min(position, sys.maxsize))  # type: ignore[attr-defined]
+        return items
 
     def _items(self, iterable: Iterable[T]) -> Iterator[T]:
         if not self._passes.are_free:

@@ -1,11 +1,14 @@
 """Where items come from."""
 
 import pickle
+from typing import Any
 
 import pytest
 
+from asyncloader.datapipes.cursors import dropped
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper
+from tests.datapipes.resuming import placed
 
 
 def test_an_iterator_is_read_once_and_then_refused():
@@ -51,3 +54,14 @@ def test_an_error_that_a_function_raises_again_is_noted_once():
         with pytest.raises(LookupError):
             list(pipe)
     assert error.__notes__ == ["raised in map(fails)"]
+
+
+@pytest.mark.parametrize("data", [[*range(9)], tuple(range(9)), range(9), range(2**70, 2**70 + 9)])
+@pytest.mark.parametrize("position", [0, 1, 8, 9, 2**80])
+def test_data_in_memory_goes_on_from_any_position_and_is_dropped_from_there(
+    data: Any, position: int
+) -> None:
+    for dropping in range(3):
+        run = placed(IterableWrapper(data))
+        run.resume(position, {})
+        assert [*dropped(run.begin(), dropping)] == [*data[position + dropping :]]
