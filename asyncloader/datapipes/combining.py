@@ -36,11 +36,12 @@ from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.replaying import put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, iterable_sources, keyed_sources
-from asyncloader.datapipes.splitting import OutlastingPass
+from asyncloader.datapipes.splitting import OutlastingPass, branch_raced_for
 from asyncloader.datapipes.watch.watching import UNCOUNTED
 from asyncloader.seeds import checked_seed
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass
@@ -99,8 +100,25 @@ def readers(sources: Iterable[Run[Any]]) -> Iterator[list[Iterator[Any]]]:
         yield iterators
 
 
+class Together(IterDataPipe[T_co]):
+    """A pipe that reads all its sources at a time."""
+
+    sources: tuple[Any, ...]
+
+    def refusal(self) -> str:
+        raced = branch_raced_for(self.sources)
+        if raced is None:
+            return ""
+        branch, ahead = raced
+        return (
+            f"{self!r} reads {branch!r} by two of its sources, where each reader ends the pass of"
+            f" the one before, and {ahead!r} reads ahead, so nobody knows when. Give each source"
+            " a branch of its own, by a larger fork"
+        )
+
+
 @functional_datapipe("zip")
-class Zipper(IterDataPipe[tuple[Any, ...]]):
+class Zipper(Together[tuple[Any, ...]]):
     """Yield tuples of one item from each source, until the shortest ends.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -165,7 +183,7 @@ class ZipPass(InStep):
 
 
 @functional_datapipe("zip_longest")
-class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
+class ZipperLongest(Together[tuple[Any, ...]]):
     """Yield tuples of one item from each source, until the longest ends.
 
     A source that ended before is represented by ``fill_value``.
@@ -207,7 +225,7 @@ class ZipLongestPass(InStep):
 
 
 @functional_datapipe("mux")
-class Multiplexer(IterDataPipe[T]):
+class Multiplexer(Together[T]):
     """Yield one item from each source in turn, in whole rounds, until the shortest ends.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
@@ -263,7 +281,7 @@ class MuxPass(SideBySide[T]):
 
 
 @functional_datapipe("mux_longest")
-class MultiplexerLongest(IterDataPipe[T]):
+class MultiplexerLongest(Together[T]):
     """Yield one item from each source in turn, without those that ended, until all have.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper

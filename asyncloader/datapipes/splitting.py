@@ -30,7 +30,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursor
 from asyncloader.datapipes.edges import edges_of, pipes_from
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
-from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of
+from asyncloader.datapipes.run import Pass, Run, RunTree, is_async_pipe, own_tree_of
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
 from asyncloader.datapipes.watch.watching import UNCOUNTED
@@ -126,6 +126,25 @@ class OutlastingPass(Pass[T]):
         The present source adds its own first: it may read the same branches again.
         """
         add_cursors(self._ended_branches, into)
+
+
+def branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
+    """Return a branch that several sources read at a time, and a pipe that reads it ahead, or None.
+
+    Each reader begins the branch anew, which ends the pass of the one before. When that is
+    depends on how far ahead it has read.
+    """
+    read: dict[int, Any] = {}
+    for source in sources:
+        above = [*pipes_from(source, to_splitters=True)]
+        ahead = next((pipe for pipe in above if is_async_pipe(pipe)), None)
+        for branch in above:
+            if isinstance(branch, Branch):
+                either = ahead if ahead is not None else read.get(id(branch))
+                if id(branch) in read and either is not None:
+                    return branch, either
+                read[id(branch)] = either
+    return None
 
 
 def _branches_read_by(source: Run[Any]) -> Cursors:

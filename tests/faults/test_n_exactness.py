@@ -324,3 +324,22 @@ def test_n5_one_pipe_read_twice_at_once_is_refused_where_workers_are_to_be_repla
     with pytest.raises(ValueError, match=r"map\(str\) is read in several passes at once.*fork\(\)"):
         next(iter(loader))
     loader.shutdown()
+
+
+async def soon(item: Any) -> Any:
+    return item
+
+
+@pytest.mark.parametrize("form", ["zip", "zip_longest", "mux", "mux_longest"])
+def test_a_branch_that_two_sources_race_for_is_refused(form):
+    def joined(left: Any, right: Any) -> Any:
+        return getattr(left, form)(right)
+
+    branch, _ = IterableWrapper(range(9)).fork(2)
+    ahead = branch.async_map(soon)
+    for left, right in [(ahead, ahead), (ahead, branch), (branch, ahead.map(str))]:
+        with pytest.raises(ValueError, match=r"reads fork\(2\)\[0\] by two of its sources"):
+            list(DataLoader2(joined(left, right)))
+    one, other, _ = IterableWrapper(range(9)).fork(3)
+    with DataLoader2(joined(one.async_map(soon), other)) as loader:
+        assert len(list(loader)) in (9, 18)
