@@ -171,10 +171,10 @@ def a_megabyte(number):
 @pytest.mark.parametrize(
     ("weight", "settings", "most"),
     [
-        # So many portions of one item, one that is looked at, and one that waits for a credit.
-        (a_megabyte, {"worker_prefetch_cnt": 3}, 5),
-        # So many bytes, a frame that is looked at, and one that waits for a credit.
-        (a_kilobyte, {"prefetch_bytes": 100_000}, 180),
+        # So many portions of one item, those that were taken together and one that waits.
+        (a_megabyte, {"worker_prefetch_cnt": 3}, 8),
+        # So many bytes, and the same.
+        (a_kilobyte, {"prefetch_bytes": 100_000}, 250),
     ],
     ids=["large items", "many bytes"],
 )
