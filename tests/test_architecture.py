@@ -47,7 +47,7 @@ ROOMS = [
     {"run_place"},
     {"exchange", "unordered"},
     {"arguments", "cursor_forms", "marks", "watch"},
-    {"cursors", "envelope", "naming", "randomness"},
+    {"cursors", "envelope", "lookups", "naming", "randomness"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.

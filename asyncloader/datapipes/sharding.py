@@ -154,7 +154,11 @@ class ShardPass(Pass[T]):
         return 0
 
     def __iter__(self) -> Iterator[T]:
-        if self.count == 1 or not can_share(self.source.pipe):
+        is_shared = self.count > 1 and can_share(self.source.pipe)
+        if is_shared or self.count == 1:
+            # Of items that are sifted the reader takes fewer than the source makes.
+            self.source.at_once = self.run.at_once
+        if not is_shared:
             return self._counting(None)
         items = self.source.begin_share(Stride(self.start, self.count), self._cursors)
         if type(items) not in _KNOWING:

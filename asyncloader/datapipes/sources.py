@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
 from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, picked
+from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.run import Run, RunTree, Stride
 from asyncloader.errors import IteratorInvalidated
@@ -335,7 +336,8 @@ class Lookup(Protocol[T_co]):
 class SequenceWrapper(MapDataPipe[T]):
     """Look items up in a sequence, a mapping, or a dataset of torch's.
 
-    With ``deepcopy`` the data is copied once, when the pipe is made.
+    With ``deepcopy`` the data is copied once, when the pipe is made. What has ``__getitems__``,
+    as data sets of Hugging Face do, is asked for all items of a batch at once.
 
     >>> SequenceWrapper(["a", "b"])[1]
     'b'
@@ -360,6 +362,13 @@ class SequenceWrapper(MapDataPipe[T]):
     def __getitem__(self, key: Any) -> T:
         item: T = self.sequence[key]
         return item
+
+    @property
+    def __getitems__(self) -> Callable[[list[Any]], Sequence[T]] | None:
+        return self._look_up if answers_many(self.sequence) else None
+
+    def _look_up(self, keys: list[Any]) -> Sequence[T]:
+        return items_under(self.sequence, keys)
 
     def __len__(self) -> int:
         return len(self.sequence)
