@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, NoReturn, Self, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
@@ -20,6 +20,7 @@ from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
+from asyncloader.loader.from_dataset import Recipe
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
@@ -98,6 +99,66 @@ class DataLoader2(Generic[T_co]):
         """
         loader: DataLoader2[Any] = cls(datapipe, None, reading_service)
         loader.load_state_dict(state)
+        return loader
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = True,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        distributed: bool = False,
+        on_worker_death: Literal["raise", "restart"] = "raise",
+    ) -> DataLoader2[Any]:
+        """Return a loader of a data set, made as torch's ``DataLoader`` is made.
+
+        The parameters are torch's, and ``loader.datapipe`` is the graph that they make. Workers
+        stay alive between epochs, whatever ``persistent_workers`` says. An iterable data set takes
+        each worker's share itself, by ``get_worker_info``. Random samplers draw from the loader's
+        seed, also those with a generator of their own, so that they resume. ``seed`` is that of
+        the loader; otherwise it is drawn from ``generator``, if there is one. ``distributed``
+        divides the batches among the ranks of a torch.distributed run.
+        """
+        recipe = Recipe(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            seed=seed,
+            distributed=distributed,
+            on_worker_death=on_worker_death,
+        )
+        loader: DataLoader2[Any] = cls(recipe.graph(), None, recipe.service())
+        if (first := recipe.first_seed()) is not None:
+            loader.seed(first)
         return loader
 
     def __iter__(self) -> SyncIterator[T_co]:
