@@ -41,7 +41,8 @@ class IterableWrapper(IterDataPipe[T]):
     TypeError. One whose ``__iter__`` starts from the beginning can be read again.
     ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
     that asks ``get_worker_info``, and as Hugging Face's iterable data sets do. False hides the
-    worker from it: ``get_worker_info``, ours and torch's, answers None in it.
+    worker from it: ``get_worker_info``, ours and torch's, answers None in it. A stream of theirs
+    resumes by its own state, unless it shuffles or maps in batches: then it is read again.
     A set has the same order in all processes of a loader; sort it if another run will resume
     from a state.
 
@@ -76,6 +77,8 @@ class IterableWrapper(IterDataPipe[T]):
         self.divided_by = ""
         self._hides_worker = shards_itself is False
         self._passes = Passes(iterable)
+        self._stream: Any = None
+        self._state: Any = None
 
     def __len__(self) -> int:
         if self.shards_itself:
@@ -102,10 +105,33 @@ class IterableWrapper(IterDataPipe[T]):
             return _unaware_items(partial(self._items, self.iterable), self._unaware())
         return self._items(self.iterable)
 
+    def has_own_state(self) -> bool:
+        """Whether the iterable says its exact place itself; a stream of Hugging Face's may."""
+        return _is_of_hugging_face(self.iterable) and _is_exact(self.iterable)
+
+    def state_dict(self) -> Any:
+        """Return the place of the iterable in the current pass."""
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next pass begin at a place of the iterable."""
+        self._state = state
+
+    def _resumed(self, stream: Any) -> Any:
+        """Return the stream for one pass, at the place that was loaded."""
+        # It would begin every later pass there too, so the place is given to another object.
+        self._stream = object.__new__(type(stream))
+        vars(self._stream).update(vars(stream))
+        state, self._state = self._state, None
+        if state is not None:
+            self._stream.load_state_dict(state)
+        return self._stream
+
     def _items(self, iterable: Iterable[T]) -> Iterator[T]:
         if not self._passes.are_free:
             return self._passes.items(self, iterable)
-        return iter(changeable_copy(iterable) if self.deepcopy else iterable)
+        data = changeable_copy(iterable) if self.deepcopy else iterable
+        return iter(self._resumed(data) if self.has_own_state() else data)
 
     def _aitems(self, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
         if not self._passes.are_free:
@@ -121,7 +147,8 @@ class IterableWrapper(IterDataPipe[T]):
         return Unaware("" if self._hides_worker else twice(self, self.divided_by))
 
     def picks(self) -> bool:
-        return self._passes.are_free and isinstance(self.iterable, Iterable)
+        is_free = self._passes.are_free and isinstance(self.iterable, Iterable)
+        return is_free and not self.has_own_state()
 
     def iter_at(self, positions: list[int]) -> Iterator[T]:
         if not isinstance(self.iterable, Sequence):
@@ -191,6 +218,32 @@ def _is_of_hugging_face(iterable: object) -> bool:
     """Whether it is Hugging Face's ``IterableDataset``, which asks torch for the worker."""
     name = ("datasets.iterable_dataset", "IterableDataset")
     return any((kind.__module__, kind.__qualname__) == name for kind in type(iterable).__mro__)
+
+
+#: The parts of Hugging Face's streams whose places are exact. What a shuffle buffer holds, or a
+#: batched map has made, is no part of a place: such streams are read again up to theirs.
+_EXACT = frozenset(
+    f"{name}Iterable"
+    for name in (
+        "Examples",
+        "ArrowExamples",
+        "FilteredExamples",
+        "FormattedExamples",
+        "MappedExamples",
+        "RebatchedArrowExamples",
+        "SelectColumns",
+        "StepExamples",
+    )
+)
+
+
+def _is_exact(stream: Any) -> bool:
+    part = getattr(stream, "_ex_iterable", None)
+    while part is not None:
+        if type(part).__name__ not in _EXACT or getattr(part, "batched", False):
+            return False
+        part = getattr(part, "ex_iterable", None)
+    return hasattr(stream, "_ex_iterable")
 
 
 def twice(pipe: object, divider: str) -> str:

@@ -25,6 +25,12 @@ from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.stats import LoaderStats, stats_of
+from asyncloader.loader.torch_names import (
+    batcher_of,
+    dataset_of,
+    no_batch_sampler,
+    sampler_of,
+)
 from asyncloader.places.elastic import Role
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
@@ -175,6 +181,38 @@ class DataLoader2(Generic[T_co]):
         """
         self._check_has_graph()
         return self._engine.lifecycle.length(self.datapipe)
+
+    @property
+    def dataset(self) -> Any:
+        """The data set that the graph's only source looks up; AttributeError if there is none."""
+        return dataset_of(self.datapipe)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The size of the batches, or None where not exactly one ``batch`` says it."""
+        batcher = batcher_of(self.datapipe)
+        return None if batcher is None else batcher.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        batcher = batcher_of(self.datapipe)
+        return batcher is not None and batcher.drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that was given to ``from_dataset``, or None."""
+        return sampler_of(self.datapipe)
+
+    @property
+    def batch_sampler(self) -> NoReturn:
+        """Not there: an AttributeError says how a trainer resumes."""
+        no_batch_sampler()
+
+    @property
+    def num_workers(self) -> int:
+        """In how many worker processes the graph runs."""
+        return self.reading_service.worker_count()
 
     def seed(self, seed: int) -> None:
         """Begin this seed's sequence of epochs with the next epoch.
