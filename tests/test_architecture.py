@@ -48,7 +48,7 @@ ROOMS = [
     {"run_place"},
     {"exchange", "unordered"},
     {"arguments", "cursor_forms", "marks", "watch"},
-    {"cursors", "envelope", "lookups", "naming", "randomness"},
+    {"cursors", "envelope", "lookups", "naming", "randomness", "torchdata_names"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.

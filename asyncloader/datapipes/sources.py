@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
 from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, picked
 from asyncloader.datapipes.lookups import answers_many, items_under
@@ -470,7 +470,7 @@ def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def keyed_source(value: Any) -> Any:
     """Return something that items can be looked up in; raise TypeError otherwise."""
     _check_is_one_source(value)
-    if not hasattr(type(value), "__getitem__"):
+    if not hasattr(type(value), "__getitem__") or is_iter_pipe(value):
         raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
     return value
 
