@@ -1,4 +1,4 @@
-"""``python -m asyncloader``: a graph drawn, and a graph examined."""
+"""``python -m asyncloader``: a graph drawn, a graph examined, programs of torchdata rewritten."""
 
 from __future__ import annotations
 

@@ -160,6 +160,7 @@ FAMILIES = {
 #: The methods that users call or write, of classes that have others as well.
 METHODS = {
     "DataLoader2": (
+        "from_dataset",
         "start",
         "seed",
         "state_dict",

@@ -38,16 +38,17 @@ ROOMS = [
     {"shuffling"},
     {"web", "caching", "combining", "flattening", "repeating"},
     {"files", "batching", "joining", "mapping", "packing", "splitting", "thread_calls"},
-    {"async_calls", "converting", "full_sync", "prefetching", "random_splitting", "selecting"},
+    {"async_calls", "full_sync", "prefetching", "random_splitting", "sampling", "selecting"},
     {"sharding", "split_pass", "patterns", "replaying"},
-    {"ahead", "edges", "shared_sequence", "sources"},
+    {"ahead", "converting", "edges", "shared_sequence"},
+    {"sources"},
     {"base", "columns", "one_to_one", "tolerance"},
     {"call", "run"},
     {"bridge"},
     {"run_place"},
     {"exchange", "unordered"},
     {"arguments", "cursor_forms", "marks", "watch"},
-    {"cursors", "envelope", "naming", "randomness"},
+    {"cursors", "envelope", "lookups", "naming", "randomness", "torchdata_names"},
 ]
 
 #: Heavy or risky modules, and the one file by which each may enter.

@@ -10,6 +10,8 @@ import torch
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.map import SequenceWrapper
 
+pytestmark = pytest.mark.compat
+
 STEPS, SAVED_AT = 12, 3
 
 

@@ -12,18 +12,20 @@ resume between two items implement ``new_pass`` instead.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from asyncloader.datapipes.bridge import from_loop
 from asyncloader.datapipes.cursor_forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, has_passes, tree_of
+from asyncloader.datapipes.torchdata_names import advice_for
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -74,6 +76,9 @@ def register(base: type, name: str, pipe_class: type) -> None:
     build.__signature__ = _method_signature(pipe_class)  # type: ignore[attr-defined]
     build.builds = pipe_class  # type: ignore[attr-defined]
     setattr(base, name, build)
+    if not pipe_class.__module__.startswith("asyncloader."):
+        # Names of ours would be in the way of torchdata, which registers the same ones.
+        _torch_methods(base.__name__).setdefault(name, pipe_class)
     _homes.setdefault(name, set()).add(home_of(pipe_class) or MAIN)
 
 
@@ -155,9 +160,12 @@ class MissingName:
     def _hint(self) -> str:
         if is_of_script(self.name):
             return f"; {_OF_SCRIPT}"
+        if advice := advice_for(self.name):
+            return f"; {advice}"
         if hasattr(self.others, self.name):
             return f"; {_WAYS[self.others.__name__]}"
         names = [name for name in dir(self.cls) if not name.startswith("_")]
+        names += _torch_methods(_kind_of(self.cls).__name__)
         near = difflib.get_close_matches(self.name, names, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
@@ -279,7 +287,10 @@ class DataPipe:
                 return object.__getattribute__(self, name)
             if bring(name):
                 return getattr(self, name)
-            others = MapDataPipe if isinstance(self, IterDataPipe) else IterDataPipe
+            kind = _kind_of(type(self))
+            if torchs := _torch_methods(kind.__name__).get(name):
+                return functools.partial(torchs, self)
+            others = MapDataPipe if kind is IterDataPipe else IterDataPipe
             raise UnknownName(MissingName(type(self), name, others))
 
 
@@ -298,6 +309,17 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_sync_and_async(cls)
+
+    def __add__(self, other: Iterable[Any]) -> IterDataPipe[Any]:
+        """Return the items of this pipe, then those of the other: ``concat``."""
+        return self.concat(other) if is_iter_pipe(other) else NotImplemented
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        # torch's DataLoader looks items up in whatever is no IterableDataset of its own.
+        raise TypeError(
+            f"{self!r} is iterated, not looked up by key; for torch's DataLoader wrap it:"
+            " as_torch_dataset(pipe), of asyncloader.datapipes.torch_dataset"
+        )
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         """Return a pass that begins at the first item; built-in pipes that resume define this."""
@@ -384,6 +406,10 @@ class MapDataPipe(DataPipe, MapFluent[T_co]):
         for index in range(len(self)):
             yield self[index]
 
+    def __add__(self, other: MapDataPipe[Any]) -> MapDataPipe[Any]:
+        """Return what has the items of this pipe, then those of the other: ``concat``."""
+        return self.concat(other) if is_map_pipe(other) else NotImplemented
+
     @classmethod
     def register_datapipe_as_function(cls, name: str, pipe_class: type) -> None:
         """Make ``pipe.name(...)`` build ``pipe_class(pipe, ...)``."""
@@ -437,6 +463,17 @@ def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
     torch_pipes = (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe"))
     return isinstance(value, (IterDataPipe, MapDataPipe, *torch_pipes))
+
+
+def _kind_of(cls: type) -> type[DataPipe]:
+    return IterDataPipe if issubclass(cls, IterDataPipe) else MapDataPipe
+
+
+def _torch_methods(kind: str) -> dict[str, Callable[..., Any]]:
+    """Return what is registered with torch's ``functional_datapipe``, to add to it."""
+    (pipes,) = _torch_pipes(kind) or (None,)
+    methods: dict[str, Callable[..., Any]] = getattr(pipes, "functions", {})
+    return methods
 
 
 def _torch_pipes(name: str) -> tuple[type, ...]:

@@ -28,6 +28,7 @@ from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursor_forms import MOST
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, close_items
+from asyncloader.datapipes.lookups import items_under
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Stride, can_share, is_ours, picks
 from asyncloader.datapipes.run_place import cancelled
@@ -225,6 +226,9 @@ class BatchPass(Pass[Any]):
     taken: int = 0
     yielded: int = 0
 
+    def __post_init__(self) -> None:
+        self.source.at_once = self.pipe.batch_size
+
     def __iter__(self) -> Iterator[Any]:
         yield from self.batches(self.source.begin())
 
@@ -323,7 +327,7 @@ class MapBatcher(MapDataPipe[list[T]]):
     def __getitem__(self, key: Any) -> Any:
         first = index_within(key, len(self)) * self.batch_size
         end = min(first + self.batch_size, len(self.source))
-        batch = [self.source[index] for index in range(first, end)]
+        batch = list(items_under(self.source, range(first, end)))
         return batch if self.wrapper_class is list else wrapped(batch, self.wrapper_class, self)
 
 

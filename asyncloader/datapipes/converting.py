@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import chain, islice, repeat, starmap
+from typing import Any, ClassVar, TypeVar
 
 from asyncloader.datapipes.arguments import checked_function, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, calling, checked_key_of, is_async, itself
 from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.run import Pass, Run, Stride, tree_of
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 
@@ -147,7 +150,7 @@ class MapToIterConverter(IterDataPipe[T]):
 class LookupPass(Pass[T]):
     """One pass over keys, which can resume at any position at once."""
 
-    marks = ()
+    marks: ClassVar[tuple[str, ...]] = ()
     follows_source = True
 
     keys: Sequence[Any] = field(repr=False)
@@ -167,9 +170,32 @@ class LookupPass(Pass[T]):
         return iter(self)
 
     def __iter__(self) -> Iterator[T]:
-        source = self.pipe.source
-        rest = range(self.yielded, len(self.keys))
-        for position in rest if self.positions is None else self.positions:
-            item = source[self.keys[position]]
+        positions = self.positions_left()
+        if self.pipe.indices is None:
+            # The positions are the keys.
+            return self.looked_up(self.pipe.source, positions)
+        return self.looked_up(self.pipe.source, (self.keys[position] for position in positions))
+
+    def positions_left(self) -> Iterable[int]:
+        """Return the positions to look up, in the order in which they are."""
+        left = range(self.yielded, len(self.keys))
+        return left if self.positions is None else self.positions
+
+    def looked_up(self, source: Any, keys: Iterable[Any]) -> Iterator[T]:
+        """Look up keys as they are needed: one by one, or as many as the reader takes together."""
+        if self.run.at_once == 1 or not answers_many(source):
+            return self._one_by_one(source, keys)
+        return chain.from_iterable(self._together(source, iter(keys)))
+
+    def _one_by_one(self, source: Any, keys: Iterable[Any]) -> Iterator[T]:
+        for key in keys:
+            item = source[key]
             self.yielded += 1
             yield item
+
+    def _together(self, source: Any, keys: Iterator[Any]) -> Iterator[Iterator[T]]:
+        while some := list(islice(keys, self.run.at_once)):
+            items = deque(items_under(source, some))
+            self.yielded += len(items)
+            # Taken out one by one: an item that its reader has dropped is not kept here.
+            yield starmap(items.popleft, repeat((), len(items)))

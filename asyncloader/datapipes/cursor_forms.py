@@ -273,9 +273,10 @@ def form_of_pipe(pipe: Any) -> Form:
 def has_own_state(pipe: Any) -> bool:
     """Whether a pipe is a source with ``state_dict`` and ``load_state_dict``."""
     cls = type(pipe)
-    # Our pipes look for a method that they lack in other modules, which takes long.
-    is_ours = cls.__module__.startswith("asyncloader.")
-    return hasattr(cls if is_ours else pipe, "load_state_dict")
+    if cls.__module__.startswith("asyncloader."):
+        # Our pipes look for a method that they lack in other modules, which takes long.
+        return hasattr(cls, "has_own_state") and bool(pipe.has_own_state())
+    return hasattr(pipe, "load_state_dict")
 
 
 def is_ascending(numbers: Iterable[int]) -> bool:

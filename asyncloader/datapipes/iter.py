@@ -1,5 +1,7 @@
 """The iter pipes, under the import path that torchdata gave them."""
 
+from typing import TYPE_CHECKING, Any
+
 from asyncloader.datapipes.async_calls import AsyncMapper, BatchAsyncMapper
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
@@ -66,6 +68,7 @@ from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from asyncloader.datapipes.thread_calls import ThreadMapper, ThreadPoolMapper
+from asyncloader.datapipes.torchdata_names import missing
 from asyncloader.datapipes.web.readers import HttpReader, ObjectStoreReader
 
 __all__ = [
@@ -150,3 +153,8 @@ __all__ = [
     "ZipperLongest",
     "functional_datapipe",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)

@@ -1,5 +1,7 @@
 """The map pipes, under the import path that torchdata gave them."""
 
+from typing import TYPE_CHECKING, Any
+
 from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import MapBatcher as Batcher
 from asyncloader.datapipes.caching.memory_caching import (
@@ -13,6 +15,7 @@ from asyncloader.datapipes.shared_sequence import SharedSequence
 from asyncloader.datapipes.shuffling import MapShuffler as Shuffler
 from asyncloader.datapipes.sources import SequenceWrapper
 from asyncloader.datapipes.splitting import MapUnZipper as UnZipper
+from asyncloader.datapipes.torchdata_names import missing
 
 __all__ = [
     "Batcher",
@@ -29,3 +32,8 @@ __all__ = [
     "Zipper",
     "functional_datapipe",
 ]
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)

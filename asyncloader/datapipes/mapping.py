@@ -26,6 +26,7 @@ from asyncloader.datapipes.base import Allocate, IterDataPipe, MapDataPipe, func
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async
 from asyncloader.datapipes.columns import ColumnFunction
 from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.run import Pass, Run
@@ -162,7 +163,17 @@ class MapMapper(MapDataPipe[T]):
         return len(self.source)
 
     def __getitem__(self, key: Any) -> T:
-        return answer_of(self, self._apply, self.source[key])  # type: ignore[no-any-return]
+        return self._answer(self.source[key])
+
+    @property
+    def __getitems__(self) -> Callable[[list[Any]], list[T]] | None:
+        return self._look_up if answers_many(self.source) else None
+
+    def _look_up(self, keys: list[Any]) -> list[T]:
+        return [self._answer(item) for item in items_under(self.source, keys)]
+
+    def _answer(self, item: Any) -> T:
+        return answer_of(self, self._apply, item)  # type: ignore[no-any-return]
 
     def _apply(self, item: Any) -> T:
         if not self.waits():
@@ -241,6 +252,7 @@ class EnumeratePass(Pass[tuple[int, T]]):
     first: int
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
+        self.source.at_once = self.run.at_once
         yield from enumerate(self.source.begin(), self.first)
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
@@ -310,6 +322,7 @@ class IndexPass(Pass[dict[Any, Any]]):
     yielded: int = 0
 
     def __iter__(self) -> Iterator[dict[Any, Any]]:
+        self.source.at_once = self.run.at_once
         for item in self.source.begin():
             if not isinstance(item, dict):
                 raise NotImplementedError(

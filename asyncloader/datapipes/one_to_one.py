@@ -42,6 +42,7 @@ class OneToOnePass(Pass[Any]):
     follows_source = True
 
     def __iter__(self) -> Iterator[Any]:
+        self.source.at_once = self.run.at_once
         items: Iterator[Any] = self.pipe.results(self.source)
         return items
 

@@ -208,6 +208,9 @@ class Run(Generic[T]):
     def __init__(self, pipe: Any, tree: RunTree) -> None:
         self.pipe = pipe
         self.tree = tree
+        #: How many items the reader takes together. A pipe that looks items up may do so for as
+        #: many at once; where it stands counts what it has yielded all the same.
+        self.at_once = 1
         #: Where the next pass begins: a position with cursors from there or earlier, or a list
         #: of the only positions to yield.
         self._start: tuple[int, Cursors] | list[int] | None = None

@@ -16,7 +16,13 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count
-from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.base import (
+    IterDataPipe,
+    MapDataPipe,
+    functional_datapipe,
+    is_map_pipe,
+)
+from asyncloader.datapipes.converting import MapToIterConverter
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, Stride, can_share, picks
@@ -42,6 +48,7 @@ class SHARDING_PRIORITIES(IntEnum):
     MULTIPROCESSING = 3
 
 
+@functional_datapipe("sharding_filter", on=MapDataPipe)
 @functional_datapipe("sharding_filter")
 class ShardingFilter(IterDataPipe[T]):
     """Yield this instance's share of the items: all of them, until sharding is applied.
@@ -56,7 +63,7 @@ class ShardingFilter(IterDataPipe[T]):
     in front of ``sharding_round_robin_dispatch`` instead: here items would be lost. Only two kinds
     of sources make the items of the share alone: a list, tuple or range; and the items of a
     map pipe, shuffled by the map pipe's own shuffle or not. They may be in batches, but no
-    other pipe may come in between.
+    other pipe may come in between. A map pipe is read in the order of its keys.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> pipe = IterableWrapper(range(6)).sharding_filter()
@@ -72,7 +79,8 @@ class ShardingFilter(IterDataPipe[T]):
         source_datapipe: Iterable[T],
         sharding_group_filter: SHARDING_PRIORITIES | int | None = None,
     ) -> None:
-        self.source = iterable_source(source_datapipe)
+        source: Any = source_datapipe
+        self.source = iterable_source(MapToIterConverter(source) if is_map_pipe(source) else source)
         self.sharding_group_filter = _group_or_none(sharding_group_filter)
         self.groups: dict[SHARDING_PRIORITIES, tuple[int, int]] = {}
         self.num_of_instances = 1
@@ -154,7 +162,11 @@ class ShardPass(Pass[T]):
         return 0
 
     def __iter__(self) -> Iterator[T]:
-        if self.count == 1 or not can_share(self.source.pipe):
+        is_shared = self.count > 1 and can_share(self.source.pipe)
+        if is_shared or self.count == 1:
+            # Of items that are sifted the reader takes fewer than the source makes.
+            self.source.at_once = self.run.at_once
+        if not is_shared:
             return self._counting(None)
         items = self.source.begin_share(Stride(self.start, self.count), self._cursors)
         if type(items) not in _KNOWING:

@@ -13,6 +13,7 @@ beginning at 0. Up to 4,096 numbers are simply shuffled. More are laid out in a 
 over. Rotations lose nothing and double nothing, and their distances are 6 √n numbers where the
 order itself would be n: a grid over a million takes half a millisecond to set up. The few cells
 by which the grid is larger than n are walked through until the way leads back to one of the n.
+Up to 65,536 numbers are laid out at once, which is quicker than to compute most of them one by one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, TypeVar, overload
 from asyncloader.datapipes.arguments import checked_count, checked_indices
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import largest_batch, most_items
+from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_of
 from asyncloader.datapipes.flattening import UnBatcher
@@ -40,6 +42,7 @@ from asyncloader.errors import SnapshotError
 T = TypeVar("T")
 
 STORED = 4096
+LAID_OUT = 65_536
 ROUNDS = 3
 
 
@@ -48,7 +51,8 @@ def permutation(length: int, seed: int) -> Sequence[int]:
     random = Random(seed)
     if length <= STORED:
         return random.sample(range(length), length)
-    return GridPermutation(length, random)
+    grid = GridPermutation(length, random)
+    return grid.laid_out() if length <= LAID_OUT else grid
 
 
 class GridPermutation(Sequence[int]):
@@ -80,18 +84,54 @@ class GridPermutation(Sequence[int]):
             return [self[index] for index in range(*position.indices(self.length))]
         if not 0 <= position < self.length:
             raise IndexError(f"position {position} is out of range for {self.length} numbers")
-        cell = self._moved(position)
-        while cell >= self.length:
-            cell = self._moved(cell)
-        return cell
+        return next(self.at([position]))
 
-    def _moved(self, cell: int) -> int:
+    def at(self, positions: Iterable[int]) -> Iterator[int]:
+        """Yield the numbers at these positions, which must be in range."""
+        width, height, length = self.width, self.height, self.length
+        # A loop over the rounds would take half as long again.
+        (rows, columns), (rows_2, columns_2), (rows_3, columns_3) = self.rounds
+        for position in positions:
+            cell = position
+            while True:
+                row, column = divmod(cell, width)
+                column = (column + rows[row]) % width
+                row = (row + columns[column]) % height
+                column = (column + rows_2[row]) % width
+                row = (row + columns_2[column]) % height
+                column = (column + rows_3[row]) % width
+                row = (row + columns_3[column]) % height
+                cell = row * width + column
+                if cell < length:
+                    break
+            yield cell
+
+    def laid_out(self) -> list[int]:
+        """Return the whole permutation as a list."""
         width, height = self.width, self.height
-        row, column = divmod(cell, width)
-        for of_rows, of_columns in self.rounds:
-            column = (column + of_rows[row]) % width
-            row = (row + of_columns[column]) % height
-        return row * width + column
+        cells = list(range(width * height))
+        # From the last rotation to the first: where the way from each cell leads.
+        for of_rows, of_columns in reversed(self.rounds):
+            for at, distance in enumerate(of_columns):
+                column = cells[at::width]
+                cells[at::width] = column[distance:] + column[:distance]
+            for at, distance in zip(range(0, len(cells), width), of_rows, strict=True):
+                row = cells[at : at + width]
+                cells[at : at + width] = row[distance:] + row[:distance]
+        numbers = cells[: self.length]
+        while max(numbers) >= self.length:
+            numbers = [cell if cell < self.length else cells[cell] for cell in numbers]
+        return numbers
+
+
+def permuted(positions: Iterable[int], length: int, seed: int) -> Iterator[int]:
+    """Yield the numbers at some positions of ``permutation(length, seed)``."""
+    order = permutation(length, seed)
+    return (
+        order.at(positions)
+        if isinstance(order, GridPermutation)
+        else map(order.__getitem__, positions)
+    )
 
 
 @functional_datapipe("shuffle")
@@ -312,7 +352,7 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
     def new_pass(self, run: Run[Any]) -> MapShufflePass[T]:
         keys = range(len(self.source)) if self.indices is None else self.indices
         seed = self.next_seed() if self.shuffles else 0
-        return MapShufflePass(run, keys, self.shuffles, seed)
+        return MapShufflePass(run, keys, shuffles=self.shuffles, seed=seed)
 
     def cursor_form(self) -> Form:
         return fields({"seed": SEED})
@@ -328,37 +368,23 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
 
 
 @dataclass
-class MapShufflePass(Pass[T]):
+class MapShufflePass(LookupPass[T]):
     """One pass over a MapShuffler, which can resume at any position at once."""
 
     marks = ("seed",)
 
-    keys: Sequence[Any] = field(repr=False)
-    shuffles: bool
-    seed: int
-    yielded: int = 0
-    #: The positions in the order to look up; None for all from ``yielded`` on.
-    positions: Iterable[int] | None = field(default=None, repr=False)
+    shuffles: bool = field(kw_only=True)
+    seed: int = field(kw_only=True)
 
-    def __iter__(self) -> Iterator[T]:
-        count = len(self.keys)
-        order = permutation(count, self.seed) if self.shuffles else range(count)
-        source, keys = self.pipe.source, self.keys
-        rest = range(self.yielded, count)
-        for position in rest if self.positions is None else self.positions:
-            item = source[keys[order[position]]]
-            self.yielded += 1
-            yield item
-
-    def put_source_cursors(self, into: Cursors) -> None:
-        """Add nothing: a map pipe has no cursor."""
+    def positions_left(self) -> Iterable[int]:
+        positions = super().positions_left()
+        return permuted(positions, len(self.keys), self.seed) if self.shuffles else positions
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is not None:
             self.seed = cursor["seed"]
             self.pipe.follow_seed(self.seed)
-        self.yielded = position
-        return 0
+        return super().resume_at(position, cursor, cursors)
 
 
 @functional_datapipe("in_batch_shuffle")

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_pipe
+from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
 from asyncloader.datapipes.cursors import Cursors, aclose_items, close_items, dropped, picked
+from asyncloader.datapipes.lookups import answers_many, items_under
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.run import Run, RunTree, Stride
 from asyncloader.errors import IteratorInvalidated
@@ -44,7 +45,8 @@ class IterableWrapper(IterDataPipe[T]):
     TypeError. One whose ``__iter__`` starts from the beginning can be read again.
     ``shards_itself`` says that the iterable takes a worker's share by itself, as one does
     that asks ``get_worker_info``, and as Hugging Face's iterable data sets do. False hides the
-    worker from it: ``get_worker_info``, ours and torch's, answers None in it.
+    worker from it: ``get_worker_info``, ours and torch's, answers None in it. A stream of theirs
+    resumes by its own state, unless it shuffles or maps in batches: then it is read again.
     A set has the same order in all processes of a loader; sort it if another run will resume
     from a state.
 
@@ -79,6 +81,8 @@ class IterableWrapper(IterDataPipe[T]):
         self.divided_by = ""
         self._hides_worker = shards_itself is False
         self._passes = Passes(iterable)
+        self._stream: Any = None
+        self._state: Any = None
 
     def __len__(self) -> int:
         if self.shards_itself:
@@ -114,10 +118,33 @@ class IterableWrapper(IterDataPipe[T]):
         items.__setstate__(min(position, sys.maxsize))  # type: ignore[attr-defined]
         return items
 
+    def has_own_state(self) -> bool:
+        """Whether the iterable says its exact place itself; a stream of Hugging Face's may."""
+        return _is_of_hugging_face(self.iterable) and _is_exact(self.iterable)
+
+    def state_dict(self) -> Any:
+        """Return the place of the iterable in the current pass."""
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next pass begin at a place of the iterable."""
+        self._state = state
+
+    def _resumed(self, stream: Any) -> Any:
+        """Return the stream for one pass, at the place that was loaded."""
+        # It would begin every later pass there too, so the place is given to another object.
+        self._stream = object.__new__(type(stream))
+        vars(self._stream).update(vars(stream))
+        state, self._state = self._state, None
+        if state is not None:
+            self._stream.load_state_dict(state)
+        return self._stream
+
     def _items(self, iterable: Iterable[T]) -> Iterator[T]:
         if not self._passes.are_free:
             return self._passes.items(self, iterable)
-        return iter(changeable_copy(iterable) if self.deepcopy else iterable)
+        data = changeable_copy(iterable) if self.deepcopy else iterable
+        return iter(self._resumed(data) if self.has_own_state() else data)
 
     def _aitems(self, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
         if not self._passes.are_free:
@@ -133,7 +160,8 @@ class IterableWrapper(IterDataPipe[T]):
         return Unaware("" if self._hides_worker else twice(self, self.divided_by))
 
     def picks(self) -> bool:
-        return self._passes.are_free and isinstance(self.iterable, Iterable)
+        is_free = self._passes.are_free and isinstance(self.iterable, Iterable)
+        return is_free and not self.has_own_state()
 
     def iter_at(self, positions: list[int]) -> Iterator[T]:
         if not isinstance(self.iterable, Sequence):
@@ -217,6 +245,32 @@ def draws_in_each_worker(iterable: object) -> bool:
     if kind.__qualname__ == "BatchSampler":
         return draws_in_each_worker(getattr(iterable, "sampler", None))
     return kind.__qualname__ in _RANDOM_SAMPLERS and getattr(iterable, "generator", 0) is None
+
+
+#: The parts of Hugging Face's streams whose places are exact. What a shuffle buffer holds, or a
+#: batched map has made, is no part of a place: such streams are read again up to theirs.
+_EXACT = frozenset(
+    f"{name}Iterable"
+    for name in (
+        "Examples",
+        "ArrowExamples",
+        "FilteredExamples",
+        "FormattedExamples",
+        "MappedExamples",
+        "RebatchedArrowExamples",
+        "SelectColumns",
+        "StepExamples",
+    )
+)
+
+
+def _is_exact(stream: Any) -> bool:
+    part = getattr(stream, "_ex_iterable", None)
+    while part is not None:
+        if type(part).__name__ not in _EXACT or getattr(part, "batched", False):
+            return False
+        part = getattr(part, "ex_iterable", None)
+    return hasattr(stream, "_ex_iterable")
 
 
 def twice(pipe: object, divider: str) -> str:
@@ -362,7 +416,8 @@ class Lookup(Protocol[T_co]):
 class SequenceWrapper(MapDataPipe[T]):
     """Look items up in a sequence, a mapping, or a dataset of torch's.
 
-    With ``deepcopy`` the data is copied once, when the pipe is made.
+    With ``deepcopy`` the data is copied once, when the pipe is made. What has ``__getitems__``,
+    as data sets of Hugging Face do, is asked for all items of a batch at once.
 
     >>> SequenceWrapper(["a", "b"])[1]
     'b'
@@ -387,6 +442,13 @@ class SequenceWrapper(MapDataPipe[T]):
     def __getitem__(self, key: Any) -> T:
         item: T = self.sequence[key]
         return item
+
+    @property
+    def __getitems__(self) -> Callable[[list[Any]], Sequence[T]] | None:
+        return self._look_up if answers_many(self.sequence) else None
+
+    def _look_up(self, keys: list[Any]) -> Sequence[T]:
+        return items_under(self.sequence, keys)
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -435,7 +497,7 @@ def iterable_sources(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def keyed_source(value: Any) -> Any:
     """Return something that items can be looked up in; raise TypeError otherwise."""
     _check_is_one_source(value)
-    if not hasattr(type(value), "__getitem__"):
+    if not hasattr(type(value), "__getitem__") or is_iter_pipe(value):
         raise TypeError(f"items are looked up in map pipes, got {kind_name(value)}")
     return value
 

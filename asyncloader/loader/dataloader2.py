@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, NoReturn, Self, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
@@ -20,10 +20,17 @@ from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
+from asyncloader.loader.from_dataset import Recipe
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.stats import LoaderStats, stats_of
+from asyncloader.loader.torch_names import (
+    batcher_of,
+    dataset_of,
+    no_batch_sampler,
+    sampler_of,
+)
 from asyncloader.places.elastic import Role
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
@@ -100,6 +107,66 @@ class DataLoader2(Generic[T_co]):
         loader.load_state_dict(state)
         return loader
 
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = True,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        distributed: bool = False,
+        on_worker_death: Literal["raise", "restart"] = "raise",
+    ) -> DataLoader2[Any]:
+        """Return a loader of a data set, made as torch's ``DataLoader`` is made.
+
+        The parameters are torch's, and ``loader.datapipe`` is the graph that they make. Workers
+        stay alive between epochs, whatever ``persistent_workers`` says. An iterable data set takes
+        each worker's share itself, by ``get_worker_info``. Random samplers draw from the loader's
+        seed, also those with a generator of their own, so that they resume. ``seed`` is that of
+        the loader; otherwise it is drawn from ``generator``, if there is one. ``distributed``
+        divides the batches among the ranks of a torch.distributed run.
+        """
+        recipe = Recipe(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+            seed=seed,
+            distributed=distributed,
+            on_worker_death=on_worker_death,
+        )
+        loader: DataLoader2[Any] = cls(recipe.graph(), None, recipe.service())
+        if (first := recipe.first_seed()) is not None:
+            loader.seed(first)
+        return loader
+
     def __iter__(self) -> SyncIterator[T_co]:
         return self._latest(SyncIterator(self._engine, self._next_buffer()))
 
@@ -114,6 +181,38 @@ class DataLoader2(Generic[T_co]):
         """
         self._check_has_graph()
         return self._engine.lifecycle.length(self.datapipe)
+
+    @property
+    def dataset(self) -> Any:
+        """The data set that the graph's only source looks up; AttributeError if there is none."""
+        return dataset_of(self.datapipe)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The size of the batches, or None where not exactly one ``batch`` says it."""
+        batcher = batcher_of(self.datapipe)
+        return None if batcher is None else batcher.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a last batch that is not full is left out."""
+        batcher = batcher_of(self.datapipe)
+        return batcher is not None and batcher.drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that was given to ``from_dataset``, or None."""
+        return sampler_of(self.datapipe)
+
+    @property
+    def batch_sampler(self) -> NoReturn:
+        """Not there: an AttributeError says how a trainer resumes."""
+        no_batch_sampler()
+
+    @property
+    def num_workers(self) -> int:
+        """In how many worker processes the graph runs."""
+        return self.reading_service.worker_count()
 
     def seed(self, seed: int) -> None:
         """Begin this seed's sequence of epochs with the next epoch.

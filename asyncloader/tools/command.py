@@ -1,8 +1,8 @@
 """The commands of ``python -m asyncloader``.
 
 This file is about ``main``: arguments in, text out, and an exit status: 0 if it did what was
-asked, 2 if what was named does not exist or fails. Both commands are about a ``Target``, the
-graph that ``module:pipe`` names: the module or file is imported, and the name in it is a
+asked, 2 if what was named does not exist or fails. ``graph`` and ``doctor`` are about a ``Target``,
+the graph that ``module:pipe`` names: the module or file is imported, and the name in it is a
 pipe, a ``DataLoader2``, or a function without arguments that returns one.
 """
 
@@ -28,8 +28,12 @@ from asyncloader.graph.cut import Place, cut_graph
 from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.tools.doctor import ExaminationError, examine
+from asyncloader.tools.migrate import report
 
-WHAT_IT_DOES = "Draw a graph of datapipes, or examine what its stages and its workers are worth."
+WHAT_IT_DOES = (
+    "Draw a graph of datapipes, examine what its stages and its workers are worth, or rewrite"
+    " programs of torchdata."
+)
 
 NAMED = (
     "a pipe, a DataLoader2, or a function of no arguments that returns one, as in train:pipe"
@@ -79,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=_counts, metavar="0,1,2", help="what to try, instead of up to all cores"
     )
     doctor.set_defaults(run=_doctor)
+    migrate = commands.add_parser("migrate", help="rewrite torchdata's imports in files")
+    migrate.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    migrate.set_defaults(run=_migrate)
     return parser
 
 
@@ -126,6 +133,11 @@ def _doctor(options: argparse.Namespace) -> None:
     # Ctrl-C ends it at once: workers end with this process, and nothing else needs closing.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     asyncio.run(examine(load_target(options.target).graph, options.seconds, options.workers))
+
+
+def _migrate(options: argparse.Namespace) -> None:
+    for line in report(options.files):
+        print(line)
 
 
 #: The number of workers if neither the command nor a loader says one.

@@ -75,3 +75,9 @@ def test_a_long_order_rises_and_falls_like_a_random_one() -> None:
     # The standard deviation of the number of rises is sqrt(n / 12).
     assert abs(rises - 25_000) < 4 * math.sqrt(50_000 / 12)
     assert sum(place == number for place, number in enumerate(order)) < 8
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 4097, 20_000])
+def test_an_order_that_is_laid_out_at_once_is_the_one_that_is_computed(length):
+    grid = GridPermutation(length, Random(length))
+    assert grid.laid_out() == list(grid) == list(grid.at(range(length)))

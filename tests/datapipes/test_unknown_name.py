@@ -25,8 +25,8 @@ class Backwards(MapDataPipe[int]):
     [
         (
             SequenceWrapper(range(8)).batch(4),
-            "sharding_filter",
-            "MapBatcher has no attribute 'sharding_filter'; pipes that are iterated have it: call"
+            "collate",
+            "MapBatcher has no attribute 'collate'; pipes that are iterated have it: call"
             " .to_iter_datapipe() first",
         ),
         (

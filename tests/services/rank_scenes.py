@@ -93,6 +93,29 @@ async def shares_of_a_seed(seed: int, workers: int) -> Any:
 
 
 @scene
+def from_a_dataset(workers: int) -> Any:
+    settings: dict[str, Any] = {"batch_size": 2, "shuffle": True, "distributed": True, "seed": 5}
+    data = range(COUNT)
+    with DataLoader2.from_dataset(data, num_workers=workers, **settings) as loader:
+        return [[batch.tolist() for batch in loader] for _ in range(2)], len(loader)
+
+
+@scene
+def from_a_stream() -> Any:
+    with DataLoader2.from_dataset(Stream(), 2, distributed=True, num_workers=2) as loader:
+        return [batch.tolist() for batch in loader]
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Takes a worker's share, and knows nothing of ranks."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        assert worker is not None
+        return iter(range(worker.id, COUNT, worker.num_workers))
+
+
+@scene
 def shares_by_for() -> Any:
     with loader_of(shuffled()) as loader:
         loader.seed(5)

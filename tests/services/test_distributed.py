@@ -83,6 +83,21 @@ def test_another_seed_gives_another_order(play):
     assert len({tuple(order) for order in other + in_process(5)}) == 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_a_dataset_divides_its_batches_among_ranks(company, workers):
+    found = company.play("from_a_dataset", 2, workers)
+    for epoch in zip(*(epochs for epochs, _ in found), strict=True):
+        assert len({len(batches) for batches in epoch} | {length for _, length in found}) == 1
+        numbers = [number for batches in epoch for batch in batches for number in batch]
+        assert sorted(numbers) == list(range(COUNT))
+
+
+def test_a_loader_of_an_iterable_dataset_divides_it_among_ranks_and_workers(company):
+    found = company.play("from_a_stream", 2)
+    numbers = [number for batches in found for batch in batches for number in batch]
+    assert sorted(numbers) == list(range(COUNT))
+
+
 def test_both_forms_give_the_same_share(play):
     for by_for, by_async, by_for_again in play("shares_by_for"):
         assert by_for == by_async == by_for_again

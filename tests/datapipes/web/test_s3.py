@@ -22,6 +22,7 @@ NEEDED = ["moto", "flask", "flask_cors", "boto3", "obstore"]
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 pytestmark = [
+    pytest.mark.compat,
     pytest.mark.skipif(bool(MISSING), reason=f"needs a server of S3: {', '.join(MISSING)}"),
     # botocore, s3fs and flask warn of themselves.
     pytest.mark.filterwarnings("ignore"),

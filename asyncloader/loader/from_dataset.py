@@ -1,0 +1,208 @@
+"""The graph and the service of a loader that is made as torch's DataLoader is.
+
+This file is about ``Recipe``: the settings of ``DataLoader2.from_dataset``, which have torch's
+names and defaults, and what they make.
+
+    a map-style data set      looked up, shuffled, in batches ─ sharding_filter ─ collate
+    with a sampler            looked up as it says, in batches ─ sharding_filter ─ collate
+    an iterable one           each worker iterates its share ─ in batches ─ collate
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asyncloader.datapipes.arguments import checked_function
+from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.batching import Batcher
+from asyncloader.datapipes.converting import MapToIterConverter
+from asyncloader.datapipes.mapping import Collator, Mapper
+from asyncloader.datapipes.naming import kind_name
+from asyncloader.datapipes.prefetching import PinMemory
+from asyncloader.datapipes.sampling import SampledItems
+from asyncloader.datapipes.sharding import SHARDING_PRIORITIES, ShardingFilter
+from asyncloader.datapipes.shuffling import MapShuffler
+from asyncloader.datapipes.sources import IterableWrapper, SequenceWrapper
+from asyncloader.services.base import ReadingServiceInterface
+from asyncloader.services.distributed import DistributedReadingService
+from asyncloader.services.in_process import InProcessReadingService
+from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.services.sequential import SequentialReadingService
+from asyncloader.worker_info import WorkerInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The settings of ``DataLoader2.from_dataset``; ValueError for some that contradict."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | None
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Any] | None
+    num_workers: int
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], Any] | None
+    multiprocessing_context: Any
+    generator: Any
+    prefetch_factor: int | None
+    pin_memory_device: str
+    in_order: bool
+    seed: int | None
+    distributed: bool
+    on_worker_death: Literal["raise", "restart"]
+
+    def __post_init__(self) -> None:
+        if is_pipe(self.dataset):
+            raise TypeError(
+                f"from_dataset takes a data set, got the datapipe {self.dataset!r}; pass it to"
+                " DataLoader2(...)"
+            )
+        if not (self.is_iterable or hasattr(type(self.dataset), "__getitem__")):
+            raise TypeError(
+                f"dataset must have __getitem__ or __iter__, got {kind_name(self.dataset)}"
+            )
+        for wrong, message in self._contradictions():
+            if wrong:
+                raise ValueError(message)
+
+    def _contradictions(self) -> Iterable[tuple[bool, str]]:
+        """Yield what may be wrong, as torch's DataLoader has it."""
+        has_order = self.sampler is not None or self.batch_sampler is not None
+        yield (
+            self.is_iterable and bool(self.shuffle or has_order),
+            "an iterable data set has its own order: leave out shuffle, sampler and"
+            " batch_sampler (or shuffle in the data set)",
+        )
+        yield (
+            self.sampler is not None and bool(self.shuffle),
+            "sampler and shuffle exclude each other",
+        )
+        yield (
+            self.batch_sampler is not None
+            and (
+                self.batch_size != 1
+                or bool(self.shuffle or self.drop_last)
+                or self.sampler is not None
+            ),
+            "batch_sampler excludes batch_size, shuffle, sampler and drop_last",
+        )
+        yield (
+            self.batch_size is None and self.batch_sampler is None and self.drop_last,
+            "batch_size=None, which makes no batches, excludes drop_last",
+        )
+        yield self.timeout < 0, f"timeout must be at least 0, got {self.timeout}"
+        for name, is_given in (
+            ("prefetch_factor", self.prefetch_factor is not None),
+            ("multiprocessing_context", self.multiprocessing_context is not None),
+        ):
+            yield is_given and self.num_workers == 0, f"{name} goes with num_workers > 0"
+        yield (
+            any(hasattr(each, "set_epoch") for each in (self.sampler, self.batch_sampler)),
+            "a sampler that divides among ranks (it has set_epoch) is not needed: pass"
+            " distributed=True, with shuffle=True to shuffle",
+        )
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the data set is iterated, and not looked up by key."""
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and isinstance(self.dataset, data.IterableDataset):
+            return True
+        return hasattr(type(self.dataset), "__iter__") and not hasattr(
+            type(self.dataset), "__getitem__"
+        )
+
+    def graph(self) -> Any:
+        """Return the graph that the settings describe."""
+        pipe = self._iterated() if self.is_iterable else self._looked_up()
+        if self.batch_size is None and self.batch_sampler is None:
+            pipe = Mapper(pipe, converted if self.collate_fn is None else self.collate_fn)
+        else:
+            pipe = Collator(pipe, collate_fn=self.collate_fn)
+        return PinMemory(pipe, self.pin_memory_device or None) if self.pin_memory else pipe
+
+    def _looked_up(self) -> Any:
+        if self.batch_sampler is not None:
+            batches: Any = SampledItems(self.dataset, self.batch_sampler, in_batches=True)
+            return ShardingFilter(batches)
+        return ShardingFilter(self._batched(self._ordered()))
+
+    def _ordered(self) -> Any:
+        if self.sampler is not None:
+            return SampledItems(self.dataset, self.sampler)
+        data = SequenceWrapper(self.dataset, deepcopy=False)
+        return MapShuffler(data) if self.shuffle else MapToIterConverter(data)
+
+    def _iterated(self) -> Any:
+        # As in torch's workers, the data set itself takes a worker's share.
+        shards_itself = True if self.num_workers else None
+        pipe: Any = IterableWrapper(self.dataset, deepcopy=False, shards_itself=shards_itself)
+        if self.distributed:
+            pipe = ShardingFilter(pipe, SHARDING_PRIORITIES.DISTRIBUTED)
+        return self._batched(pipe)
+
+    def _batched(self, pipe: Any) -> Any:
+        return pipe if self.batch_size is None else Batcher(pipe, self.batch_size, self.drop_last)
+
+    def service(self) -> ReadingServiceInterface:
+        """Return the service that runs the graph."""
+        here = self._workers() if self.num_workers else InProcessReadingService()
+        if self.distributed:
+            return SequentialReadingService(DistributedReadingService(), here)
+        return here
+
+    def _workers(self) -> MultiProcessingReadingService:
+        context, init_fn = self.multiprocessing_context, self.worker_init_fn
+        method = (
+            context if context is None or isinstance(context, str) else context.get_start_method()
+        )
+        return TorchsWorkers(
+            self.num_workers,
+            method,
+            10 if self.prefetch_factor is None else self.prefetch_factor,
+            worker_init_fn=None if init_fn is None else InitOfTorch(init_fn),
+            in_order=self.in_order,
+            timeout=self.timeout or None,
+            on_worker_death=self.on_worker_death,
+        )
+
+    def first_seed(self) -> int | None:
+        """Return the seed of the loader, if there is one."""
+        if self.seed is not None or self.generator is None:
+            return self.seed
+        import torch
+
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return int(drawn.item())
+
+
+class TorchsWorkers(MultiProcessingReadingService):
+    """Worker processes whose init function cannot change the graph, so the length is known."""
+
+    def graph_changer(self) -> str:
+        return ""
+
+
+class InitOfTorch:
+    """A function that takes a worker's number, as one that takes its pipe and its info."""
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self.function = checked_function("worker_init_fn", function, takes=1)
+
+    def __call__(self, pipe: Any, info: WorkerInfo) -> Any:
+        self.function(info.worker_id)
+        return pipe
+
+
+def converted(item: Any) -> Any:
+    """Return an item as torch's DataLoader does without batches: arrays become tensors."""
+    from torch.utils.data import default_convert
+
+    return default_convert(item)  # type: ignore[no-untyped-call]

@@ -1,0 +1,252 @@
+"""Trainers that take a loader of ours for torch's, and resume in the middle of an epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.map import SequenceWrapper
+
+pytestmark = [pytest.mark.compat, pytest.mark.filterwarnings("ignore")]
+
+COUNT, SIZE, EPOCHS, SAVED_AT = 24, 4, 2, 4
+
+
+class Line(Dataset[dict[str, torch.Tensor]]):
+    """Points of a line."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        x = torch.tensor([number / COUNT])
+        return {"x": x, "labels": 2 * x - 1}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layer(x)
+        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
+
+    def weights(self) -> list[list[float]]:
+        return [each.flatten().tolist() for each in self.parameters()]
+
+
+def new_loader(workers: int = 2) -> DataLoader2[Any]:
+    return DataLoader2.from_dataset(
+        Line(), batch_size=SIZE, shuffle=True, num_workers=workers, seed=1
+    )
+
+
+def test_it_has_of_torchs_loader_what_is_true_of_it() -> None:
+    with DataLoader2.from_dataset(Line(), SIZE, True, drop_last=True, num_workers=2) as loader:
+        assert isinstance(loader.dataset, Line)
+        assert (loader.batch_size, loader.drop_last, loader.num_workers) == (SIZE, True, 2)
+        assert loader.sampler is None
+        assert not hasattr(loader, "batch_sampler")
+        with pytest.raises(AttributeError, match="ignore_data_skip"):
+            _ = loader.batch_sampler
+    keys = [3, 1]
+    sampled = DataLoader2.from_dataset(range(9), sampler=keys)
+    assert (sampled.dataset, sampled.sampler, sampled.num_workers) == (range(9), keys, 0)
+    by_hand = DataLoader2(SequenceWrapper(range(9)).shuffle().sharding_filter().map(str))
+    assert (by_hand.dataset, by_hand.batch_size, by_hand.drop_last) == (range(9), None, False)
+
+
+def test_transformers_trains_evaluates_and_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate")
+
+    class KeepLoader(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+        def __init__(self, loader: DataLoader2[Any]) -> None:
+            self.loader = loader
+
+        def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            torch.save(self.loader.state_dict(include_datapipe=False), folder / "loader.pt")
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc,name-defined]
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return evaluation
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=EPOCHS,
+        save_steps=SAVED_AT,
+        eval_strategy="epoch",
+        ignore_data_skip=True,
+        learning_rate=0.1,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+
+    def trained(checkpoint: Path | None) -> tuple[list[list[float]], int, float]:
+        model = Model()
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=Line(),
+            eval_dataset=Line(),
+            callbacks=[KeepLoader(loader)],
+        )
+        if checkpoint is not None:
+            loader.load_state_dict(torch.load(checkpoint / "loader.pt"))
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        return model.weights(), trainer.state.global_step, trainer.evaluate()["eval_loss"]
+
+    with DataLoader2.from_dataset(Line(), batch_size=SIZE) as evaluation:
+        with new_loader() as loader:
+            whole = trained(None)
+        assert whole[1] == EPOCHS * COUNT // SIZE
+        with new_loader() as loader:
+            assert trained(tmp_path / f"checkpoint-{SAVED_AT}") == whole
+
+
+def test_transformers_that_would_skip_batches_itself_says_what_to_do(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    with new_loader() as loader, pytest.raises(AttributeError, match="ignore_data_skip"):
+        accelerate.skip_first_batches(loader, 2)
+
+
+def test_accelerate_leaves_a_loader_as_it_is_and_trains() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def trained(loader: DataLoader2[Any], model: Model, limit: int | None = None) -> None:
+        prepared, optimizer, same = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+        )
+        assert same is loader
+        loader.limit(limit)
+        for batch in loader:
+            accelerator.backward(prepared(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, halves = Model(), Model()
+    with new_loader() as loader:
+        trained(loader, whole)
+    with new_loader() as loader:
+        trained(loader, halves, SAVED_AT)
+        state = loader.state_dict()
+    with new_loader() as loader:
+        loader.load_state_dict(state)
+        trained(loader, halves)
+    assert halves.weights() == whole.weights()
+
+
+def test_lightning_fabric_trains_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
+
+    def trained(loader: DataLoader2[Any], limit: int | None, load: Path | None) -> Any:
+        fabric = lightning.Fabric(accelerator="cpu", devices=1)
+        model = Model()
+        prepared, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        if load is not None:
+            # Fabric restores the model; what it saved of the loader is in what it returns.
+            loader.load_state_dict(fabric.load(load, {"model": prepared})["loader"])
+        loader.limit(limit)
+        for batch in loader:
+            optimizer.zero_grad()
+            fabric.backward(prepared(**batch)["loss"])
+            optimizer.step()
+        place = loader.state_dict(include_datapipe=False)
+        fabric.save(tmp_path / "state.ckpt", {"model": prepared, "loader": place})
+        return model.weights()
+
+    with new_loader() as loader:
+        whole = trained(loader, None, None)
+    with new_loader() as loader:
+        trained(loader, SAVED_AT, None)
+    with new_loader() as loader:
+        assert trained(loader, None, tmp_path / "state.ckpt") == whole
+
+
+def test_ignite_trains_and_resumes_to_the_same_weights() -> None:
+    ignite = pytest.importorskip("ignite.engine", reason="needs pytorch-ignite")
+
+    def trained(loader: DataLoader2[Any], model: Model, end: int | None = None) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(engine: Any, batch: Any) -> None:
+            optimizer.zero_grad()
+            model(**batch)["loss"].backward()
+            optimizer.step()
+            if engine.state.iteration == end:
+                engine.terminate()
+
+        return ignite.Engine(step).run(loader, max_epochs=1, epoch_length=len(loader))
+
+    whole, halves = Model(), Model()
+    with new_loader() as loader:
+        assert trained(loader, whole).iteration == COUNT // SIZE
+    with new_loader() as loader:
+        trained(loader, halves, SAVED_AT)
+        state = loader.state_dict()
+    with new_loader() as loader:
+        loader.load_state_dict(state)
+        rest = COUNT // SIZE - SAVED_AT
+        trained(loader, halves, rest)
+    assert halves.weights() == whole.weights()
+
+
+def test_lightning_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
+    seen: list[list[float]] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            seen.append(batch["x"].flatten().tolist())
+            return self.model(**batch)["loss"]  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(folder: Path, checkpoint: Path | None = None) -> tuple[Any, Any]:
+        seen.clear()
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(
+            folder, filename="{step}", every_n_train_steps=SAVED_AT, save_top_k=-1
+        )
+        trainer = lightning.Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[saving],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = Module()
+        with new_loader() as loader:
+            trainer.fit(module, loader, ckpt_path=checkpoint)
+        return list(seen), module.model.weights()
+
+    batches, weights = fit(tmp_path / "first")
+    rest = fit(tmp_path / "second", tmp_path / f"first/step={SAVED_AT}.ckpt")
+    assert rest == (batches[SAVED_AT:], weights)
+
+
+def test_a_loader_with_its_own_service_is_taken_too() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    graph = SequenceWrapper(Line()).shuffle().batch(SIZE).sharding_filter().collate()
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+        assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+        assert (loader.batch_size, len(loader)) == (SIZE, COUNT // SIZE)
