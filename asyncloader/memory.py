@@ -153,8 +153,13 @@ class SharedBytes:
             raise
 
     @classmethod
-    def attach(cls, fd: int, size: int) -> SharedBytes:
-        """Map bytes that a peer sent; the object owns the descriptor."""
+    def attach(cls, fd: int | memoryview, size: int) -> SharedBytes:
+        """Map bytes that a peer sent; the object owns the descriptor.
+
+        In place of a descriptor there may be memory that others share already.
+        """
+        if isinstance(fd, memoryview):
+            return cls._over(fd, size)
         try:
             if os.fstat(fd).st_size != max(size, 1):
                 raise TransportError(f"{os.fstat(fd).st_size} bytes came where {size} were meant")
@@ -164,6 +169,14 @@ class SharedBytes:
         except BaseException:
             os.close(fd)
             raise
+
+    @classmethod
+    def _over(cls, memory: memoryview, size: int) -> SharedBytes:
+        if len(memory) != size:
+            raise TransportError(f"{len(memory)} bytes came where {size} were meant")
+        shared = cls.__new__(cls)
+        shared.view = memory.toreadonly()
+        return shared
 
     def duplicate_fd(self) -> int:
         """Return a new descriptor, for ``attach`` in another process; the caller closes it."""

@@ -71,7 +71,8 @@ from asyncloader.workers.dispatcher import DispatchPlan
 from asyncloader.workers.graph_part import NO_RESETS, check_alike, dump_resets, resets_name
 from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import DealPlan, WorkerPool
-from asyncloader.workers.process.start import check_method
+from asyncloader.workers.process.process import WorkerEngine
+from asyncloader.workers.process.start import ProcessEngine, check_method
 from asyncloader.workers.worker import WorkerPlan, shard_for_worker
 from asyncloader.workers.worker_stats import WorkerStats
 from asyncloader.workers.worker_stream import PoolSettings
@@ -188,6 +189,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._check_refit = partial(check_division, division.parts)
         self._division = division
         self._pool = WorkerPool(
+            self._engine(),
             plan,
             len(division.outlets),
             self._settings(),
@@ -330,10 +332,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
         return reset
 
+    def _engine(self) -> WorkerEngine:
+        return ProcessEngine(self.multiprocessing_context)
+
     def _settings(self) -> PoolSettings:
         return PoolSettings(
             num_workers=self.num_workers,
-            method=self.multiprocessing_context,
             credits=self.worker_prefetch_cnt,
             in_order=self.in_order,
             timeout=self.timeout,

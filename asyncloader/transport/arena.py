@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment
@@ -158,6 +158,10 @@ class Arena:
             self.lent_bytes -= block.segment.slot_bytes
             self._free_if_unused(block)
 
+    def memory_of(self, ref: SlotRef) -> memoryview:
+        """Return the bytes of a slot that is lent."""
+        return self._segments[ref.segment].memory.view[ref.offset : ref.offset + ref.nbytes]
+
     def take_news(self) -> News:
         """Return what the receiver must know before it can use slots that are lent from now on.
 
@@ -261,6 +265,30 @@ class Arena:
             self._retired.append(segment.number)
 
 
+class SlotView(Protocol):
+    """The little that the receiver of slots asks, wherever their memory is."""
+
+    def update(self, news: News) -> None:
+        """Learn of segments; the descriptors in ``news`` are closed here."""
+        ...
+
+    def lease(self, ref: SlotRef) -> memoryview:
+        """Return the slot's bytes, writable."""
+        ...
+
+    def give_back(self, ref: SlotRef) -> None:
+        """Return a slot that nobody will read."""
+        ...
+
+    def take_released(self) -> list[int]:
+        """Return the slots that came back since the last call, for the sender."""
+        ...
+
+    def close(self) -> None:
+        """Forget what nobody has leased."""
+        ...
+
+
 def wake_nobody() -> None:
     """Do nothing about a returned slot: it is found at the next check."""
 
@@ -346,7 +374,7 @@ class ArenaView:
         self._segments.clear()
 
     def _copy(self, segment: Segment, ref: SlotRef) -> memoryview:
-        private = _unwritten(ref.nbytes)
+        private = unwritten(ref.nbytes)
         into = ctypes.c_char.from_buffer(private)
         # The view keeps the mapping alive, which another thread may close meanwhile.
         shared = ctypes.c_char.from_buffer(segment.buffer, ref.offset)
@@ -368,7 +396,7 @@ class ArenaView:
             raise TransportError(f"segment {number} was never announced") from None
 
 
-def _unwritten(nbytes: int) -> bytearray:
+def unwritten(nbytes: int) -> bytearray:
     """Return uninitialised memory: bytearray() would fill it, which doubles the time."""
     made: bytearray = _new_bytearray(None, nbytes)
     return made

@@ -19,9 +19,11 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from asyncloader.errors import LoaderError, LoopMismatchError, ResourceExhausted, TransportError
 from asyncloader.runtime import without_descriptor
+from asyncloader.transport.arena import Arena, ArenaView, SlotView
 from asyncloader.transport.frame import (
     MAX_FDS,
     MAX_PAYLOAD,
@@ -146,6 +148,8 @@ class Channel(_End):
     came and that this process cannot have raise ``ResourceExhausted`` and end the channel.
     """
 
+    place = ""
+
     def __init__(
         self,
         sock: socket.socket,
@@ -238,6 +242,17 @@ class Channel(_End):
             self._frames.clear()
             return frames
 
+    def opened(self, fd: int) -> Channel:
+        """Return the channel over a socket that came over this one."""
+        return Channel(socket.socket(fileno=fd))
+
+    def lend_from(self, arena: Arena) -> None:
+        """Do nothing: the other end maps the arena's segments."""
+
+    def open_memory(self) -> ArenaView:
+        """Return a view of the segments that the other end announces."""
+        return ArenaView()
+
     def close(self) -> None:
         for frame in self._frames:
             close_all(frame.fds)
@@ -260,6 +275,120 @@ class Channel(_End):
 
 OnFrames = Callable[[list[Frame]], None]
 OnClosed = Callable[[Exception], None]
+
+
+class SupplyEnd(Protocol):
+    """The little that a worker asks of the ``Channel`` on which items are dealt to it."""
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame, waiting for room."""
+        ...
+
+    def receive(self) -> Frame:
+        """Wait for the next frame and return it."""
+        ...
+
+    def receive_ready(self) -> list[Frame]:
+        """Return the frames that are there already; does not wait."""
+        ...
+
+    def open_memory(self) -> SlotView:
+        """Return this process's view of the slots that the other end speaks of."""
+        ...
+
+    def close(self) -> None:
+        """End the channel."""
+        ...
+
+
+class BlockingEnd(Protocol):
+    """The little that a conversation asks of ``Channel``, whatever carries the frames.
+
+    Where no descriptors can be sent, ``fds`` are other things for the same purpose. ``place`` says
+    for messages where this end is; it is empty on the loader's own machine.
+    """
+
+    place: str
+
+    def send(
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[Any] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
+    ) -> None:
+        """Send frames, waiting for room."""
+        ...
+
+    def post(
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[Any] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
+    ) -> None:
+        """Send frames, later if there is no room."""
+        ...
+
+    def flush(self) -> None:
+        """Send what there is room for of the frames that were posted."""
+        ...
+
+    def has_unsent(self) -> bool:
+        """Whether a posted frame waits for room."""
+        ...
+
+    def receive(self) -> Frame:
+        """Wait for the next frame and return it."""
+        ...
+
+    def receive_ready(self) -> list[Frame]:
+        """Return the frames that are there already; does not wait."""
+        ...
+
+    def opened(self, fd: Any) -> Any:
+        """Return the channel that came as a descriptor over this one."""
+        ...
+
+    def lend_from(self, arena: Arena) -> None:
+        """Note that frames of items speak of slots of this arena."""
+        ...
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a frame has come."""
+        ...
+
+    def close(self) -> None:
+        """End the channel."""
+        ...
+
+
+class LoopEnd(Protocol):
+    """The little that a loader asks of ``LoopChannel``, whatever carries the frames."""
+
+    def attach(
+        self, loop: asyncio.AbstractEventLoop, on_frames: OnFrames, on_closed: OnClosed
+    ) -> None:
+        """Pass arriving frames to ``on_frames``, and the end to ``on_closed``."""
+        ...
+
+    def detach(self) -> None:
+        """Leave the loop; what arrives waits."""
+        ...
+
+    def send(
+        self,
+        kind: int,
+        payload: Buffer | Sequence[Buffer] = b"",
+        fds: Sequence[Any] = (),
+        then: Sequence[tuple[int, Buffer]] = (),
+    ) -> None:
+        """Send frames; this never waits."""
+        ...
+
+    def close(self) -> None:
+        """Detach, and end the channel."""
+        ...
 
 
 class LoopChannel(_End):

@@ -58,18 +58,21 @@ def pack_code(code: Any) -> Parcel:
     return Parcel(b"", (SharedBytes.of(dump.chunks), *pickler.shared))
 
 
-def loads_code(data: bytes | memoryview, fds: Sequence[int] = ()) -> Any:
-    """Return what ``dumps_code`` or ``pack_code`` was given; ``fds`` came with a parcel."""
+def loads_code(data: bytes | memoryview, fds: Sequence[int | memoryview] = ()) -> Any:
+    """Return what ``dumps_code`` or ``pack_code`` was given.
+
+    ``fds`` came with a parcel: a descriptor for each block of shared memory, or the block.
+    """
     left = deque(fds)
     try:
         pickled = data or _mapped(left.popleft())
         return load(pickled, iter(left.popleft, None))
     finally:
-        close_all(left)
+        close_all(fd for fd in left if isinstance(fd, int))
 
 
-def _mapped(fd: int) -> memoryview:
-    return SharedBytes.attach(fd, os.fstat(fd).st_size).view
+def _mapped(fd: int | memoryview) -> memoryview:
+    return fd if isinstance(fd, memoryview) else SharedBytes.attach(fd, os.fstat(fd).st_size).view
 
 
 @functools.cache

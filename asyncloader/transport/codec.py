@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
 from asyncloader.safe_error_text import text_of, traceback_of
-from asyncloader.transport.arena import Arena, ArenaView, Block, News, SlotRef
+from asyncloader.transport.arena import Arena, ArenaView, Block, News, SlotRef, SlotView
 from asyncloader.transport.channel import close_all
 from asyncloader.transport.code import pickler_by_value
 from asyncloader.transport.frame import Buffer
@@ -246,7 +246,7 @@ class Decoder:
     lent until then.
     """
 
-    def __init__(self, view: ArenaView | None = None) -> None:
+    def __init__(self, view: SlotView | None = None) -> None:
         self._view = view or ArenaView()
         #: How many items could not be unpickled so far.
         self.refused = 0

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.transport.arena import Arena
-from asyncloader.transport.channel import Channel
+from asyncloader.transport.channel import BlockingEnd, Channel
 from asyncloader.transport.codec import Encoded, Encoder, never_wait
 from asyncloader.transport.frame import Frame
 from asyncloader.workers.messages import (
@@ -61,13 +62,16 @@ class Conversation:
     Without it, messages that do not fit are kept, and ``flush`` sends them later.
     """
 
-    def __init__(self, channel: Channel, *, waits: bool = True) -> None:
+    def __init__(self, channel: BlockingEnd, *, waits: bool = True) -> None:
         self._channel = channel
+        #: Where this process is, for messages.
+        self.place = channel.place
         self._arena = Arena(0)
+        channel.lend_from(self._arena)
         self._heard: deque[Command] = deque()
         self._listen_at = 0.0
         #: Descriptors that came with commands; the code that takes them closes them.
-        self.fds: list[int] = []
+        self._fds: list[Any] = []
         #: The streams (epoch and number) whose next item the loader is waiting for.
         self._hurried: set[tuple[int, int]] = set()
         #: Returns this process's tally, which is sent with the end of a stream.
@@ -160,15 +164,15 @@ class Conversation:
         ]
         self._say(FrameKind.ITEMS, [head, *items.parts], items.fds, then)
 
-    def take_fds(self, plan_fds: int) -> tuple[list[int], list[int]]:
-        """Return the descriptors that came with a Setup: the plan's, and the channels."""
-        fds, self.fds = self.fds, []
-        return fds[:plan_fds], fds[plan_fds:]
+    def take_fds(self, plan_fds: int) -> tuple[list[Any], list[Any]]:
+        """Return the descriptors that came with a Setup for its plan, and the channels."""
+        fds, self._fds = self._fds, []
+        return fds[:plan_fds], list(map(self._channel.opened, fds[plan_fds:]))
 
     def _hear(self, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.MESSAGE:
-                self.fds += frame.fds
+                self._fds += frame.fds
                 command = load_command(frame.payload)
                 if isinstance(command, Hurry):
                     self._hurried.add((command.epoch, command.stream))

@@ -17,8 +17,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.errors import LoaderError, TransportError
-from asyncloader.transport.arena import ArenaView
-from asyncloader.transport.channel import Channel, close_all
+from asyncloader.transport.channel import SupplyEnd, close_all
 from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import Frame
 from asyncloader.waiting import Stopped
@@ -43,9 +42,9 @@ DEALT_CREDITS = 10
 class Supply:
     """The worker's end of its channel to the dispatching process."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: SupplyEnd) -> None:
         self._channel = channel
-        self._view = ArenaView()
+        self._view = channel.open_memory()
         self._decoder = Decoder(self._view)
         #: Frames that were received and not opened yet. Those of an epoch that was left must
         #: be opened too, because they announce shared memory.
@@ -167,7 +166,7 @@ class FromDispatcher(IterDataPipe[Any]):
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         return DealtPass(run)
 
-    def new_supply(self, channel: Channel) -> Supply:
+    def new_supply(self, channel: SupplyEnd) -> Supply:
         """Return the worker's end of the channel on which the items arrive."""
         return Supply(channel)
 
@@ -274,5 +273,5 @@ class FromLoader(FromDispatcher):
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         return LoaderFedPass(run)
 
-    def new_supply(self, channel: Channel) -> Supply:
+    def new_supply(self, channel: SupplyEnd) -> Supply:
         return FedSupply(channel)

@@ -25,7 +25,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.places.marks import FIRST, DealStart, dump_mark
 from asyncloader.places.random_states import RandomStates
 from asyncloader.runtime import LoopThread
-from asyncloader.transport.channel import Channel
+from asyncloader.transport.channel import BlockingEnd, Channel
 from asyncloader.transport.code import loads_code
 from asyncloader.workers.conversation import Conversation, refuse
 from asyncloader.workers.dispatch_source import DEALT_CREDITS
@@ -77,6 +77,12 @@ def main(sock: socket.socket) -> None:
         return
     with contextlib.suppress(EOFError):
         process.serve()
+
+
+def work(channel: BlockingEnd) -> None:
+    """Deal until the loader closes the channel, in a process that is known to be in order."""
+    with contextlib.suppress(EOFError):
+        Dispatcher(Conversation(channel)).serve()
 
 
 class Dispatcher:
@@ -160,18 +166,16 @@ class Dispatcher:
 
     def _set_up(self, command: Setup) -> None:
         expect_methods(command.homes)
-        plan_fds, fds = self._conversation.take_fds(command.plan_fds)
+        plan_fds, channels = self._conversation.take_fds(command.plan_fds)
         self._targets = [
-            DispatchTarget(
-                Channel(socket.socket(fileno=fd)), command.arena_bytes, self._flush_timer, _packed
-            )
-            for fd in fds
+            DispatchTarget(channel, command.arena_bytes, self._flush_timer, self._packed)
+            for channel in channels
         ]
         try:
             self._plan = plan = loads_code(command.plan, plan_fds)
             self._part = GraphPart(plan.end, plan.seed_places.bind(plan.end))
         except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
-            self._conversation.report(StartFailed(NO_EPOCH, _packed(error)))
+            self._conversation.report(StartFailed(NO_EPOCH, self._packed(error)))
         else:
             self._conversation.report(Ready())
 
@@ -190,7 +194,7 @@ class Dispatcher:
             self._account.begin(command.epoch, [part])
             self._begin_dealing(part, command.deal or DealStart(FIRST, (0,) * len(self._targets)))
         except Exception as error:  # noqa: BLE001 - user code ran; the loader raises it
-            self._conversation.report(StartFailed(command.epoch, _packed(error)))
+            self._conversation.report(StartFailed(command.epoch, self._packed(error)))
 
     def _begin_dealing(self, part: PreparedPart, start: DealStart) -> None:
         self._marker = Marker(part, self._states, start.mark)
@@ -282,13 +286,17 @@ class Dispatcher:
                 " after the dispatching process. Drop them before it, or pass in_order=False"
             )
 
+    def _packed(self, error: BaseException, when: str = "") -> bytes:
+        place = f"{self._conversation.place}{when}"
+        return pack_error(error, f"in the dispatching process{place}")
+
     def _finish(self, error: BaseException | None) -> None:
         """Tell every worker, after its last item, that the data has ended or failed."""
         self._close_items()
         self._account.tell()
         for worker, target in enumerate(self._targets):
             if error is not None and worker == self._turn:
-                target.ending = StreamFailed(self._epoch, 0, _packed(error))
+                target.ending = StreamFailed(self._epoch, 0, self._packed(error))
             else:
                 target.ending = StreamEnded(self._epoch, 0)
 
@@ -297,10 +305,6 @@ def _maker_of(end: Any) -> Any:
     """Return the pipe that makes the items; a pipe that dispatches only passes them on."""
     pipes = breadth_first(end)
     return pipes[1] if is_dispatch(end) and len(pipes) > 1 else end
-
-
-def _packed(error: BaseException, when: str = "") -> bytes:
-    return pack_error(error, f"in the dispatching process{when}")
 
 
 #: How many items a credit for dealt items allows: a worker that gets many keeps others waiting.
@@ -315,7 +319,7 @@ class DispatchTarget:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: BlockingEnd,
         arena_bytes: int,
         flush_timer: FlushTimer,
         pack_error: Callable[[BaseException, str], bytes],

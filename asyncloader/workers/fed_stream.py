@@ -27,7 +27,6 @@ from asyncloader.waiting import LoopWaiter
 from asyncloader.workers.feed_line import FeedLine
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.process.watch import add_hang_dump
 from asyncloader.workers.worker_stream import WARN_SECONDS, Pool, PoolSettings
 
 logger = logging.getLogger("asyncloader")
@@ -353,7 +352,7 @@ class Silence:
             logger.warning("waiting for %s for %.0f s", handle.name, self._seconds)
             return
         failure = WorkerTimeout(
-            f"{handle.name} (pid {handle.process.pid}) owes an answer and said nothing for"
+            f"{handle.name} ({handle.process.place}) owes an answer and said nothing for"
             f" {self._limit:g} s; it was killed",
             worker=handle.worker,
         )
@@ -366,7 +365,7 @@ class Silence:
 
     async def _end(self, handle: WorkerHandle, failure: WorkerTimeout) -> None:
         try:
-            await add_hang_dump(failure, handle.name, handle.process)
+            await handle.add_stack(failure)
         finally:
             handle.process.kill()
             self.dying.discard(handle)

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
 from asyncloader.errors import (
     ResourceExhausted,
@@ -21,13 +21,13 @@ from asyncloader.errors import (
     TransportError,
     WorkerDied,
     WorkerStartupError,
+    WorkerTimeout,
 )
 from asyncloader.places.marks import Mark
 from asyncloader.places.stream_place import Dealing
 from asyncloader.runtime import descriptors_for, running_loop
 from asyncloader.safe_error_text import repr_of
-from asyncloader.transport.arena import ArenaView
-from asyncloader.transport.channel import LoopChannel, close_all
+from asyncloader.transport.channel import close_all
 from asyncloader.transport.codec import Decoder
 from asyncloader.transport.frame import CutOff, Frame
 from asyncloader.waiting import Patience, call_soon
@@ -49,8 +49,7 @@ from asyncloader.workers.messages import (
     load_report,
     split_items,
 )
-from asyncloader.workers.process.process import Process
-from asyncloader.workers.process.watch import how_it_ended, oom_kills
+from asyncloader.workers.process.process import WorkerProcess
 from asyncloader.workers.remote_errors import unpack_error
 from asyncloader.workers.worker_stats import WorkerStats, load_tally
 
@@ -62,7 +61,12 @@ class WorkerHandle:
     """The loader's end of one worker's life. All methods belong to the attached loop."""
 
     def __init__(
-        self, name: str, worker: int | None, process: Process, *, copy_beyond: int = sys.maxsize
+        self,
+        name: str,
+        worker: int | None,
+        process: WorkerProcess,
+        *,
+        copy_beyond: int = sys.maxsize,
     ) -> None:
         self.name = name
         self.worker = worker
@@ -87,9 +91,8 @@ class WorkerHandle:
         self.line: FeedLine | None = None
         self._is_paused = False
         self._last_heard = time.monotonic()
-        self._oom_kills = oom_kills()
-        self._channel = LoopChannel(process.sock)
-        self._view = ArenaView(self._wake_to_return, copy_beyond=copy_beyond)
+        self._channel = process.open_channel()
+        self._view = process.open_memory(self._wake_to_return, copy_beyond=copy_beyond)
         self._decoder = Decoder(self._view)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_news: Callable[[], None] = _nothing
@@ -131,7 +134,7 @@ class WorkerHandle:
         if self._loop is not None:
             self.line.attach(self._loop, self._on_broken)
 
-    def send(self, command: Command, *then: Command, fds: Sequence[int] = ()) -> None:
+    def send(self, command: Command, *then: Command, fds: Sequence[Any] = ()) -> None:
         """Send commands to the worker and give descriptors away; do nothing if it is gone.
 
         All are sent together, so that the worker wakes up once.
@@ -139,10 +142,10 @@ class WorkerHandle:
         more = [(FrameKind.MESSAGE, dump_message(each)) for each in then]
         self._channel.send(FrameKind.MESSAGE, dump_message(command), fds, more)
 
-    def say(self, command: bytes, *then: bytes, fds: Sequence[int] = ()) -> None:
+    def say(self, command: bytes, *then: bytes) -> None:
         """Like ``send``, for commands that are dumped already."""
         more = [(FrameKind.MESSAGE, each) for each in then]
-        self._channel.send(FrameKind.MESSAGE, command, fds, more)
+        self._channel.send(FrameKind.MESSAGE, command, (), more)
 
     def begin_epoch(self, epoch: int) -> None:
         """Make room for an epoch's streams; give back the items of earlier epochs."""
@@ -216,6 +219,13 @@ class WorkerHandle:
         for inbox in self.inboxes.values():
             inbox.end(self.failure)
         self.on_news()
+
+    async def add_stack(self, failure: WorkerTimeout) -> None:
+        """Ask a silent worker to end, and say in a failure where its threads stood."""
+        dump = await self.process.hang_dump()
+        if dump is not None:
+            failure.stack = f"{self.name} stood here:\n{dump}"
+            failure.add_note(failure.stack)
 
     def _receive(self, frames: list[Frame]) -> None:
         self._last_heard = time.monotonic()
@@ -322,14 +332,13 @@ class WorkerHandle:
             self._loop.call_soon(self._tell_of_death)
 
     def _tell_of_death(self) -> None:
-        exitcode = self.process.exitcode
-        how = how_it_ended(exitcode, oom_kills() > self._oom_kills)
+        process = self.process
         self.fail(
             WorkerDied(
-                f"{self.name} (pid {self.process.pid}) {how}",
+                f"{self.name} ({process.place}) {process.how_it_ended()}",
                 worker=self.worker,
-                pid=self.process.pid,
-                exitcode=exitcode,
+                pid=process.pid,
+                exitcode=process.exitcode,
             )
         )
 

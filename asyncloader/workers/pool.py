@@ -39,12 +39,12 @@ from asyncloader.workers.messages import (
     dump_message,
 )
 from asyncloader.workers.process.process import (
-    Process,
     ProcessPlan,
+    WorkerEngine,
+    WorkerProcess,
     close_processes,
     kill_processes_now,
 )
-from asyncloader.workers.process.start import start_process
 from asyncloader.workers.worker_stats import WorkerStats
 from asyncloader.workers.worker_stream import PoolSettings, WorkerStream
 
@@ -67,6 +67,7 @@ class WorkerPool:
 
     def __init__(
         self,
+        engine: WorkerEngine,
         plan: Parcel,
         streams: int,
         settings: PoolSettings,
@@ -78,7 +79,7 @@ class WorkerPool:
         self.restarts = 0
         self._restarts_of: Counter[str] = Counter()
         self._deal = deal
-        self._starter = Starter(plan, settings, deal, has_lines=fed is not None)
+        self._starter = Starter(engine, plan, settings, deal, has_lines=fed is not None)
         #: The stream whose source lives with the loader, if there is one.
         self._fed = fed
         self._count = streams
@@ -349,7 +350,7 @@ class WorkerPool:
             stream.news()
 
 
-def _leave_nothing(processes: list[Process]) -> None:
+def _leave_nothing(processes: list[WorkerProcess]) -> None:
     """Kill the workers of a pool that was dropped without being closed."""
     if any(process.is_ours() for process in processes):
         count = len(processes)
@@ -362,8 +363,6 @@ def _leave_nothing(processes: list[Process]) -> None:
         )
         kill_processes_now(processes)
 
-
-START_SECONDS = 60.0
 
 _MAIN = "asyncloader.workers.worker"
 _DISPATCH = "asyncloader.workers.dispatcher"
@@ -396,13 +395,15 @@ class Starter:
 
     def __init__(
         self,
+        engine: WorkerEngine,
         plan: Parcel,
         settings: PoolSettings,
         deal: DealPlan | None,
         *,
         has_lines: bool = False,
     ) -> None:
-        self.processes: list[Process] = []
+        self.processes: list[WorkerProcess] = []
+        self._engine = engine
         self._plan = plan
         self._settings = settings
         self._deal = deal
@@ -414,7 +415,7 @@ class Starter:
         begun = len(self.processes)
         handles: list[WorkerHandle] = []
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(self._engine.start_seconds):
                 started = await self._start_processes(list(workers), handles)
                 await self._get_ready(started)
         except BaseException as error:
@@ -422,8 +423,9 @@ class Starter:
                 handle.close()
             await self.end(self.processes[begun:], grace=0.0)
             if isinstance(error, TimeoutError):
+                seconds, why = self._engine.start_seconds, await self._engine.why_late()
                 raise WorkerStartupError(
-                    f"the workers did not start in {START_SECONDS:g} s"
+                    f"the workers did not start in {seconds:g} s{why}"
                 ) from None
             if isinstance(error, ResourceExhausted):
                 raise WorkerStartupError(f"the workers were not started: {error}") from error
@@ -444,7 +446,7 @@ class Starter:
                 logger.warning("%s; it is started again", error)
             await limit.wait()
 
-    async def end(self, processes: Iterable[Process], *, grace: float) -> None:
+    async def end(self, processes: Iterable[WorkerProcess], *, grace: float) -> None:
         """Wait ``grace`` seconds for processes to end, then kill those left; forget them all."""
         ending = list(processes)
         for process in ending:
@@ -480,8 +482,8 @@ class Starter:
         handles += [*started, *filter(None, [dispatcher])]
         return Started(started, dispatcher)
 
-    async def _start_one(self, plan: ProcessPlan) -> Process:
-        process = await start_process(plan, method=self._settings.method, timeout=START_SECONDS)
+    async def _start_one(self, plan: ProcessPlan) -> WorkerProcess:
+        process = await self._engine.start(plan)
         self.processes.append(process)
         return process
 
@@ -503,18 +505,18 @@ class Starter:
         """Send each process its Setup; give the dispatching process a channel to each worker."""
         dealt = []
         for handle in started.handles:
-            fds = self._plan.fds()
+            fds = self._engine.shared(self._plan)
             if started.dispatcher is not None:
-                from_dispatcher, to_worker = socket.socketpair()
-                fds.append(from_dispatcher.detach())
-                dealt.append(to_worker.detach())
+                ends = self._engine.link(started.dispatcher.process, handle.process)
+                fds.append(ends[0])
+                dealt.append(ends[1])
             if self._has_lines:
                 from_loader, to_loader = socket.socketpair()
                 fds.append(from_loader.detach())
                 handle.add_line(to_loader, self._share())
             handle.send(self._setup(handle.worker or 0, self._plan), fds=fds)
         if started.dispatcher is not None and self._deal is not None:
-            fds = self._deal.plan.fds() + dealt
+            fds = self._engine.shared(self._deal.plan) + dealt
             started.dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
 
     def _most_told(self, workers: int) -> int:

@@ -29,7 +29,7 @@ from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.runtime import LoopThread
 from asyncloader.seeds import SeedGenerator
-from asyncloader.transport.channel import Channel
+from asyncloader.transport.channel import BlockingEnd, Channel, SupplyEnd
 from asyncloader.transport.code import loads_code
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.conversation import Conversation, refuse
@@ -83,6 +83,12 @@ def main(sock: socket.socket) -> None:
         return
     with contextlib.suppress(EOFError):
         process.serve()
+
+
+def work(channel: BlockingEnd) -> None:
+    """Work until the loader closes the channel, in a process that is known to be in order."""
+    with contextlib.suppress(EOFError):
+        Worker(Conversation(channel)).serve()
 
 
 class Worker:
@@ -170,12 +176,11 @@ class Worker:
         become_worker(command.info)
         expect_methods(command.homes)
         plan_fds, channels = self._conversation.take_fds(command.plan_fds)
-        sockets = [socket.socket(fileno=fd) for fd in channels]
         try:
             plan: WorkerPlan = loads_code(command.plan, plan_fds)
             bound = zip(plan.ends, plan.seed_places, strict=True)
             seeds = [places.bind(end) for end, places in bound]
-            self._connect(plan.ends, sockets)
+            self._connect(plan.ends, channels)
             given = [pipes_of(end) for end in plan.ends]
             ends = [self._initialized(end, plan) for end in plan.ends]
             is_counted = plan.init_fn is None or all(map(is_as_long, ends, given))
@@ -187,15 +192,15 @@ class Worker:
         else:
             self._conversation.report(Ready(has_other_length=not is_counted))
 
-    def _connect(self, ends: Sequence[Any], sockets: Sequence[socket.socket]) -> None:
+    def _connect(self, ends: Sequence[Any], channels: Sequence[SupplyEnd]) -> None:
         """Give the pipes of dealt items their channels."""
         pipes = {id(pipe): pipe for end in ends for pipe in breadth_first(end)}
         self._inlets = [pipe for pipe in pipes.values() if isinstance(pipe, FromDispatcher)]
         # The channel to the dispatching process comes first, then that to the loader.
         kinds = {type(inlet): inlet for inlet in self._inlets}
         wanted = [kind for kind in (FromDispatcher, FromLoader) if kind in kinds]
-        for kind, sock in zip(wanted, sockets, strict=True):
-            supply = kinds[kind].new_supply(Channel(sock))
+        for kind, channel in zip(wanted, channels, strict=True):
+            supply = kinds[kind].new_supply(channel)
             self._supplies.append(supply)
             for inlet in self._inlets:
                 if type(inlet) is kind:
@@ -326,7 +331,8 @@ class Worker:
         return self._thread.finished(function(*args))
 
     def _packed(self, error: BaseException, when: str = "") -> bytes:
-        where = f"in worker {self._info.worker_id} of {self._info.num_workers}{when}"
+        place = f"{self._conversation.place}{when}"
+        where = f"in worker {self._info.worker_id} of {self._info.num_workers}{place}"
         return pack_error(error, where)
 
 

@@ -24,7 +24,6 @@ from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.merge import Merge, TakeAsReady, TakeInRuns, TakeInTurn
 from asyncloader.workers.messages import Grant, Hurry, SaySomething
-from asyncloader.workers.process.watch import add_hang_dump
 
 logger = logging.getLogger("asyncloader")
 
@@ -37,10 +36,9 @@ STILL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How many workers there are, how they start, and how far they may run ahead."""
+    """How many workers there are, and how far they may run ahead."""
 
     num_workers: int
-    method: str | None
     credits: int
     in_order: bool
     timeout: float | None
@@ -341,11 +339,11 @@ class WorkerStream:
             # It may be busy and gets the same time to answer. Then we know which process is stuck.
             return
         failure = WorkerTimeout(
-            f"{handle.name} (pid {handle.process.pid}) owes an item and said nothing for"
+            f"{handle.name} ({handle.process.place}) owes an item and said nothing for"
             f" {silence:.1f} s (timeout={limit:g}); it was killed",
             worker=handle.worker,
         )
         handle.fail(failure)
-        await add_hang_dump(failure, handle.name, handle.process)
+        await handle.add_stack(failure)
         handle.process.kill()
         raise failure

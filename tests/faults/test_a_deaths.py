@@ -22,7 +22,8 @@ from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.runtime import new_event_loop
 from asyncloader.worker_info import get_worker_info
-from asyncloader.workers import handle, worker_stream
+from asyncloader.workers import worker_stream
+from asyncloader.workers.process import process as child_process
 from asyncloader.workers.process import watch
 from asyncloader.workers.process.watch import is_readable, open_pidfd
 from tests.faults.child import (
@@ -332,14 +333,14 @@ def test_a4_memory_that_is_not_there_is_the_items_error(tmp_path):
 async def a_worker_is_killed_for_memory(flag: str) -> None:
     # The kernel's counter, which rises when it kills, is the flag: without a control group
     # of one's own nobody can be brought to the end of its memory.
-    handle.oom_kills = lambda: int(os.path.exists(flag))
+    child_process.oom_kills = lambda: int(os.path.exists(flag))
     graph = numbers(1000).map(in_the_first_epoch(flag, lambda: die_of(signal.SIGKILL)))
     async with loader_of(graph, 2) as loader:
         _, error = await collected(loader)
         assert isinstance(error, WorkerDied), error
         assert "the system has killed for lack of memory meanwhile" in str(error)
         os.unlink(flag)
-        handle.oom_kills = lambda: 1
+        child_process.oom_kills = lambda: 1
         _, error = await collected(loader)
         assert isinstance(error, WorkerDied), error
         assert "memory" not in str(error), "nobody was killed so meanwhile"

@@ -18,6 +18,8 @@ import pytest
 
 from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, WorkerTimeout
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import LoopChannel
 from asyncloader.workers import fed_stream
 from asyncloader.workers.fed_stream import Silence
 from asyncloader.workers.handle import WorkerHandle
@@ -59,8 +61,7 @@ class Worker:
     last_heard: float = 0.0
     name: str = "worker 7"
     worker: int = 7
-    #: Of no process: the kernel gives none that large.
-    pid: int = 1 << 30
+    place: str = "pid 1073741824"
     failure: BaseException | None = None
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     is_killed: bool = False
@@ -71,6 +72,9 @@ class Worker:
 
     def kill(self) -> None:
         self.is_killed = True
+
+    async def add_stack(self, failure: BaseException) -> None:
+        """Know nothing of a stack: there is no process."""
 
     def fail(self, failure: BaseException) -> None:
         self.failure = failure
@@ -133,7 +137,11 @@ async def test_without_a_limit_a_silence_is_told(monkeypatch, caplog):
 def test_a_worker_that_was_told_to_pause_is_not_silent():
     ours, theirs = socket.socketpair()
     with theirs:
-        link = WorkerHandle("worker 0", 0, SimpleNamespace(sock=ours))
+        process = SimpleNamespace(
+            open_channel=lambda: LoopChannel(ours),
+            open_memory=lambda wake, copy_beyond: ArenaView(wake, copy_beyond=copy_beyond),
+        )
+        link = WorkerHandle("worker 0", 0, process)
         link.set_paused(True)
         paused = link.last_heard
         time.sleep(0.002)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from asyncloader.errors import ResourceExhausted, TransportError, WorkerStartupError
-from asyncloader.transport.channel import Channel
+from asyncloader.transport.arena import ArenaView
+from asyncloader.transport.channel import Channel, LoopChannel
 from asyncloader.workers import handle as handle_module
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.messages import NO_EPOCH, FrameKind, StartFailed, dump_message, dump_slots
@@ -31,6 +32,12 @@ class Worker:
     sock: socket.socket
     channel: Channel
     killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open_channel(self) -> LoopChannel:
+        return LoopChannel(self.sock)
+
+    def open_memory(self, wake: Any, *, copy_beyond: int) -> ArenaView:
+        return ArenaView(wake, copy_beyond=copy_beyond)
 
     def kill(self) -> None:
         self.killed.set()

@@ -1,7 +1,9 @@
 """A child process, as its loader sees it.
 
 This file is about ``Process``, from its start to its end: a socket to talk over, a pidfd that
-says when it died, and an exit code. What is said over the socket is not known here.
+says when it died, and an exit code; and about ``WorkerProcess`` and ``WorkerEngine``, which are all
+that a loader asks of a process, wherever it runs, and of those who start one. What is said over
+the socket is not known here.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ from typing import Any, Final, Protocol
 
 from asyncloader.deadline import time_left
 from asyncloader.shield import shielded
+from asyncloader.transport.arena import ArenaView, SlotView
+from asyncloader.transport.channel import LoopChannel, LoopEnd
+from asyncloader.transport.code import Parcel
 from asyncloader.waiting import Patience, release
 from asyncloader.workers.process.watch import (
     exitcode_of_unreaped,
+    hang_dump,
+    how_it_ended,
     is_readable,
     kill_pidfd,
+    oom_kills,
 )
 
 # What asyncio reports, too, of a child whose status another part of the program took.
@@ -53,11 +61,25 @@ class Process:
         self._exitcode: int | None = None
         self._released = False
         self._watches: set[DeathWatch] = set()
+        self._oom_kills = oom_kills()
         _alive.add(self)
 
     def __repr__(self) -> str:
         state = "running" if self.exitcode is None else f"exit code {self.exitcode}"
         return f"<{type(self).__name__} {self.name!r} pid {self.pid} {state}>"
+
+    @property
+    def place(self) -> str:
+        """Which process this is, for messages."""
+        return f"pid {self.pid}"
+
+    def open_channel(self) -> LoopChannel:
+        """Return the loader's end of the channel to the process."""
+        return LoopChannel(self.sock)
+
+    def open_memory(self, wake: Callable[[], None], *, copy_beyond: int) -> ArenaView:
+        """Return the loader's view of the process's shared memory."""
+        return ArenaView(wake, copy_beyond=copy_beyond)
 
     @property
     def exitcode(self) -> int | None:
@@ -70,6 +92,14 @@ class Process:
     def is_dead(self) -> bool:
         """Whether the process has ended, be its exit code known already or not."""
         return self._released or is_readable(self.pidfd)
+
+    def how_it_ended(self) -> str:
+        """Say how the dead process ended."""
+        return how_it_ended(self.exitcode, oom_kills() > self._oom_kills)
+
+    async def hang_dump(self) -> str | None:
+        """Ask a process that hangs to end; return where its threads stood, if it can answer."""
+        return await hang_dump(self)
 
     @property
     def status_fd(self) -> int:
@@ -159,7 +189,7 @@ class Process:
 
 
 async def close_processes(
-    processes: Iterable[Process], *, grace: float = 2.0, total: float = 3.0
+    processes: Iterable[WorkerProcess], *, grace: float = 2.0, total: float = 3.0
 ) -> None:
     """Wait for processes that were asked to end, end those that do not, and release all.
 
@@ -183,7 +213,7 @@ async def close_processes(
         raise cancelled
 
 
-def kill_processes_now(processes: Iterable[Process], *, timeout: float = 1.0) -> None:
+def kill_processes_now(processes: Iterable[WorkerProcess], *, timeout: float = 1.0) -> None:
     """Kill, reap and release processes without a loop, for finalizers; blocks for ``timeout``."""
     doomed = [process for process in processes if process.is_ours()]
     deadline = time.monotonic() + timeout
@@ -194,7 +224,7 @@ def kill_processes_now(processes: Iterable[Process], *, timeout: float = 1.0) ->
         process.release()
 
 
-async def _close(processes: list[Process], grace: float, total: float) -> None:
+async def _close(processes: list[WorkerProcess], grace: float, total: float) -> None:
     deadline = time.monotonic() + total
     try:
         await _all_dead(processes, grace)
@@ -206,7 +236,7 @@ async def _close(processes: list[Process], grace: float, total: float) -> None:
         kill_processes_now(processes, timeout=max(0.0, deadline - time.monotonic()))
 
 
-async def _all_dead(processes: list[Process], timeout: float) -> None:
+async def _all_dead(processes: list[WorkerProcess], timeout: float) -> None:
     waits = [asyncio.ensure_future(p.wait()) for p in processes if p.exitcode is None]
     if not waits:
         return
@@ -312,6 +342,105 @@ class DeathWatch:
         return self._loop.is_running() and asyncio._get_running_loop() is not self._loop
 
 
+# What a loader asks ---------------------------------------------------------------------
+
+
+class Watch(Protocol):
+    """A callback that waits for a death."""
+
+    def detach(self) -> None:
+        """Call it no more."""
+        ...
+
+
+class WorkerProcess(Protocol):
+    """A process that works for a loader, on this machine or elsewhere."""
+
+    @property
+    def pid(self) -> int:
+        """The process's number, on its machine."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Which process this is, and on which machine, for messages."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, negative if a signal ended the process; None while that is not known."""
+        ...
+
+    def open_channel(self) -> LoopEnd:
+        """Return the loader's end of the channel to the process; call this once."""
+        ...
+
+    def open_memory(self, wake: Callable[[], None], *, copy_beyond: int) -> SlotView:
+        """Return the loader's view of what the process's items are in; call this once."""
+        ...
+
+    def on_death(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Watch:
+        """Have the loop call ``callback`` once when the process is dead, if it is not detached."""
+        ...
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended."""
+        ...
+
+    def how_it_ended(self) -> str:
+        """Say how the dead process ended."""
+        ...
+
+    async def hang_dump(self) -> str | None:
+        """Ask a process that hangs where its threads stand; None if it cannot answer."""
+        ...
+
+    def kill(self) -> None:
+        """End the process, without waiting for it."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait for the process to end."""
+        ...
+
+    def wait_now(self, timeout: float) -> None:
+        """Block until the process has ended, for ``timeout`` seconds at most."""
+        ...
+
+    def release(self) -> None:
+        """Give up what is held for the process, which is killed if it lives; idempotent."""
+        ...
+
+    def is_ours(self) -> bool:
+        """False in a forked copy of the loader, whose process this is not."""
+        ...
+
+
+class WorkerEngine(Protocol):
+    """Who starts the processes of one pool."""
+
+    @property
+    def start_seconds(self) -> float:
+        """How long the processes may take to be ready."""
+        ...
+
+    async def start(self, plan: ProcessPlan) -> WorkerProcess:
+        """Start a process, without blocking the loop; if this fails, nothing is left of it."""
+        ...
+
+    async def why_late(self) -> str:
+        """Say more of why processes were not ready in time, after a semicolon; or nothing."""
+        ...
+
+    def shared(self, parcel: Parcel) -> list[Any]:
+        """Return what is sent to one process beside a parcel, for its shared memory."""
+        ...
+
+    def link(self, dealer: WorkerProcess, worker: WorkerProcess) -> tuple[Any, Any]:
+        """Return what is sent to each of two processes for a channel between them."""
+        ...
+
+
 # Before and at its start ----------------------------------------------------------------
 
 
@@ -322,7 +451,7 @@ class ProcessPlan:
     ``main`` is ``"package.module:function"``, imported in the child and called as
     ``function(sock, *args)``. ``args`` is plain data. ``preload`` names modules
     that a template process imports once, before it forks; plans that name the same
-    ones share a template process.
+    ones share a template process. An actor calls the module's ``work`` with its channel.
     """
 
     name: str

@@ -32,6 +32,7 @@ from asyncloader.runtime import (
     start_thread,
 )
 from asyncloader.shield import shielded
+from asyncloader.transport.code import Parcel
 from asyncloader.workers.process.multiprocessing_start import (
     fork,
     fork_from_server,
@@ -42,6 +43,7 @@ from asyncloader.workers.process.process import (
     Process,
     ProcessPlan,
     StartedProcess,
+    WorkerProcess,
     kill_all_now,
     kill_processes_now,
 )
@@ -154,6 +156,28 @@ def _end_everything() -> None:
 
 
 R = TypeVar("R")
+
+
+class ProcessEngine:
+    """Makes the processes of a pool on this machine; ``method`` is that of ``start_process``."""
+
+    start_seconds = 60.0
+
+    def __init__(self, method: str | None) -> None:
+        self._method = method
+
+    async def start(self, plan: ProcessPlan) -> Process:
+        return await start_process(plan, method=self._method, timeout=self.start_seconds)
+
+    async def why_late(self) -> str:
+        return ""
+
+    def shared(self, parcel: Parcel) -> list[int]:
+        return parcel.fds()
+
+    def link(self, dealer: WorkerProcess, worker: WorkerProcess) -> tuple[int, int]:
+        to_worker, to_dealer = socket.socketpair()
+        return to_worker.detach(), to_dealer.detach()
 
 
 class Spawner:

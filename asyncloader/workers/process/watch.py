@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from asyncloader.errors import WorkerStartupError, WorkerTimeout
+from asyncloader.errors import WorkerStartupError
 from asyncloader.memory import memory_file
 
 # The same on every architecture that Linux numbers by the common table.
@@ -201,30 +201,7 @@ class Hanging(Protocol):
 
 
 async def hang_dump(process: Hanging) -> str | None:
-    """Ask a process that hangs to end; return where its threads stood, None if it is silent."""
-    file = _file_of(process.pid)
-    if file is None:
-        return None
-    try:
-        with contextlib.suppress(OSError, TimeoutError):
-            signal_pidfd(process.pidfd, _dump_signal())
-            async with asyncio.timeout(DUMP_SECONDS):
-                await process.wait()
-        return os.pread(file, _MOST_BYTES, 0).decode(errors="replace") or None
-    finally:
-        os.close(file)
-
-
-async def add_hang_dump(failure: WorkerTimeout, name: str, process: Hanging) -> None:
-    """Ask a process that hangs to end, and say in a failure where its threads stood."""
-    dump = await _hang_dump(process)
-    if dump is not None:
-        failure.stack = f"{name} stood here:\n{dump}"
-        failure.add_note(failure.stack)
-
-
-async def _hang_dump(process: Hanging) -> str | None:
-    """Ask a process to end; return where its threads stood, None if it cannot answer."""
+    """Ask a process that hangs to end; return where its threads stood, None if it cannot answer."""
     file = _file_of(process.pid)
     if file is None:
         return None
