@@ -34,6 +34,7 @@ from asyncloader.services.base import (
 from asyncloader.services.distributed import DistributedReadingService
 from asyncloader.services.in_process import InProcessReadingService
 from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.services.ray import RayReadingService
 from asyncloader.services.sequential import SequentialReadingService
 from asyncloader.worker_info import WorkerInfo, get_worker_info
 
@@ -63,6 +64,7 @@ __all__ = [
     "PipelineError",
     "RankError",
     "RankTimeout",
+    "RayReadingService",
     "ReadingServiceInterface",
     "ResourceExhausted",
     "SeedGenerator",

@@ -58,6 +58,7 @@ LOADER = Page(
         "Reading services": (
             "InProcessReadingService",
             "MultiProcessingReadingService",
+            "RayReadingService",
             "DistributedReadingService",
             "SequentialReadingService",
         ),

@@ -352,10 +352,12 @@ def public_pipes(module: Any) -> list[type]:
 
 
 def public_services() -> list[type]:
-    """Return the reading services that the package exports, without the bases."""
+    """Return the reading services that the package exports, but for the bases and Ray's."""
     bases = {
         asyncloader.ReadingServiceInterface,
         asyncloader.CheckpointableReadingServiceInterface,
+        # It needs a cluster, and has tests of its own in tests/ray.
+        asyncloader.RayReadingService,
     }
     return _public(asyncloader, asyncloader.ReadingServiceInterface, bases)
 

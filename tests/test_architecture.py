@@ -56,6 +56,7 @@ DOORS = {
     "uvloop": "runtime.py",
     "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
+    "ray": "workers/actors.py",
     "multiprocessing": "workers/process/multiprocessing_start.py",
     "mmap": "memory.py",
     "_posixshmem": "memory.py",

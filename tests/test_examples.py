@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-#: Runs until it is told to end; tests/serving/test_inference_server.py does that.
-SERVERS = {"inference_server.py"}
-EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - SERVERS)
+#: One runs until it is told to end; tests/serving/test_inference_server.py does that. The other
+#: needs Ray; tests/ray/test_example.py runs it.
+ELSEWHERE = {"inference_server.py", "ray_training.py"}
+EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
 LIMIT_SECONDS = 120
 
 #: What each example prints, as a regular expression that is searched for.

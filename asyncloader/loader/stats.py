@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.edges import edges_of
@@ -202,7 +203,7 @@ def _table(stats: LoaderStats) -> str:
     if stats.stages:
         lines += ["", *_aligned([_STAGE_HEADER, *map(_stage_row, stats.stages)])]
     if stats.workers:
-        lines += ["", *_aligned([_WORKER_HEADER, *map(_worker_row, stats.workers)])]
+        lines += ["", *_aligned(_worker_rows(stats.workers))]
     return "\n".join(lines)
 
 
@@ -250,6 +251,16 @@ _WORKER_HEADER = (
     "shared",
     "restarts",
 )
+
+
+def _worker_rows(workers: Sequence[WorkerStats]) -> list[tuple[str, ...]]:
+    rows = [_WORKER_HEADER, *map(_worker_row, workers)]
+    if not any(worker.node for worker in workers):
+        return rows
+    # Those of one node stand together.
+    nodes = ["node", *(worker.node for worker in workers)]
+    with_node = [(name, node, *rest) for node, (name, *rest) in zip(nodes, rows, strict=True)]
+    return [with_node[0], *sorted(with_node[1:], key=itemgetter(1))]
 
 
 def _worker_row(worker: WorkerStats) -> tuple[str, ...]:

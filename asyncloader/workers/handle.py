@@ -166,6 +166,7 @@ class WorkerHandle:
             name=self.name,
             is_dispatcher=self.worker is None,
             pid=self.process.pid,
+            node=self.process.node,
             ready=ready,
             restarts=restarts,
         )

@@ -45,6 +45,8 @@ class WorkerStats(WorkerTally):
 
     name: str = ""
     pid: int = 0
+    #: The node of a cluster on which it runs; empty on the loader's own machine.
+    node: str = ""
     is_dispatcher: bool = False
     #: Items that have arrived from it and were not taken yet.
     ready: int = 0

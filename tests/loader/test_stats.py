@@ -585,6 +585,21 @@ SOURCE = stage("IterableWrapper()", 0.1, "workers", is_source=True)
 DEALT = stage("FromDispatcher()", 0.7, "workers")
 DEALER = WorkerStats(is_dispatcher=True, working=10.0)
 
+
+def test_the_processes_of_one_node_stand_together():
+    workers = tuple(
+        WorkerStats(name=f"worker {number}", pid=number, node=node)
+        for number, node in enumerate(["10.0.0.2", "10.0.0.1", "10.0.0.2"])
+    )
+    _, _, header, *rows = str(LoaderStats(1, 100, 0, 10.0, 0.0, (), workers)).splitlines()
+    assert header.split()[:3] == ["process", "node", "pid"]
+    assert [row.split()[:3] for row in rows] == [
+        ["worker", "1", "10.0.0.1"],
+        ["worker", "0", "10.0.0.2"],
+        ["worker", "2", "10.0.0.2"],
+    ]
+
+
 CASES = {
     "a stage in the workers": (
         verdict(6.2, SOURCE, DECODE, workers=(worker(9),)),

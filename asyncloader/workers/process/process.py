@@ -50,6 +50,9 @@ class Process:
     copy of the loader, the methods leave the process alone.
     """
 
+    #: The node of a cluster: none.
+    node: Final = ""
+
     def __init__(self, name: str, sock: socket.socket, born: StartedProcess) -> None:
         self.name = name
         self.pid = born.pid
@@ -359,6 +362,11 @@ class WorkerProcess(Protocol):
     @property
     def pid(self) -> int:
         """The process's number, on its machine."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """The node of a cluster on which it runs; empty on the loader's own machine."""
         ...
 
     @property

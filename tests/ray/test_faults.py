@@ -1,0 +1,188 @@
+"""What happens when actors, nodes, the driver or the head are lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
+
+import asyncloader.datapipes.iter as it
+from asyncloader import DataLoader2, RayReadingService
+from asyncloader.errors import WorkerDied
+from tests.leaks import descendants
+from tests.ray.cluster import Nodes, no_actors
+
+#: How long the replacement of a worker may keep the consumer waiting. An empty actor takes most
+#: of it to start on a machine of two cores.
+LIMIT = 30.0
+
+
+def slow(number: int) -> int:
+    time.sleep(0.002)
+    return number
+
+
+def numbers(count: int) -> Any:
+    return it.IterableWrapper(range(count)).shuffle().sharding_filter().map(slow)
+
+
+def undisturbed(count: int) -> list[int]:
+    with DataLoader2(numbers(count)) as loader:
+        loader.seed(3)
+        return list(loader)
+
+
+def processes(loader: Any) -> list[Any]:
+    return [handle.process for handle in loader.reading_service._pool.all_handles()]
+
+
+def kill(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def node_of(nodes: Nodes, process: Any) -> Any:
+    (node,) = (node for node in nodes.nodes if node.node_id[:8] in process.node)
+    return node
+
+
+def test_a_killed_actor_is_replaced_and_every_item_comes_once_and_in_order(nodes: Nodes):
+    with DataLoader2(numbers(1500), reading_service=RayReadingService(2)) as loader:
+        loader.seed(3)
+        items = iter(loader)
+        taken = [next(items) for _ in range(100)]
+        kill(processes(loader)[0])
+        taken += items
+        assert loader.stats().restarts == 1
+    assert taken == undisturbed(1500)
+    no_actors()
+
+
+def test_a_killed_actor_is_told_in_a_second(nodes: Nodes):
+    service = RayReadingService(1, on_worker_death="raise")
+    with DataLoader2(numbers(5000), reading_service=service) as loader:
+        items = iter(loader)
+        next(items)
+        begun = time.monotonic()
+        kill(processes(loader)[0])
+        with pytest.raises(WorkerDied, match=r"worker 0 \(pid \d+ on node "):
+            list(items)
+        assert time.monotonic() - begun < 3.0  # with the items that had arrived
+
+
+def test_the_workers_of_a_lost_node_are_replaced_on_others(nodes: Nodes):
+    with DataLoader2(numbers(1500), reading_service=RayReadingService(3)) as loader:
+        loader.seed(3)
+        items = iter(loader)
+        taken = [next(items) for _ in range(100)]
+        lost = node_of(nodes, processes(loader)[0])
+        nodes.lose(lost.node_id)
+        taken += items
+        assert all(lost.node_id[:8] not in process.node for process in processes(loader))
+        assert loader.stats().restarts >= 1
+    assert taken == undisturbed(1500)
+    no_actors()
+
+
+def stop(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def resume(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            continue
+
+
+def frozen(nodes: Nodes, process: Any) -> list[int]:
+    """Return the processes of a node: the one that manages it, and its actors'."""
+    raylet = node_of(nodes, process).all_processes["raylet"][0].process.pid
+    return [raylet, *descendants(raylet)]
+
+
+def test_the_workers_of_a_frozen_node_are_replaced_after_the_timeout(nodes: Nodes):
+    service = RayReadingService(3, timeout=2.0)
+    with DataLoader2(numbers(1500), reading_service=service) as loader:
+        loader.seed(3)
+        items = iter(loader)
+        taken = [next(items) for _ in range(100)]
+        victim = processes(loader)[0]
+        pids = frozen(nodes, victim)
+        stop(pids)
+        try:
+            taken += items
+        finally:
+            resume(pids)
+        assert loader.stats().restarts >= 1
+    assert taken == undisturbed(1500)
+    nodes.lose(node_of(nodes, victim).node_id)
+
+
+def test_random_kills_of_actors_and_nodes_lose_and_double_nothing(nodes: Nodes):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # noqa: T201  shown if the test fails
+    luck = random.Random(seed)
+    expected = undisturbed(600)
+    with DataLoader2(numbers(600), reading_service=RayReadingService(2, max_restarts=20)) as loader:
+        for round_ in range(4):
+            loader.seed(3)
+            items = iter(loader)
+            taken = [next(items) for _ in range(luck.randrange(500))]
+            victim = luck.choice(processes(loader))
+            if round_ == 3:
+                nodes.lose(node_of(nodes, victim).node_id)
+            else:
+                kill(victim)
+            taken += items
+            assert taken == expected, round_
+
+
+DRIVER = """
+import logging, sys, time
+import ray
+from asyncloader import DataLoader2, RayReadingService
+import asyncloader.datapipes.iter as it
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
+def sleeps(number):
+    time.sleep(60)
+loader = DataLoader2(
+    it.IterableWrapper(range(9)).sharding_filter().map(sleeps),
+    reading_service=RayReadingService(2),
+)
+loader.__enter__()
+iter(loader)
+pool = loader.reading_service._pool
+print(*(handle.process.pid for handle in pool.handles), flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_actors_of_a_killed_driver_are_gone_in_two_seconds(nodes: Nodes):
+    command = [sys.executable, "-c", DRIVER, nodes.cluster.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 2
+        driver.kill()
+        end = time.monotonic() + 2.0
+        while any(map(lives, pids)) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not any(map(lives, pids))
+
+
+def lives(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,77 @@
+"""What is held while a graph runs in actors: no more than was asked for."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
+
+import ray
+
+import asyncloader.datapipes.iter as it
+from asyncloader import DataLoader2, RayReadingService
+from tests.ray.cluster import no_actors
+
+MIB = 1 << 20
+#: How long Ray may take to free what nobody refers to.
+FREED_SECONDS = 10.0
+
+
+def large(number: int) -> torch.Tensor:
+    return torch.full((16 * MIB,), float(number))
+
+
+def used_mib() -> int:
+    """Return how much memory the object stores of all nodes use, as the nodes told last."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return int(total["object_store_memory"] - free["object_store_memory"]) // MIB
+
+
+def own_mib() -> int:
+    """Return how much memory this process has that it did not map from a file."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) // 1024
+
+
+def spilled() -> list[str]:
+    """Return the names of the files to which objects were moved for lack of memory."""
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    folders = session.glob("ray_spilled_objects*")
+    return [str(file) for folder in folders for file in folder.iterdir()]
+
+
+@pytest.mark.usefixtures("nodes")
+def test_items_of_64_mib_and_a_slow_consumer_stay_within_the_budget_and_nothing_is_spilled():
+    before, own_before = used_mib(), own_mib()
+    graph: Any = it.IterableWrapper(range(20)).sharding_filter().map(large)
+    service = RayReadingService(2, prefetch_bytes=128 * MIB)
+    most = most_own = most_sent = 0
+    with DataLoader2(graph, reading_service=service) as loader:
+        for number, item in enumerate(loader):
+            assert item.nbytes == 64 * MIB
+            assert float(item[-1]) == number
+            time.sleep(0.2)
+            most = max(most, used_mib() - before)
+            most_own = max(most_own, own_mib() - own_before)
+            sent = sum(worker.shared_used for worker in loader.stats().workers)
+            most_sent = max(most_sent, sent // MIB)
+            del item
+    gc.collect()
+    assert most <= 128
+    assert 64 <= most_sent <= 128
+    # Besides what was sent: what is opened, what the consumer waits for and copies on their way.
+    # All items would be 1,280.
+    assert 64 <= most_own <= 768
+    assert spilled() == []
+    end = time.monotonic() + FREED_SECONDS
+    while (left := used_mib() - before) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == 0
+    no_actors()
