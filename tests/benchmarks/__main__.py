@@ -4,6 +4,7 @@
     python -m tests.benchmarks --main               the docs' first table: 20 minutes to an hour
     python -m tests.benchmarks w2 w3 --rounds 5     two workloads
     python -m tests.benchmarks --peers SPDL grain   against those two, and the limits
+    python -m tests.benchmarks --earlier v0.1       beside what asyncloader was at that revision
     python -m tests.benchmarks --quick              only see that every case runs
 
 ``pip install -e .[bench]`` installs the peers; torchdata 0.9, the last one with DataLoader2,
@@ -23,8 +24,8 @@ from importlib import import_module
 from pathlib import Path
 
 from tests.benchmarks.cases import Case
-from tests.benchmarks.comparison import Comparison
-from tests.benchmarks.environments import Environment
+from tests.benchmarks.comparison import Comparison, is_ours
+from tests.benchmarks.environments import Environment, earlier
 from tests.benchmarks.harness import Settings, run
 from tests.benchmarks.sizes import QUICK
 
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.table in comparison.title
         and (comparison.title.startswith(MAIN) or not options.main)
     ]
+    if options.earlier:
+        environment = earlier(options.earlier)
+        chosen = [with_earlier(comparison, environment) for comparison in chosen]
     if options.list:
         show(chosen)
         return
@@ -60,6 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("workloads", nargs="*", choices=[[], *workloads()], help="all by default")
     parser.add_argument("--peers", nargs="+", default=[""], help="only peers with this in a name")
+    parser.add_argument("--earlier", metavar="REVISION", help="beside an earlier version")
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--table", default="", help="only tables with this in their title")
     parser.add_argument("--rounds", type=int, help="how often each case is measured: 3")
@@ -92,6 +97,16 @@ def with_peers(comparison: Comparison, peers: Sequence[str]) -> Comparison:
         return case.name.startswith(ALWAYS) or any(word in case.name for word in peers)
 
     return replace(comparison, cases=[case for case in comparison.cases if is_chosen(case)])
+
+
+def with_earlier(comparison: Comparison, environment: Environment) -> Comparison:
+    """Return the comparison with an earlier version of ours in each case of ours."""
+    cases = []
+    for case in comparison.cases:
+        cases.append(case)
+        if is_ours(case.name):
+            cases.append(replace(case, name=f"earlier {case.name}", environment=environment))
+    return replace(comparison, cases=cases)
 
 
 def make_environments(comparisons: Sequence[Comparison]) -> None:

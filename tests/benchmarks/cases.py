@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib.util
+import json
 import os
 import pickle
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.benchmarks.cost import Rate
 from tests.benchmarks.environments import HERE, ROOT, Environment
 
 #: The seconds that a case may take; a peer that hangs is reported, not waited for.
@@ -54,7 +56,7 @@ class Case:
         return not self.missing()
 
     def measure(self, limit: float) -> float:
-        """Run the function in a fresh process and return its number.
+        """Run the function in a fresh process and return its number, a Rate if it is one.
 
         Raises CaseFailed if there is none after ``limit`` seconds.
         """
@@ -64,7 +66,8 @@ class Case:
             with output.open("w") as said:
                 ended = self._run(str(answer), said, limit)
             if answer.exists():
-                return float(answer.read_text())
+                number, *cost = json.loads(answer.read_text())
+                return Rate(number, *cost) if cost else float(number)
             raise CaseFailed(f"{ended}: {_last_line(output.read_text())}")
 
     def _run(self, answer: str, output: Any, limit: float) -> str:

@@ -29,8 +29,13 @@ def is_limit(name: str) -> bool:
     return name.startswith("limit")
 
 
+def is_earlier(name: str) -> bool:
+    """Whether a case is an earlier version of ours, measured to see what became of it."""
+    return name.startswith("earlier")
+
+
 def is_peer(name: str) -> bool:
-    return not is_ours(name) and not is_limit(name)
+    return not is_ours(name) and not is_limit(name) and not is_earlier(name)
 
 
 @dataclass(frozen=True)

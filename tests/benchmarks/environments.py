@@ -49,6 +49,11 @@ class Environment:
         return {**os.environ, "PYTHONPATH": str(self.folder)}
 
 
+def earlier(revision: str) -> Environment:
+    """Return an environment with asyncloader as it was at a revision of this repository."""
+    return Environment(f"asyncloader-{revision}", (f"asyncloader @ git+file://{ROOT}@{revision}",))
+
+
 class ThisEnvironment(Environment):
     """What the command itself runs in."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
+from tests.benchmarks.cost import Rate, cpu_seconds
 from tests.benchmarks.job import Job
 
 WORKERS = 2
@@ -57,31 +58,40 @@ def sync_rate(
     loader: Iterable[Any], take: Take = one, epochs: int = EPOCHS, warm_up: int = 1
 ) -> float:
     """Return what is taken per second of a middling epoch by ``for``, after some to warm up."""
-    return median([_sync_epoch(loader, take) for _ in range(epochs + warm_up)][warm_up:])
+    return _middle([_sync_epoch(loader, take) for _ in range(epochs + warm_up)][warm_up:])
 
 
-def _sync_epoch(loader: Iterable[Any], take: Take) -> float:
+def _sync_epoch(loader: Iterable[Any], take: Take) -> Rate:
     taken = 0
-    began = time.perf_counter()
+    used, began = cpu_seconds(), time.perf_counter()
     for item in loader:
         taken += take(item)
         # As a loop does that has no name for the last item when it asks for the next.
         del item
-    return taken / (time.perf_counter() - began)
+    return _rate(taken, began, used)
+
+
+def _rate(taken: int, began: float, used: float) -> Rate:
+    spent = time.perf_counter() - began
+    return Rate(taken / spent, (cpu_seconds() - used) / taken)
+
+
+def _middle(rates: list[Rate]) -> Rate:
+    return Rate(median(rates), median(rate.cpu for rate in rates))
 
 
 async def async_rate(loader: Any, take: Take = one, epochs: int = EPOCHS) -> float:
     """Return what is taken per second of a middling epoch by ``async for``."""
-    return median([await _async_epoch(loader, take) for _ in range(epochs + 1)][1:])
+    return _middle([await _async_epoch(loader, take) for _ in range(epochs + 1)][1:])
 
 
-async def _async_epoch(loader: Any, take: Take) -> float:
+async def _async_epoch(loader: Any, take: Take) -> Rate:
     taken = 0
-    began = time.perf_counter()
+    used, began = cpu_seconds(), time.perf_counter()
     async for item in loader:
         taken += take(item)
         del item
-    return taken / (time.perf_counter() - began)
+    return _rate(taken, began, used)
 
 
 def ours(

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from tests.benchmarks.comparison import Outcome, Results, is_limit, is_ours, is_peer, ratio
+from tests.benchmarks.cost import Rate, seconds
 
 
 def header(facts: Mapping[str, str]) -> str:
@@ -31,16 +32,28 @@ def text(outcome: Outcome) -> str:
 def table(results: Results, *, unit: str, against: Sequence[str] = ()) -> str:
     """Return the numbers as text: medians, ranges, and ratios within the same rounds."""
     references = [name for name in against if name in results]
-    rows = [["", f"median {unit}", "range", *(f"to {name}" for name in references)]]
+    costs = {name: _cost(numbers) for name, numbers in results.items()}
+    has_costs = any(costs.values())
+    head = ["", f"median {unit}", "range", *(f"to {name}" for name in references)]
+    rows = [head + [f"CPU for {ONE.get(unit, 'one')}"] * has_costs]
     for name, numbers in results.items():
         span = f"{short(min(numbers))} - {short(max(numbers))}"
         ratios = [_ratio_to(results, name, other) for other in references]
-        rows.append([name, short(median(numbers)), span, *ratios])
+        rows.append([name, short(median(numbers)), span, *ratios] + [costs[name]] * has_costs)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
         for row in rows
     )
+
+
+#: What a rate is the number of.
+ONE = {"items/s": "an item", "GB/s": "a GB", "images/s": "an image", "rows/s": "a row"}
+
+
+def _cost(numbers: Sequence[float]) -> str:
+    costs = [number.cpu for number in numbers if isinstance(number, Rate)]
+    return seconds(median(costs)) if costs else ""
 
 
 def _ratio_to(results: Results, name: str, other: str) -> str:
@@ -102,6 +115,10 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
         "less_is_better": comparison.less_is_better,
         "rounds": outcome.results,
         "medians": {name: median(numbers) for name, numbers in outcome.results.items()},
+        "cpu seconds": {
+            name: [number.cpu for number in numbers if isinstance(number, Rate)]
+            for name, numbers in outcome.results.items()
+        },
         "against": list(comparison.against),
         "standing": outcome.standing(),
         "targets": {str(one): one.verdict(outcome.results) for one in comparison.targets},

@@ -78,3 +78,10 @@ def test_an_unknown_workload_is_refused():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "w99" in done.stderr
+
+
+def test_an_earlier_version_stands_beside_each_case_of_ours():
+    said = run_command("w2", "--list", "--earlier", "HEAD")
+    assert "    earlier asyncloader, for" in said
+    assert "    earlier asyncloader, async for" in said
+    assert "earlier limit" not in said

@@ -4,12 +4,14 @@ import os
 import select
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
 from tests.benchmarks.cases import LIMIT, Case, CaseFailed
 from tests.benchmarks.comparison import Comparison
-from tests.benchmarks.environments import Environment
+from tests.benchmarks.cost import Rate, cpu_seconds
+from tests.benchmarks.environments import Environment, earlier
 from tests.benchmarks.rounds import measure, turns
 
 
@@ -38,6 +40,26 @@ def test_a_case_is_measured_in_a_process_of_its_own():
     case = Case("process", process_number)
     numbers = {case.measure(LIMIT), case.measure(LIMIT), float(os.getpid())}
     assert len(numbers) == 3
+
+
+def test_a_rate_comes_with_its_cost():
+    found = Case("rate", a_rate).measure(LIMIT)
+    assert isinstance(found, Rate)
+    assert (found, found.cpu) == (3.0, 0.5)
+
+
+def a_rate():
+    return Rate(3.0, 0.5)
+
+
+def test_cpu_time_is_that_of_children_too_while_they_run_and_after():
+    before = cpu_seconds()
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", busy], stdin=PIPE, stdout=PIPE)
+    child.stdout.readline()
+    assert cpu_seconds() - before > 0.29
+    child.communicate(b"\n")
+    assert cpu_seconds() - before > 0.29
 
 
 def test_arguments_may_be_functions():
@@ -112,3 +134,17 @@ def test_only_chosen_cases_are_measured():
     cases = [Case("one", double, args=(1,)), Case("two", double, args=(2,))]
     outcome = measure(Comparison("numbers", "items/s", cases), 1, "two", [].append)
     assert outcome.results == {"two": [4.0]}
+
+
+def test_an_earlier_version_is_measured_from_its_own_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "asyncloader-old" / "asyncloader"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("answer = 42")
+    monkeypatch.setattr("tests.benchmarks.environments.FOLDER", tmp_path)
+    assert Case("old", answer_of_asyncloader, environment=earlier("old")).measure(LIMIT) == 42
+
+
+def answer_of_asyncloader():
+    import asyncloader
+
+    return asyncloader.answer

@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, Outcome, Target
+from tests.benchmarks.cost import Rate, seconds
 from tests.benchmarks.plot import LEFT, OURS, RIGHT, Scale, svg
 from tests.benchmarks.report import as_json, header, markdown, short, table, text
 
@@ -24,6 +25,20 @@ def test_a_table_has_medians_ranges_and_ratios():
     assert "nobody" not in rows[0]
     assert rows[1].split() == ["asyncloader", "2M", "1M", "-", "3M", "2.00", "(1.00", "-", "3.00)"]
     assert rows[2].split() == ["peer", "1M", "1M", "-", "1M"]
+
+
+def test_a_table_says_what_one_cost_in_cpu_time():
+    results = {"asyncloader": [Rate(2e6, 4e-7), Rate(1e6, 6e-7)], "peer": [1e6, 1e6]}
+    head, ours, peer = table(results, unit="items/s").splitlines()
+    assert head.endswith("  CPU for an item")
+    assert ours.endswith("  500 ns")
+    assert not peer.endswith("s")
+
+
+def test_a_cost_is_that_of_the_unit_of_its_rate():
+    gigabytes = Rate(4e9, 5e-10) / 1e9
+    assert (gigabytes, seconds(gigabytes.cpu)) == (4.0, "500 ms")
+    assert seconds(3.2e-5) == "32 µs"
 
 
 def test_a_report_names_targets_and_who_is_missing():

@@ -5,6 +5,7 @@ Peers get fewer of them, since an epoch of 100,000 would take some of them many 
 
 from __future__ import annotations
 
+from tests.benchmarks.bare_channel import BARE, BARE_ASYNC, bare_rate
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, Target
 from tests.benchmarks.job import Job
@@ -28,6 +29,8 @@ def cases_of(job: Job, peers_job: Job, take: Take) -> list[Case]:
         Case(ASYNC, our_rate, args=(job, "async", take)),
         Case("asyncloader, uvloop", our_rate, ("uvloop",), (job, "uvloop", take)),
         Case(FOR, our_rate, args=(job, "sync", take)),
+        Case(BARE_ASYNC, bare_rate, args=(job, "async", take)),
+        Case(BARE, bare_rate, args=(job, "sync", take)),
         *cases(PROCESSES, peer_rate, peers_job, take, EPOCHS),
     ]
 
@@ -37,14 +40,14 @@ COMPARISONS = [
         "W2a: integers one by one from 2 workers",
         "items/s",
         cases_of(SINGLE, PEERS_SINGLE, one),
-        against=[TORCH],
-        targets=[Target(ASYNC, 100, TORCH), Target(FOR, 0.5, ASYNC)],
+        against=[TORCH, BARE, BARE_ASYNC],
+        targets=[Target(ASYNC, 100, TORCH), Target(FOR, 0.8, BARE), Target(ASYNC, 0.8, BARE_ASYNC)],
     ),
     Comparison(
         "W2b: integers from 2 workers, in batches of 64 made there",
         "items/s",
         cases_of(BATCHES, PEERS_BATCHES, len),
-        against=[TORCH],
-        targets=[Target(ASYNC, 10, TORCH)],
+        against=[TORCH, BARE, BARE_ASYNC],
+        targets=[Target(ASYNC, 10, TORCH), Target(FOR, 0.7, BARE), Target(ASYNC, 0.7, BARE_ASYNC)],
     ),
 ]

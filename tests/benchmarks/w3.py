@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tests.benchmarks.bare_channel import BARE, BARE_ASYNC, bare_rate
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, Target
 from tests.benchmarks.job import Job
@@ -80,6 +81,12 @@ def ours(job: Job, mode: str, take: Take) -> float:
     import torch  # noqa: F401  - as in the peers' processes, and single-threaded there too
 
     return our_rate(job, mode, take, EPOCHS) / 1e9
+
+
+def bare_gigabytes(job: Job, mode: str, take: Take) -> float:
+    import torch  # noqa: F401
+
+    return bare_rate(job, mode, take, EPOCHS) / 1e9
 
 
 def theirs(open_: Callable[[Job], Any], job: Job, take: Take) -> float:
@@ -169,18 +176,22 @@ def comparison(
     job = Job(items, Ones(nbytes, library), nbytes=nbytes, held=KEPT if what == "kept" else 1)
     limit, made = "limit: memcpy", "limit: made and copied by 2 processes"
     kind = "tensors" if library == "torch" else "numpy arrays"
+    # It has too few slots for a consumer that keeps a hundred items.
+    modes = {} if what == "kept" else {BARE: "sync", BARE_ASYNC: "async"}
+    bare = [Case(name, bare_gigabytes, args=(job, modes[name], take)) for name in modes]
     compared = [
         Case(limit, memcpy, args=(nbytes, items)),
         Case(made, made_and_copied, args=(nbytes, items)),
         Case(ASYNC, ours, args=(job, "async", take)),
         Case(FOR, ours, args=(job, "sync", take)),
+        *bare,
         *cases(PROCESSES, theirs, replace(job, count=peers_items), take),
     ]
     return Comparison(
         f"{'W3' if what == 'counted' else 'W3b'}: {kind} of {size} from 2 workers, {what}",
         "GB/s",
         compared,
-        against=[TORCH, limit, made],
+        against=[TORCH, limit, made, *modes],
         targets=[Target(ASYNC, times, TORCH)] if times else [],
     )
 
