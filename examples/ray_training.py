@@ -1,10 +1,10 @@
 """Train a small model from actors of a Ray cluster, and lose a node in mid-epoch.
 
-    python examples/ray_training.py
+Start:  python examples/ray_training.py (needs `pip install 'asyncloader[ray]'`)
+Expect: two runs, the second with a node lost, that end with the same loss, to the last bit.
 
 The cluster is one on this machine: a head that runs no actors, and three nodes. The model is
 trained twice from the same seed, the second time with a node removed in the middle of the epoch.
-Both runs end with the same loss, to the last bit. It needs `pip install 'asyncloader[ray]'`.
 """
 
 import asyncio

@@ -273,10 +273,10 @@ def form_of_pipe(pipe: Any) -> Form:
 def has_own_state(pipe: Any) -> bool:
     """Whether a pipe is a source with ``state_dict`` and ``load_state_dict``."""
     cls = type(pipe)
-    if cls.__module__.startswith("asyncloader."):
-        # Our pipes look for a method that they lack in other modules, which takes long.
-        return hasattr(cls, "has_own_state") and bool(pipe.has_own_state())
-    return hasattr(pipe, "load_state_dict")
+    if hasattr(cls, "has_own_state"):
+        return bool(pipe.has_own_state())
+    # Our pipes look for a method that they lack in other modules, which takes long.
+    return not cls.__module__.startswith("asyncloader.") and hasattr(pipe, "load_state_dict")
 
 
 def is_ascending(numbers: Iterable[int]) -> bool:

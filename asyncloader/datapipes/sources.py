@@ -120,7 +120,12 @@ class IterableWrapper(IterDataPipe[T]):
 
     def has_own_state(self) -> bool:
         """Whether the iterable says its exact place itself; a stream of Hugging Face's may."""
-        return _is_of_hugging_face(self.iterable) and _is_exact(self.iterable)
+        cls = type(self)
+        if cls.load_state_dict is not IterableWrapper.load_state_dict:
+            # That of a user's own class.
+            return True
+        is_read_here = cls.__iter__ is IterableWrapper.__iter__
+        return is_read_here and _is_of_hugging_face(self.iterable) and _is_exact(self.iterable)
 
     def state_dict(self) -> Any:
         """Return the place of the iterable in the current pass."""

@@ -232,8 +232,10 @@ def apply_random_seed(datapipe: Any, rng: Any) -> Any:
 def shared_and_own(datapipe: Any) -> tuple[list[Any], list[Any]]:
     """Return the pipes that take a shared seed and those that take the worker's own."""
     wiring = Wiring(datapipe)
-    above = wiring.upstream(pipe for pipe in wiring.pipes if is_sharding(pipe))
     random = [pipe for pipe in wiring.pipes if is_random(pipe)]
+    if not random:
+        return [], []
+    above = wiring.upstream(pipe for pipe in wiring.pipes if is_sharding(pipe))
     shared = [pipe for pipe in random if id(pipe) in above]
     return shared, [pipe for pipe in random if id(pipe) not in above]
 

@@ -26,6 +26,18 @@ CONTRIBUTING = """
 ```sh
 .venv/bin/python -m sphinx
 ```
+
+## Run the tests with other libraries
+
+```sh
+.venv/bin/python -m pytest -m compat
+```
+
+## Run the tests on a Ray cluster
+
+```sh
+.venv/bin/python -m pytest -m ray
+```
 """
 
 
@@ -53,6 +65,8 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
     steps = (
         r"tests, as README.md says: \d+ s\nlint: \d+ s\nformat: \d+ s\ntypes: \d+ s\n"
         r"site, as docs/contributing.md says: \d+ s\n"
+        r"other libraries, as docs/contributing.md says: \d+ s\n"
+        r"Ray, as docs/contributing.md says: \d+ s\n"
     )
     assert re.search(rf"\n{steps}all passed\n$", done.stdout)
 

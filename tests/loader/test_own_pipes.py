@@ -52,6 +52,13 @@ class Numbers(IterDataPipe[int]):
         self.at = state["at"]
 
 
+class Backwards(IterableWrapper[Any]):
+    """A source that reads what it wraps in its own way, and says nothing of where it stands."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.iterable)[::-1])
+
+
 class Guarded(Plain):
     """Refuses to be given an attribute that its class does not have."""
 
@@ -65,6 +72,7 @@ GRAPHS = {
     "plain": lambda: Plain(IterableWrapper(range(12)).shuffle(buffer_size=4).set_seed(1)).batch(2),
     "waiting": lambda: Waiting(IterableWrapper(range(12)).filter(bool)).prefetch(3),
     "a source": lambda: Numbers().map(str).shuffle(buffer_size=4).set_seed(1),
+    "backwards": lambda: Backwards([[number] * 2 for number in range(12)]).flatmap(),
     "guarded": lambda: Guarded(IterableWrapper(range(12)).cycle(2)).enumerate(),
 }
 
