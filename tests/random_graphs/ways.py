@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from asyncloader.errors import SnapshotError
+from asyncloader.errors import SnapshotError, WorkerStartupError
 from tests.faults.deaths import signalled
 from tests.random_graphs.pieces import HELPERS, sources
 from tests.random_graphs.promise import NOTHING, SAME_ORDER, Promise, promise_of
@@ -106,7 +106,10 @@ class Case:
         except Exception as error:
             # Its workers may stand in the middle of an epoch.
             self.close()
-            if isinstance(error, REFUSALS):
+            # The workers that stand are those of a service of our own, so that a loader says whose
+            # error kept them from starting.
+            said = error.__cause__ if isinstance(error, WorkerStartupError) else error
+            if isinstance(said, REFUSALS):
                 raise self._refused(error) from error
             raise
 
