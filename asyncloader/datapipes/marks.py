@@ -18,8 +18,8 @@ from asyncloader.datapipes.cursors import Cursors
 T = TypeVar("T")
 
 
-# Collecting cursors may take 1/50 of the time.
-_SHARE = 50
+# Collecting cursors may take 1/250 of the time.
+_SHARE = 250
 # If there are more marks than this, every other one is dropped.
 _MOST_MARKS = 512
 

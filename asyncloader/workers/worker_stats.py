@@ -20,7 +20,7 @@ from asyncloader.workers.conversation import Conversation
 from asyncloader.workers.graph_part import PreparedPart
 from asyncloader.workers.messages import NO_EPOCH, Tallied
 
-_BETWEEN_REPORTS = 0.1
+_BETWEEN_REPORTS = 0.25
 
 
 @dataclass(frozen=True)
