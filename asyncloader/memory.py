@@ -223,12 +223,13 @@ _WORKERS_ADVICE = "use fewer workers, a smaller worker_prefetch_cnt, prefetch_by
 
 def _exhausted(need: int, advice: str) -> ResourceExhausted:
     return ResourceExhausted(
-        f"a shared memory segment needs {need} bytes, but about {_available()} are available: "
+        f"a shared memory segment needs {need} bytes{_available()}: "
         f"{advice}, or raise the container's memory limit"
     )
 
 
-def _available() -> int:
+def _available() -> str:
     with contextlib.suppress(OSError, ValueError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 0
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return f", but about {free} are available"
+    return ""

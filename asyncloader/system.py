@@ -595,6 +595,22 @@ def room_for_fds(count: int) -> int:
     return socket.CMSG_SPACE(count * array.array("i").itemsize)
 
 
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a channel, which holds some hundred KiB that are on their way."""
+    pair = socket.socketpair()
+    if PORTABLE:
+        # macOS begins with 8 KiB; who allows less than this keeps what it has.
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _CHANNEL_BYTES)
+    return pair
+
+
+#: What Linux gives a pair by default.
+_CHANNEL_BYTES = 208 << 10
+
+
 def lock_file(fd: int, *, wait: bool) -> None:
     """Lock an open file; BlockingIOError if it is locked and ``wait`` is False."""
     if sys.platform == "win32":

@@ -27,12 +27,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncloader.system import may_use_uvloop
 from tests.eyes import PROC
 
 ROOT = Path(__file__).parents[2]
 
 #: How the program runs, what its graph does, and in which part of it the interrupt comes.
-RUNS = ("asyncio", "uvloop", "for", "threads")
+RUNS = ("asyncio", *(["uvloop"] if may_use_uvloop() else []), "for", "threads")
 GRAPHS = {
     "in-process": "IterableWrapper(range(10**9)).map(work)",
     "ahead": "IterableWrapper(range(10**9)).map(work).prefetch(4)",

@@ -30,7 +30,7 @@ from asyncloader.runtime import (
     start_thread,
 )
 from asyncloader.shield import shielded
-from asyncloader.system import in_forked_child, require_workers
+from asyncloader.system import channel_pair, in_forked_child, require_workers
 from asyncloader.transport.code import Parcel
 from asyncloader.workers.process.multiprocessing_start import (
     fork,
@@ -109,7 +109,7 @@ def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
         try:
             with descriptors_for("its process"), process_for("it"):
                 fill_standard_descriptors()
-                ours, theirs = socket.socketpair()
+                ours, theirs = channel_pair()
                 undo.callback(ours.close)
                 with theirs:
                     born = start(plan, theirs, deadline)
@@ -174,7 +174,7 @@ class ProcessEngine:
         return parcel.fds()
 
     def link(self, dealer: WorkerProcess, worker: WorkerProcess) -> tuple[int, int]:
-        to_worker, to_dealer = socket.socketpair()
+        to_worker, to_dealer = channel_pair()
         return to_worker.detach(), to_dealer.detach()
 
 

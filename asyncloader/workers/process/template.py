@@ -203,9 +203,9 @@ def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[
 
 
 def _preloaded(plan: ProcessPlan) -> tuple[str, ...]:
-    """What a template has imported before it forks, where that is safe."""
+    """What a template imports before it forks; of libraries only where that is safe."""
     if not system.MAY_FORK_AFTER_IMPORTS:
-        return ()
+        return tuple(name for name in plan.preload if name.startswith("asyncloader."))
     return (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
 
 

@@ -22,6 +22,7 @@ import anyio
 import pytest
 import uvloop
 
+from asyncloader import system
 from asyncloader.deadline import ends_within
 from asyncloader.errors import WorkerStartupError
 from asyncloader.workers.process.process import (
@@ -247,6 +248,14 @@ async def test_a_template_with_nothing_to_do_imports_what_its_children_may_want(
         while not wanted <= await modules_of_a_child():  # noqa: ASYNC110 - it tells nobody
             # It takes a moment without a request for the template to have nothing to do.
             await asyncio.sleep(0.5)
+
+
+@pytest.mark.skipif(system.MAY_FORK_AFTER_IMPORTS, reason="here it imports what it likes")
+async def test_where_libraries_do_not_survive_a_fork_a_template_has_imported_none() -> None:
+    import torch  # noqa: F401 - as in a program that uses it
+
+    libraries = {"_scproxy", "numpy", "pytest", "torch", "urllib.request", "uvloop"}
+    assert not libraries & await modules_of_a_child()
 
 
 def is_folder(path: bytes) -> bool:
