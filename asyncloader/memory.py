@@ -11,27 +11,18 @@ import contextlib
 import ctypes
 import errno
 import functools
-import importlib
 import mmap
 import os
 import pickle
-import secrets
-import sys
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from asyncloader import system
 from asyncloader.errors import ResourceExhausted, TransportError
 
-_HUGE_PAGE = 2 << 20
 _POPULATE_AT_MOST = 64 << 20  # about 6 ms, in an event loop
 _MAP_FIXED = 0x10  # the same number on Linux, macOS and the BSDs
-_MADV_POPULATE_WRITE = 23
-_SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
-_SEAL_WRITE = 0x0008
-_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _WRITE_BUFFER = 1 << 20
 
 
@@ -45,7 +36,7 @@ class Segment:
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self._map: mmap.mmap | None = _map(fd, size)
+        self._map: mmap.mmap | None = _map(fd, size, writable=True)
         self.size = size
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
@@ -58,15 +49,15 @@ class Segment:
         """
         if size < 1:
             raise ValueError(f"a segment has at least 1 byte, got {size}")
-        fd = _unnamed_file()
+        fd = system.unnamed_memory()
         try:
             os.ftruncate(fd, size)
             segment = cls(fd, size)
-            _populate(segment.buffer, segment.address, size)
+            system.populate(segment.address, size)
             # Reserving fails here with ENOSPC; without it a later write could die by SIGBUS.
             # Map first: pages that are touched through the mapping may be huge pages.
-            _reserve(fd, size)
-            _seal(fd)
+            system.reserve(fd, size)
+            system.seal(fd)
         except OSError as error:
             os.close(fd)
             if error.errno in _NO_ROOM:
@@ -84,11 +75,11 @@ class Segment:
             size = os.fstat(fd).st_size
             if size < 1:
                 raise TransportError(f"a shared segment has at least 1 byte, got {size}")
-            if _can_seal() and not _is_sealed(fd):
+            if system.can_seal() and not system.is_sealed(fd):
                 raise TransportError("a shared segment must be sealed against truncation")
             segment = cls(fd, size)
             if size <= _POPULATE_AT_MOST:
-                _populate(segment.buffer, segment.address, size)
+                system.populate(segment.address, size)
         finally:
             os.close(fd)
         segment._fd = -1
@@ -128,14 +119,17 @@ class SharedBytes:
     """
 
     def __init__(self, fd: int, size: int) -> None:
-        mapped = _map(fd, max(size, 1), mmap.PROT_READ)
+        mapped = _map(fd, max(size, 1), writable=False)
         self.view = memoryview(mapped)[:size].toreadonly()
         self._fd = fd
 
     @classmethod
     def of(cls, chunks: Iterable[Any]) -> SharedBytes:
         """Return the chunks, one after the other; ``ResourceExhausted`` if there is no room."""
-        fd = _writable_file()
+        if not system.HAS_WORKERS:
+            whole = memoryview(b"".join(chunks))
+            return cls._over(whole, len(whole))
+        fd = system.unnamed_file()
         try:
             with open(fd, "wb", _WRITE_BUFFER, closefd=False) as file:
                 for chunk in chunks:
@@ -143,7 +137,7 @@ class SharedBytes:
                 size = file.tell()
                 # An empty file cannot be mapped.
                 file.truncate(max(size, 1))
-            _seal(fd, _SEALS | _SEAL_WRITE)
+            system.seal(fd, against_writing=True)
             return cls(fd, size)
         except BaseException as error:
             written = os.fstat(fd).st_size
@@ -163,7 +157,7 @@ class SharedBytes:
         try:
             if os.fstat(fd).st_size != max(size, 1):
                 raise TransportError(f"{os.fstat(fd).st_size} bytes came where {size} were meant")
-            if _can_seal() and not _is_sealed(fd, _SEALS | _SEAL_WRITE):
+            if system.can_seal() and not system.is_sealed(fd, against_writing=True):
                 raise TransportError("shared bytes must be sealed against change")
             return cls(fd, size)
         except BaseException:
@@ -202,27 +196,17 @@ def _copied(whole: Any) -> SharedBytes:
     return SharedBytes.of([whole])
 
 
-def _map(fd: int, size: int, access: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
+def _map(fd: int, size: int, *, writable: bool) -> mmap.mmap:
     # mmap.mmap(fd) would keep a duplicate of the descriptor while it is mapped. Mapping the
     # file over an anonymous mmap needs no descriptor, and that object still tracks exported
     # views.
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {size} bytes: {os.strerror(number)}")
     return mapped
-
-
-def _populate(mapped: mmap.mmap, address: int, size: int) -> None:
-    """Fault the pages in at once, huge ones where the system has them; best effort."""
-    if not sys.platform.startswith("linux"):
-        return
-    if size >= _HUGE_PAGE:
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    # ctypes releases the GIL while pages are cleared.
-    _libc().madvise(address, size, _MADV_POPULATE_WRITE)
 
 
 @functools.cache
@@ -231,84 +215,7 @@ def _libc() -> ctypes.CDLL:
     number, size = ctypes.c_int, ctypes.c_size_t
     libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_ssize_t]
     libc.mmap.restype = ctypes.c_void_p
-    libc.madvise.argtypes = [ctypes.c_void_p, size, number]
     return libc
-
-
-def _unnamed_file() -> int:
-    return _made_by(memory_file, _unlinked_shm, _unlinked_file)
-
-
-def _writable_file() -> int:
-    # On some systems POSIX shared memory cannot be written like a file.
-    return _made_by(memory_file, _unlinked_file)
-
-
-def _made_by(make: Callable[[], int], *others: Callable[[], int]) -> int:
-    """Make a file in the first way that the system has."""
-    try:
-        return make()
-    except (OSError, AttributeError, ImportError) as error:
-        # If no descriptor was left, the other ways need one too.
-        if not others or getattr(error, "errno", None) in _NO_DESCRIPTOR:
-            raise
-    return _made_by(*others)
-
-
-def memory_file(label: str = "asyncloader") -> int:
-    """Return a file in memory; the system shows it by its label.
-
-    Raise OSError if the system has none; some sandboxes refuse it.
-    """
-    if not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-
-def _unlinked_shm() -> int:
-    # The module that multiprocessing uses; not every platform has it.
-    posixshmem = importlib.import_module("_posixshmem")
-    name = f"/al-{secrets.token_hex(8)}"
-    fd = posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
-    posixshmem.shm_unlink(name)
-    return int(fd)
-
-
-def _unlinked_file() -> int:
-    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
-        return os.dup(file.fileno())
-
-
-def _reserve(fd: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-
-
-def _seal(fd: int, seals: int = _SEALS) -> None:
-    if _can_seal():
-        import fcntl
-
-        fcntl.fcntl(fd, _F_ADD_SEALS, seals)
-
-
-def _is_sealed(fd: int, seals: int = _SEALS) -> bool:
-    import fcntl
-
-    try:
-        return fcntl.fcntl(fd, _F_GET_SEALS) & seals == seals
-    except OSError:
-        return False
-
-
-@functools.cache
-def _can_seal() -> bool:
-    """Whether this system supports memfds; some sandboxes refuse them."""
-    try:
-        os.close(memory_file())
-    except OSError as error:
-        # Refused for lack of a descriptor: memfds are supported.
-        return error.errno in _NO_DESCRIPTOR
-    return True
 
 
 _WORKERS_ADVICE = "use fewer workers, a smaller worker_prefetch_cnt, prefetch_bytes or batches"
@@ -316,12 +223,13 @@ _WORKERS_ADVICE = "use fewer workers, a smaller worker_prefetch_cnt, prefetch_by
 
 def _exhausted(need: int, advice: str) -> ResourceExhausted:
     return ResourceExhausted(
-        f"a shared memory segment needs {need} bytes, but about {_available()} are available: "
+        f"a shared memory segment needs {need} bytes{_available()}: "
         f"{advice}, or raise the container's memory limit"
     )
 
 
-def _available() -> int:
+def _available() -> str:
     with contextlib.suppress(OSError, ValueError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 0
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return f", but about {free} are available"
+    return ""

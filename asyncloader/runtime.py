@@ -21,6 +21,12 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from asyncloader.errors import ResourceExhausted
+from asyncloader.system import (
+    descriptor_limits,
+    in_forked_child,
+    may_use_uvloop,
+    process_limit,
+)
 from asyncloader.waiting import call_soon
 
 T = TypeVar("T")
@@ -92,15 +98,16 @@ def not_cancelled(error: asyncio.CancelledError) -> RuntimeError:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new loop for our own use: uvloop's if it is installed."""
+    """Return a new loop for our own use: uvloop's if it is installed and can run here."""
     # uvloop aborts the process if descriptors run out while its first loop is made.
     with descriptors_for("an event loop", _DESCRIPTORS_OF_A_LOOP):
         fill_standard_descriptors()
-        try:
+        with contextlib.suppress(ImportError):
             import uvloop
-        except ImportError:
-            return asyncio.new_event_loop()
-        return uvloop.new_event_loop()
+
+            if may_use_uvloop():
+                return uvloop.new_event_loop()
+        return asyncio.new_event_loop()
 
 
 # The first loop of a process needs the most.
@@ -141,11 +148,8 @@ def without_descriptor(what: str, reason: str) -> ResourceExhausted:
 
 
 def _limit() -> str:
-    if sys.platform == "win32":
-        return ""
-    import resource
-
-    return f"; at most {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    limits = descriptor_limits()
+    return "" if limits is None else f"; at most {limits[0]}"
 
 
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
@@ -186,14 +190,8 @@ def _without_process(what: str, reason: str) -> ResourceExhausted:
 
 
 def _limit_of_processes() -> str:
-    if sys.platform == "win32":
-        return ""
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    return f"; this user may have {limit} processes and threads"
+    limit = process_limit()
+    return "" if limit is None else f"; this user may have {limit} processes and threads"
 
 
 def fill_standard_descriptors() -> None:
@@ -368,13 +366,10 @@ def _close_loop_threads() -> None:
         thread.close(seconds=1.0)
 
 
+@in_forked_child
 def _forget_threads() -> None:
     # Threads do not survive a fork.
     _loop_threads.clear()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_threads)
 
 
 # Calls in threads -----------------------------------------------------------------------

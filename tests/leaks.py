@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from asyncloader.runtime import new_event_loop
+from tests.eyes import PROC, facts_of, name_of
 
 #: What the system calls a worker process, or one that deals.
 WORKER = re.compile(r"asyncloader (w\d|dis)")
@@ -89,7 +90,7 @@ def left_since(before: Belongings) -> list[str]:
 def descendants(root: int | None = None) -> dict[int, str]:
     """The processes, zombies among them, that descend from ``root`` (by default this one)."""
     parents: dict[int, tuple[int, str]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in filter(str.isdigit, os.listdir(PROC)):
         with contextlib.suppress(OSError):
             parents[int(name)] = _parent_and_name(int(name))
     found: dict[int, str] = {}
@@ -109,24 +110,21 @@ def worker_processes() -> list[str]:
 
 
 def _parent_and_name(pid: int) -> tuple[int, str]:
-    # The kernel cuts off the name of a process after 15 bytes, also within a character.
-    with open(f"/proc/{pid}/stat", errors="replace") as file:
-        head, _, tail = file.read().rpartition(")")
-    state, parent = tail.split()[:2]
-    return int(parent), f"{head.partition('(')[2]} ({state if state == 'Z' else 'alive'})"
+    state, parent = facts_of(pid)[:2]
+    return int(parent), f"{name_of(pid)} ({state if state == 'Z' else 'alive'})"
 
 
 def _fds() -> Iterator[str]:
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(f"{PROC}/self/fd"):
         # The listing's own descriptor is gone.
         with contextlib.suppress(OSError):
-            yield f"fd to {os.readlink(f'/proc/self/fd/{name}')}"
+            yield f"fd to {os.readlink(f'{PROC}/self/fd/{name}')}"
 
 
 def _maps() -> Iterator[str]:
-    with open("/proc/self/maps", errors="replace") as file:
+    with open(f"{PROC}/self/maps", errors="replace") as file:
         for line in file:
-            if "/memfd:" in line or "/dev/shm/" in line:
+            if "/memfd:" in line or "/dev/shm/" in line or "/asyncloader-" in line:
                 yield f"mapping {line.split(maxsplit=5)[-1].strip()}"
 
 

@@ -26,6 +26,7 @@ LAYERS = [
     {"graph"},
     {"datapipes", "transport"},
     {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
+    {"system"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -59,12 +60,31 @@ DOORS = {
     "ray": "workers/actors.py",
     "multiprocessing": "workers/process/multiprocessing_start.py",
     "mmap": "memory.py",
-    "_posixshmem": "memory.py",
+    "_posixshmem": "system.py",
+    "fcntl": "system.py",
+    "resource": "system.py",
     "torch.distributed": "ranks.py",
 }
 
 #: Functions that have a door too, by the name they are called by.
-FUNCTION_DOORS = {"memfd_create": "memory.py"}
+FUNCTION_DOORS = {
+    "memfd_create": "system.py",
+    "eventfd": "system.py",
+    "pidfd_open": "system.py",
+    "pidfd_send_signal": "system.py",
+    "posix_fallocate": "system.py",
+    "prctl": "system.py",
+    "register_at_fork": "system.py",
+    "sched_getaffinity": "system.py",
+    "sched_setaffinity": "system.py",
+    "waitid": "system.py",
+    "MSG_CMSG_CLOEXEC": "system.py",
+    "SO_PASSCRED": "system.py",
+    "SO_PEERCRED": "system.py",
+}
+
+#: Where only some systems have anything, and the beginning of every name there.
+SYSTEMS_FOLDERS = ("/proc", "/dev/shm", "/dev/fd")
 
 #: What takes its time to import, or is not there for everybody: imported where it is used.
 LAZY = {"torch", "numpy"}
@@ -311,6 +331,37 @@ def test_a_risky_function_has_its_door(function):
         if name == function
     ]
     agree(offenders, f"only {FUNCTION_DOORS[function]} uses {function}:")
+
+
+def test_one_file_asks_which_system_this_is():
+    asked = {
+        ("sys", "platform"),
+        ("os", "name"),
+        ("os", "uname"),
+        ("platform", "system"),
+        ("system", "PORTABLE"),
+    }
+    offenders = [
+        f"{file.name}:{line} uses {base}.{name}"
+        for file in FILES
+        if file.name != "system.py"
+        for line, base, name in file.attributes()
+        if (base.removeprefix("asyncloader."), name) in asked
+    ]
+    agree(offenders, "only system.py asks; the others call what it offers:")
+
+
+def test_one_file_looks_where_only_some_systems_have_anything():
+    offenders = [
+        f"{file.name}:{node.lineno} names {node.value}"
+        for file in FILES
+        if file.name != "system.py"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith(SYSTEMS_FOLDERS)
+    ]
+    agree(offenders, "only system.py looks there:")
 
 
 @pytest.mark.parametrize("module", sorted(LAZY))

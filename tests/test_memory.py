@@ -7,18 +7,19 @@ import tempfile
 
 import pytest
 
-from asyncloader import memory
+from asyncloader import system
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment, SharedBytes
 from tests.descriptors import only_free
+from tests.eyes import PROC
 
 
 def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(os.listdir(f"{PROC}/self/fd"))
 
 
 def mappings() -> int:
-    with open("/proc/self/maps") as maps:
+    with open(f"{PROC}/self/maps") as maps:
         return sum("asyncloader" in line for line in maps)
 
 
@@ -80,7 +81,7 @@ def test_a_peer_cannot_change_the_size(size):
     with pytest.raises(PermissionError):
         os.ftruncate(segment._fd, size)
     with pytest.raises(PermissionError):
-        fcntl.fcntl(segment._fd, memory._F_ADD_SEALS, 0)
+        fcntl.fcntl(segment._fd, system._F_ADD_SEALS, 0)
     segment.close()
 
 
@@ -149,19 +150,19 @@ def no_memfd(request, monkeypatch):
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     if request.param == "file":
-        monkeypatch.setattr(memory, "_unlinked_shm", refuse)
-    memory._can_seal.cache_clear()
+        monkeypatch.setattr(system, "_unlinked_shm", refuse)
+    system.can_seal.cache_clear()
     yield
-    memory._can_seal.cache_clear()
+    system.can_seal.cache_clear()
 
 
 def test_a_process_that_had_no_descriptor_for_it_still_seals_its_segments():
-    memory._can_seal.cache_clear()
+    system.can_seal.cache_clear()
     # The one that is left is the segment's.
     with only_free(1):
         ours = Segment.create(mmap.PAGESIZE)
     # Another process would find out for itself that segments can be sealed here.
-    memory._can_seal.cache_clear()
+    system.can_seal.cache_clear()
     assert attached(ours).size == ours.size
 
 

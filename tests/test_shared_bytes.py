@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 
-from asyncloader import memory
+from asyncloader import system
 from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import SharedBytes
 from asyncloader.transport.code import dumps_code, loads_code, pack_code
@@ -132,13 +132,13 @@ def test_a_parcel_that_cannot_be_opened_leaves_nothing():
         loads_code(large.data, large.fds())
 
 
-@pytest.mark.parametrize("seals", [0, memory._SEALS])
+@pytest.mark.parametrize("seals", [0, system._SEALS])
 def test_what_a_peer_could_change_is_refused(seals):
     import fcntl
 
     fd = os.memfd_create("plain", os.MFD_ALLOW_SEALING)
     os.write(fd, b"data")
-    fcntl.fcntl(fd, memory._F_ADD_SEALS, seals)
+    fcntl.fcntl(fd, system._F_ADD_SEALS, seals)
     with pytest.raises(TransportError, match="sealed against change"):
         SharedBytes.attach(fd, 4)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -173,14 +173,14 @@ def test_without_memfd_an_unnamed_file_does(monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    memory._can_seal.cache_clear()
+    system.can_seal.cache_clear()
     try:
         with leaves_nothing():
             shared = loads_code(*_posted(SharedBytes.of(DATA)))
             assert bytes(shared.view) == b"some bytes"
             del shared
     finally:
-        memory._can_seal.cache_clear()
+        system.can_seal.cache_clear()
 
 
 def test_what_is_written_may_be_any_buffer():

@@ -13,7 +13,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from time import perf_counter, thread_time
@@ -26,6 +25,7 @@ from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.run_place import PLACE
 from asyncloader.runtime import is_being_cancelled, start_thread
 from asyncloader.safe_error_text import note
+from asyncloader.system import in_forked_child
 from asyncloader.waiting import Bell, Stopped
 from asyncloader.worker_info import this_worker
 
@@ -93,8 +93,7 @@ class Pulse:
 #: The pulse of this process.
 PULSE = Pulse()
 
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=PULSE.start_anew)
+in_forked_child(PULSE.start_anew)
 
 
 logger = logging.getLogger("asyncloader")

@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -29,6 +28,7 @@ from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
 from asyncloader.places.states import EpochSeeds, EpochStart
 from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
+from asyncloader.system import in_forked_child
 
 #: The message about a loader that was shut down.
 CLOSED = "the loader was shut down; make a new DataLoader2 to iterate again"
@@ -337,13 +337,10 @@ async def _close_all(
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
+@in_forked_child
 def _forget_parents() -> None:
     for engine in list(_engines):
         engine.forget_parent()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_parents)
 
 
 @at_exit

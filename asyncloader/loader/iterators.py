@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from asyncloader.errors import (
 from asyncloader.loader.engine import Engine
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
+from asyncloader.system import in_forked_child
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -149,13 +149,10 @@ class DataLoader2Iterator(Generic[T_co]):
 _alive: weakref.WeakSet[DataLoader2Iterator[Any]] = weakref.WeakSet()
 
 
+@in_forked_child
 def _forget_all() -> None:
     for iterator in list(_alive):
         iterator._forget_parent()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _check_live(state: _IteratorState) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from asyncloader import system
 from asyncloader.adapters.sharding_policy import ShardingPolicy
 from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
@@ -348,7 +349,7 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """Yield the facts that decide how well a loader can run here."""
-    yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
+    yield Finding("Python", f"{platform.python_version()} on {system.NAME}")
     yield _torch()
     yield _uvloop()
     yield _cores()
@@ -380,9 +381,7 @@ def cgroup_cores(files: tuple[Path, ...] = _CGROUP_QUOTAS) -> float | None:
 
 
 def _allowed_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(system.allowed_cpus()) or os.cpu_count() or 1
 
 
 def _torch() -> Finding:
@@ -421,11 +420,9 @@ def _cores() -> Finding:
 
 
 def _start_method() -> Finding:
-    if sys.platform.startswith("linux"):
+    if system.HAS_WORKERS:
         return Finding("start method", "forked by a template process of our own")
-    return Finding(
-        "start method", "none", "worker processes need Linux; here the graph runs in-process"
-    )
+    return Finding("start method", "none", "no worker processes here: use thread_map, or WSL")
 
 
 def _threads() -> Finding:
@@ -441,20 +438,20 @@ def _is_ours(thread: threading.Thread) -> bool:
 
 
 def _descriptors() -> Iterator[Finding]:
-    try:
-        import resource
-    except ImportError:
+    limits = system.descriptor_limits()
+    if limits is None:
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits
     needed = _FDS + _FDS_PER_WORKER * usable_cores()
     advice = f"ulimit -n {needed}, for as many workers as cores" if soft < needed else ""
     more = f" ({hard} by ulimit -n {hard})" if soft != hard else ""
     yield Finding("open files", f"at most {soft}{more}", advice)
 
 
-def _shared_memory(folder: str = "/dev/shm") -> Iterator[Finding]:
+def _shared_memory(folder: str = system.SHARED_MEMORY) -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
         return
-    yield Finding(folder, f"{usage.free >> 20:,} MiB free; asyncloader uses none of it")
+    use = "asyncloader uses none of it" if system.can_seal() else "where workers share memory"
+    yield Finding(folder, f"{usage.free >> 20:,} MiB free; {use}")

@@ -14,7 +14,6 @@ import array
 import asyncio
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 
 from asyncloader.errors import LoaderError, LoopMismatchError, ResourceExhausted, TransportError
 from asyncloader.runtime import without_descriptor
+from asyncloader.system import AT_ONCE, RECEIVING, is_readable, room_for_fds
 from asyncloader.transport.arena import Arena, ArenaView, SlotView
 from asyncloader.transport.frame import (
     MAX_FDS,
@@ -39,11 +39,7 @@ _READS_PER_WAKE_UP = 8  # so that a fast peer cannot block the loop's other work
 #: How many seconds the rest of a frame that has begun may take.
 _FRAME_DEADLINE = 10.0
 
-_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
-# Python makes received descriptors close-on-exec nowhere; the kernel does it on Linux.
-# Plain numbers, as they are used for every read.
-_WAITING = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-_AT_ONCE = _WAITING | int(socket.MSG_DONTWAIT)
+_ANCILLARY = room_for_fds(MAX_FDS)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _GONE = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 
@@ -120,7 +116,7 @@ class _End:
         while self._outgoing:
             buffer, fds = self._outgoing.popleft()
             try:
-                sent = self._sock.sendmsg([buffer], _rights(fds) if fds else (), _AT_ONCE)
+                sent = self._sock.sendmsg([buffer], _rights(fds) if fds else (), AT_ONCE)
             except BlockingIOError:
                 self._outgoing.appendleft((buffer, fds))
                 return
@@ -224,10 +220,10 @@ class Channel(_End):
         """Wait for the next frame and return it."""
         with self._receiving:
             while not self._frames:
-                flags = _WAITING
+                flags = RECEIVING
                 if self._decoder.partial:
                     self._wait_for_rest()
-                    flags = _AT_ONCE
+                    flags = AT_ONCE
                 with contextlib.suppress(BlockingIOError):
                     self._frames.extend(self._read(flags))
             return self._frames.popleft()
@@ -237,7 +233,7 @@ class Channel(_End):
         with self._receiving:
             if not self._frames:
                 with contextlib.suppress(BlockingIOError):
-                    self._frames.extend(self._read(_AT_ONCE))
+                    self._frames.extend(self._read(AT_ONCE))
             frames = list(self._frames)
             self._frames.clear()
             return frames
@@ -267,9 +263,7 @@ class Channel(_End):
 
     def _wait_for_rest(self) -> None:
         """Wait for the rest of a frame that has begun; it must arrive in time."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        if not poll.poll(self._frame_deadline * 1000):
+        if not is_readable(self.fileno(), self._frame_deadline):
             raise _truncated(self._frame_deadline)
 
 
@@ -476,7 +470,7 @@ class LoopChannel(_End):
         try:
             # Within reason: a fast peer must not keep the loop here.
             for _ in range(_READS_PER_WAKE_UP):
-                frames += self._read(_AT_ONCE)
+                frames += self._read(AT_ONCE)
                 if not self._is_filled:
                     break
         except BlockingIOError:

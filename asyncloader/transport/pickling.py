@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
-import os
 import pickle
 import sys
 import threading
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from asyncloader.main_script import may_name_main
+from asyncloader.system import in_forked_child
 from asyncloader.transport.raw_arrays import (
     IN_BAND_BELOW,
     RAW,
@@ -223,14 +223,11 @@ def _deep_recursion() -> Iterator[None]:
 _deepening = threading.RLock()
 
 
+@in_forked_child
 def _forget_threads() -> None:
     # A thread that holds the lock does not survive a fork.
     global _deepening
     _deepening = threading.RLock()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_threads)
 
 
 class _PlainPickler(pickle.Pickler):

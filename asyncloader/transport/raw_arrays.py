@@ -13,13 +13,14 @@ import ctypes
 import functools
 import importlib.util
 import math
-import os
 import pickle
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from asyncloader.system import open_library
 
 #: What a form begins with; a pickle begins with something else.
 RAW = b"B"
@@ -147,12 +148,8 @@ def import_torch() -> None:
 
 def _open_libraries(folder: Path) -> None:
     """Open torch's largest libraries without the GIL, which an import would hold."""
-    # ctypes calls a C function without the GIL.
-    dlopen = ctypes.CDLL(None).dlopen
-    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_int]
-    for name in ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so"):
-        if (folder / name).exists():
-            dlopen(bytes(folder / name), os.RTLD_NOW | os.RTLD_LOCAL)
+    for name in ("libtorch", "libtorch_cpu", "libtorch_python"):
+        open_library(folder / name)
 
 
 @functools.cache

@@ -315,6 +315,10 @@ class WorkerHandle:
             return
         if isinstance(error, TransportError):
             self._refuse(error)
+        elif self._loop is not None:
+            self.process.kill()
+            # Whoever is to tell of its death may be stopped.
+            Patience(self._loop, _DEATH_SECONDS, self._tell_of_death)
         else:
             self.process.kill()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import warnings
 import weakref
 from collections import Counter
@@ -23,6 +22,7 @@ from asyncloader.places.marks import FIRST, DealStart
 from asyncloader.places.stream_place import Dealing, StreamPlace, WorkerStart, start_after_arrived
 from asyncloader.runtime import descriptors_for
 from asyncloader.seeds import SeedGenerator
+from asyncloader.system import channel_pair
 from asyncloader.transport.code import Parcel
 from asyncloader.waiting import LoopWaiter, call_soon
 from asyncloader.worker_info import WorkerInfo
@@ -511,7 +511,7 @@ class Starter:
                 fds.append(ends[0])
                 dealt.append(ends[1])
             if self._has_lines:
-                from_loader, to_loader = socket.socketpair()
+                from_loader, to_loader = channel_pair()
                 fds.append(from_loader.detach())
                 handle.add_line(to_loader, self._share())
             handle.send(self._setup(handle.worker or 0, self._plan), fds=fds)

@@ -25,6 +25,7 @@ from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from asyncloader.datapipes.map import SequenceWrapper, SharedSequence
 from asyncloader.errors import WorkerDied
 from asyncloader.graph import copy_graph
+from tests.eyes import PROC
 from tests.leaks import leaves_nothing
 from tests.processes.scripts import run_script
 
@@ -217,7 +218,7 @@ def test_the_buffer_is_freed_with_the_last_copy():
 
 def buffer_of(row: Any) -> tuple[Any, list[int]]:
     """Return a row, and the inodes of the memory that this process only reads."""
-    with open("/proc/self/maps") as maps:
+    with open(f"{PROC}/self/maps") as maps:
         lines = [line.split() for line in maps if "/memfd:asyncloader" in line]
     return row, [int(inode) for _, access, _, _, inode, *_ in lines if access == "r--s"]
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncloader.workers.process.process import Process
+from tests.eyes import PROC
 
 #: What a function in the graph is ordered to do; the rest is done from outside.
 ORDERS = ("os._exit in a function", "channel closed")
@@ -103,13 +104,13 @@ class Reaper(threading.Thread):
 
 def signalled(process: Process, number: signal.Signals) -> bool:
     """Signal a process, if it has not died meanwhile; whether it was there."""
-    # Once it is released, its descriptor may become that of any other process, the loader's
-    # own among them: its lock keeps it from being released now.
+    # Once it is reaped, its number may become that of any other process: its lock keeps it from
+    # being released now.
     with process._lock:
         is_there = not process.is_dead()
         if is_there:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process.pidfd, number)
+                os.kill(process.pid, number)
         return is_there
 
 
@@ -133,7 +134,7 @@ def obey(order: str) -> None:
     """End this process, or its channels."""
     if order == "os._exit in a function":
         os._exit(7)
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(f"{PROC}/self/fd"):
         with contextlib.suppress(OSError):
             if int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as channel:

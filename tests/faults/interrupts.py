@@ -27,10 +27,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncloader.system import may_use_uvloop
+from tests.eyes import PROC
+
 ROOT = Path(__file__).parents[2]
 
 #: How the program runs, what its graph does, and in which part of it the interrupt comes.
-RUNS = ("asyncio", "uvloop", "for", "threads")
+RUNS = ("asyncio", *(["uvloop"] if may_use_uvloop() else []), "for", "threads")
 GRAPHS = {
     "in-process": "IterableWrapper(range(10**9)).map(work)",
     "ahead": "IterableWrapper(range(10**9)).map(work).prefetch(4)",
@@ -275,7 +278,7 @@ def pause(seconds: float) -> None:
 
 def members(group: int) -> Iterator[tuple[int, str]]:
     """Yield the processes of a session, which nobody else has joined."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in filter(str.isdigit, os.listdir(PROC)):
         with contextlib.suppress(OSError):
             head, _, tail = _stat(name).rpartition(")")
             state, _, _, session = tail.split()[:4]
@@ -285,7 +288,7 @@ def members(group: int) -> Iterator[tuple[int, str]]:
 
 def _stat(name: str) -> str:
     # A process may have any bytes for its name.
-    return Path(f"/proc/{name}/stat").read_text(errors="replace")
+    return Path(f"{PROC}/{name}/stat").read_text(errors="replace")
 
 
 def left_in_group(group: int, seconds: float) -> list[str]:

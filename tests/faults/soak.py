@@ -33,6 +33,7 @@ import torch
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+from tests.eyes import PROC
 from tests.faults.child import settle, warm_up
 from tests.faults.deaths import Obedient, Reaper
 from tests.leaks import Belongings, left_since
@@ -277,14 +278,14 @@ def early_and_late(figures: list[float]) -> tuple[float, float]:
 
 
 def _count_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(os.listdir(f"{PROC}/self/fd"))
 
 
 def _held_mib() -> float:
     """The resident memory, without what the allocator holds for nobody."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
+    with open(f"{PROC}/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
 
 

@@ -22,6 +22,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import PipelineError, TransportError, WorkerDied, WorkerStartupError
+from tests.eyes import PROC
 from tests.faults.child import collected, loader_of, numbers, play, play_each
 from tests.leaks import WORKER, descendants, worker_processes
 
@@ -489,7 +490,7 @@ async def the_third_spawn_fails() -> None:
     loader = loader_of(numbers(30), 3)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A worker takes several descriptors: one can be started, three cannot.
-    used = len(os.listdir("/proc/self/fd"))
+    used = len(os.listdir(f"{PROC}/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 9, limits[1]))
     for _ in range(2):
         with pytest.raises(WorkerStartupError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncloader.workers.process.watch import is_readable, open_pidfd
+from tests.eyes import Seen, alive_after
 from tests.faults.child import CLOSE_SECONDS, SLACK, within
 from tests.leaks import WORKER, descendants
 from tests.processes.scripts import running_script
@@ -59,21 +59,8 @@ def started(folder: Path, work: str, how: dict[str, str]):
     return running_script(folder, SCRIPT.format(work=work, **how), limit=60)
 
 
-def family_of(pid: int) -> dict[int, str]:
-    return {open_pidfd(each): what for each, what in descendants(pid).items()}
-
-
-def alive_after(family: dict[int, str], seconds: float) -> list[str]:
-    deadline = time.monotonic() + seconds + SLACK
-    try:
-        return [
-            what
-            for pidfd, what in family.items()
-            if not is_readable(pidfd, max(0.0, deadline - time.monotonic()))
-        ]
-    finally:
-        for pidfd in family:
-            os.close(pidfd)
+def family_of(pid: int) -> dict[Seen, str]:
+    return {Seen.of(each): what for each, what in descendants(pid).items()}
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -85,7 +72,7 @@ def test_c1_when_the_loader_is_killed_all_workers_are_gone(state, tmp_path):
         assert sum(bool(WORKER.match(what)) for what in family.values()) == 3
         before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         script.kill()
-        assert alive_after(family, 2.0) == []
+        assert alive_after(family, 2.0 + SLACK) == []
         if os.path.isdir("/dev/shm"):
             assert not {name for name in set(os.listdir("/dev/shm")) - before if "async" in name}
 
@@ -99,7 +86,7 @@ def test_c2_sigterm_ends_everything(state, how, tmp_path):
         with within(2.0):
             script.terminate()
             script.wait(30)
-        assert alive_after(family, 2.0) == []
+        assert alive_after(family, 2.0 + SLACK) == []
         assert script.stderr.read() == ""
 
 
@@ -114,7 +101,7 @@ def test_c2_ctrl_c_is_one_traceback_and_a_quick_exit(state, how, times, tmp_path
         for _ in range(times):
             # As a terminal does it: to the whole group.
             os.killpg(script.pid, signal.SIGINT)
-            is_readable(next(iter(family)), 0.3)
+            next(iter(family)).dies_within(0.3)
         _, stderr = script.communicate(timeout=30)
         took = time.monotonic() - begun
         assert took <= CLOSE_SECONDS + SLACK

@@ -27,6 +27,7 @@ from asyncloader.transport.channel import LoopChannel
 from asyncloader.worker_info import get_worker_info
 from asyncloader.workers.messages import FrameKind
 from tests.descriptors import only_free
+from tests.eyes import PROC
 from tests.faults.child import METHODS, collected, loader_of, numbers, play, play_each
 from tests.leaks import Belongings, leaves_nothing, left_since
 
@@ -80,7 +81,7 @@ async def the_budget_is_reached(kept: bool) -> None:
 
 def shared_bytes() -> int:
     total = 0
-    with open("/proc/self/maps") as file:
+    with open(f"{PROC}/self/maps") as file:
         for line in file:
             if "/memfd:asyncloader" in line:
                 start, end = line.split(maxsplit=1)[0].split("-")
@@ -99,7 +100,7 @@ def everything_is_kept() -> None:
         kept = list(loader)
     assert [int(tensor[0]) for tensor in kept] == list(range(2000))
     assert [int(tensor[-1]) for tensor in kept] == list(range(2000))
-    assert len(os.listdir("/proc/self/fd")) < 40
+    assert len(os.listdir(f"{PROC}/self/fd")) < 40
 
 
 def test_f2_everything_may_be_kept_with_few_descriptors(tmp_path):
@@ -140,7 +141,7 @@ def test_f2_no_descriptor_left_is_a_typed_error_and_the_loader_stays_usable(tmp_
 
 def sockets() -> list[int]:
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(f"{PROC}/self/fd"):
         try:
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 found.append(int(name))

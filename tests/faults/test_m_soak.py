@@ -17,6 +17,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+from tests.eyes import PROC
 from tests.faults.child import loader_of, numbers, play
 from tests.leaks import Belongings, left_since
 from tests.processes.scripts import ROOT
@@ -49,7 +50,7 @@ def test_m1_processes_that_are_killed_at_random_are_not_missed():
 
 
 def rss_mib() -> float:
-    with open("/proc/self/statm") as file:
+    with open(f"{PROC}/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.eyes import PROC
 from tests.faults.child import METHODS, loader_of, numbers, play_each
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,12 @@ CONTRIBUTING = """
 
 ```sh
 .venv/bin/python -m sphinx
+```
+
+## Run the tests without Linux's own calls
+
+```sh
+.venv/bin/python -m tests.without_linux pytest
 ```
 
 ## Run the tests with other libraries
@@ -65,6 +72,7 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
     steps = (
         r"tests, as README.md says: \d+ s\nlint: \d+ s\nformat: \d+ s\ntypes: \d+ s\n"
         r"site, as docs/contributing.md says: \d+ s\n"
+        r"without Linux's own calls, as docs/contributing.md says: \d+ s\n"
         r"other libraries, as docs/contributing.md says: \d+ s\n"
         r"Ray, as docs/contributing.md says: \d+ s\n"
     )
@@ -73,7 +81,7 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
 
 def work_in_a_process_with_an_unreadable_name(method: str | None) -> None:
     # As the kernel names a script that is run by its first line and called "…é.py".
-    Path("/proc/self/comm").write_bytes(b"cut within one\xc3")
+    Path(f"{PROC}/self/comm").write_bytes(b"cut within one\xc3")
     with loader_of(numbers(3), 1, method) as loader:
         assert list(loader) == [0, 1, 2]
 

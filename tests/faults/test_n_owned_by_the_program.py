@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.child import METHODS
+from tests.needs import needs_dev_shm
 from tests.processes.scripts import run_script, running_script
+
+pytestmark = needs_dev_shm
 
 HEAD = """
 import os, signal, sys

@@ -27,6 +27,7 @@ from asyncloader.datapipes.watch import watching
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
 from asyncloader.workers.worker_stats import WorkerStats
 from tests.cpu_time import share_of_a_core
+from tests.eyes import name_of
 
 FAR = 10**9
 
@@ -436,8 +437,7 @@ def test_workers_tell_their_names_and_their_shared_memory():
     with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
         kept = list(loader)
         (worker,) = loader.stats().workers
-        with open(f"/proc/{worker.pid}/comm") as file:
-            assert file.read() == "asyncloader w0\n"
+        assert name_of(worker.pid) == "asyncloader w0"
     assert len(kept) == worker.items == 4
     assert worker.name == "worker 0"
     assert worker.ready == 0

@@ -17,6 +17,8 @@ import threading
 import time
 import warnings
 
+from tests.eyes import PROC, name_of
+
 
 def echo(sock: socket.socket) -> None:
     """Send back what comes, until the other end is closed."""
@@ -59,6 +61,15 @@ def be_busy(sock: socket.socket, how: str) -> None:
             sock.sendall(bytes(1 << 26))
 
 
+def leave_a_child(sock: socket.socket) -> None:
+    """Fork a child that lives on with all that it inherits, send its pid, and wait."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    sock.sendall(b"%d\n" % child)
+    time.sleep(1000)
+
+
 def describe(sock: socket.socket) -> None:
     """Send what this process finds itself to be, and say it on stdout and stderr, too."""
     sys.stdout.write(f"to stdout {os.getpid()}\n")
@@ -80,8 +91,7 @@ def tell_allotment(sock: socket.socket) -> None:
 
 
 def _description(sock: socket.socket) -> dict[str, object]:
-    with open("/proc/self/comm") as file:
-        comm = file.read().strip()
+    comm = name_of(os.getpid())
     return {
         "pid": os.getpid(),
         "comm": comm,
@@ -108,7 +118,7 @@ def _description(sock: socket.socket) -> dict[str, object]:
         "inheritable": [fd for fd in (sock.fileno(),) if os.get_inheritable(fd)],
         "sockets": sum(
             os.path.exists(path) and "socket:" in os.readlink(path)
-            for path in (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+            for path in (f"{PROC}/self/fd/{name}" for name in os.listdir(f"{PROC}/self/fd"))
             if os.path.islink(path)
         ),
         "ignores_user_warnings": any(

@@ -16,6 +16,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.adapters import CacheTimeout, InvalidateCache
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.errors import WorkerDied
+from tests.eyes import PROC
 from tests.leaks import leaves_nothing
 from tests.processes.scripts import running_script
 
@@ -252,7 +253,7 @@ def wait_for_a_lock(pid: int) -> None:
     """Return when a process waits for a lock, as the kernel tells."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        with open("/proc/locks") as locks:
+        with open(f"{PROC}/locks") as locks:
             if any("->" in line and str(pid) in line.split() for line in locks):
                 return
     raise AssertionError("nobody waits for a lock")

@@ -23,7 +23,8 @@ from asyncloader.transport.channel import LoopChannel
 from asyncloader.workers import fed_stream
 from asyncloader.workers.fed_stream import Silence
 from asyncloader.workers.handle import WorkerHandle
-from asyncloader.workers.process import watch
+from asyncloader.workers.process import process
+from tests.needs import needs_last_words
 
 LONG = 60.0
 
@@ -187,8 +188,9 @@ def sleep_for_ever(item: int) -> int:
     return item
 
 
+@needs_last_words
 async def test_who_hangs_says_where_to_those_who_asked(monkeypatch):
-    monkeypatch.setattr(watch, "DUMP_SECONDS", 10.0)
+    monkeypatch.setattr(process, "DUMP_SECONDS", 10.0)
     feed = Feed()
     service = workers(1, timeout=1.0, on_worker_death="restart")
     async with feed.serve(DataLoader2(feed.map(sleep_for_ever), reading_service=service)):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import uvloop
 
+from tests.eyes import PROC
 from tests.transport.channels import channel_pair
 
 torch.set_num_threads(1)  # its own threads spin, and are in the way of everything here
@@ -59,9 +60,9 @@ def leaves_nothing(warm):
 
 
 def kernel_resources() -> tuple[int, int]:
-    with open("/proc/self/maps") as maps:
+    with open(f"{PROC}/self/maps") as maps:
         shared = sum("memfd:asyncloader" in line for line in maps)
-    return len(os.listdir("/proc/self/fd")), shared
+    return len(os.listdir(f"{PROC}/self/fd")), shared
 
 
 class Inbox:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncloader import memory
+from asyncloader import system
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena, ArenaView
 from asyncloader.transport.code import dumps_code, loads_code
@@ -600,7 +600,7 @@ def test_without_a_descriptor_for_more_memory_items_go_in_band(leaves_nothing, m
     wire = Wire()
     small, large = torch.ones(BIG), torch.ones(4 * BIG)
     kept = wire.carry([small])
-    monkeypatch.setattr(memory, "memory_file", refuse)
+    monkeypatch.setattr(system, "unnamed_memory", refuse)
     assert torch.equal(wire.carry([large])[0], large)
     monkeypatch.undo()
     assert torch.equal(wire.carry([large])[0], large)

@@ -25,6 +25,7 @@ from typing import Any
 from asyncloader.datapipes.run_place import present_waiter
 from asyncloader.datapipes.tolerance import Omissions
 from asyncloader.runtime import start_thread
+from asyncloader.system import lock_file, unlock_file
 from asyncloader.waiting import ThreadWaiter
 
 LIST_SUFFIX = ".files"
@@ -249,7 +250,7 @@ class _LockWait:
 
     def run(self) -> None:
         try:
-            _flock(self._fd, wait=True)
+            lock_file(self._fd, wait=True)
         except OSError as error:
             self.error = error
         with self._deciding:
@@ -267,7 +268,7 @@ class _LockWait:
 
 def _lock_now(fd: int) -> bool:
     try:
-        _flock(fd, wait=False)
+        lock_file(fd, wait=False)
     except BlockingIOError:
         return False
     except BaseException:
@@ -299,13 +300,6 @@ def _lock_later(path: str, fd: int, seconds: float) -> bool:
     return is_locked
 
 
-def _flock(fd: int, *, wait: bool) -> None:
-    # Windows has no such module, and can use all but caches on disk.
-    import fcntl
-
-    fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-
-
 def _is_at(path: str, fd: int) -> bool:
     """Whether a locked file is the one that others find."""
     with contextlib.suppress(FileNotFoundError):
@@ -315,13 +309,11 @@ def _is_at(path: str, fd: int) -> bool:
 
 def _give_up(path: str, fd: int) -> None:
     """Unlock a file, and take it away if others would find it."""
-    import fcntl
-
     if _is_at(path, fd):
         with contextlib.suppress(OSError):
             os.unlink(path)
     # Closing would not do where a forked child has the file open, too.
-    fcntl.flock(fd, fcntl.LOCK_UN)
+    unlock_file(fd)
     os.close(fd)
 
 
@@ -329,7 +321,8 @@ def _sign(fd: int) -> None:
     """Write down which process holds the lock, for the error of those that wait too long."""
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.write(fd, str(os.getpid()).encode())
 
 
 def _maker(path: str) -> str:

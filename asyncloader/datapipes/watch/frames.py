@@ -17,6 +17,8 @@ from collections.abc import Container, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from asyncloader.system import in_forked_child
+
 #: The places of a thread that passes items on, in no pipe; of one that does something else; and
 #: of one that waits for items which another thread or process makes, where they are watched.
 HANDING, OUTSIDE, ELSEWHERE = -1, -2, -3
@@ -216,13 +218,10 @@ def present_frames() -> Iterator[dict[int, FrameType]]:
 _has_stopped_collecting = False
 
 
+@in_forked_child
 def _collect_again() -> None:
     # The thread that looked in the parent does not exist in its forked child.
     global _has_stopped_collecting
     if _has_stopped_collecting:
         gc.enable()
         _has_stopped_collecting = False
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_collect_again)

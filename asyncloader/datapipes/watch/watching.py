@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 import weakref
@@ -32,6 +31,7 @@ from asyncloader.datapipes.watch.frames import (
     present_frames,
 )
 from asyncloader.runtime import at_exit, running_loop, start_thread
+from asyncloader.system import in_forked_child
 from asyncloader.waiting import Bell, call_soon
 
 #: A thread is watched after it has run for so long: most epochs of few items are shorter.
@@ -435,8 +435,7 @@ SAMPLER = Sampler()
 at_exit(SAMPLER.close)
 
 
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=SAMPLER.forget_parent)
+in_forked_child(SAMPLER.forget_parent)
 
 #: What watches the threads of a graph that no loader runs: nothing.
 NOT_WATCHED = Watching(Watched(Sampler.watch.__code__))

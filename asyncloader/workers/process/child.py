@@ -4,16 +4,15 @@ This file is about what a child does around its main function, however it was st
 what it inherited, binds its life to the loader's, calls its main, and turns what that did into an
 exit code.
 
-Two ties bind it. The kernel's parent-death signal reaches a process that is stopped or keeps the
-GIL, but it only knows the parent. The lifeline thread knows the loader, whoever the parent is, but
-it needs the GIL to act.
+Two ties bind it. Where the system has it, a signal upon the death of the parent reaches a process
+that is stopped or keeps the GIL, but it only knows the parent. The lifeline thread knows the loader
+too, whoever the parent is, but it needs the GIL to act.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import io
@@ -23,29 +22,36 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import start_thread
-from asyncloader.workers.process.watch import dump_when_asked, is_readable
+from asyncloader.system import (
+    die_with_parent,
+    have_last_words,
+    is_any_readable,
+    open_fds,
+    show_name,
+)
 
 STDIO = (0, 1, 2)
 
 
-def settle(name: str, *, parent: int, loader_fd: int) -> None:
+def settle(name: str, *, parent: int) -> None:
     """Become a child of ``parent`` that ends with it and ignores Ctrl-C."""
     forget_signals()
-    dump_when_asked()
+    have_last_words()
     show_name(name)
-    die_with_parent(parent)
-    os.set_inheritable(loader_fd, False)
+    tie_to(parent)
     _read_nothing()
     _print_by_lines()
     gc.enable()
 
 
-def run_main(main: str, sock: socket.socket, args: tuple[Any, ...], *, loader_fd: int) -> None:
+def run_main(
+    main: str, sock: socket.socket, args: tuple[Any, ...], *, lifelines: Collection[int]
+) -> None:
     """Import ``"package.module:function"`` and call it with the socket, which is closed then.
 
     Of a process that cannot be tied to the loader the module's ``refuse`` tells the loader why.
@@ -53,7 +59,7 @@ def run_main(main: str, sock: socket.socket, args: tuple[Any, ...], *, loader_fd
     module, _, function = main.partition(":")
     refusal = None
     try:
-        die_with_loader(loader_fd)
+        end_with(lifelines)
     except ResourceExhausted as error:
         refusal = error
     with sock:
@@ -107,7 +113,7 @@ def let_go_of_inherited(keep: Collection[int]) -> None:
     A sibling's socket that stays open here would hide its end of file from the loader.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in _open_fds():
+    for fd in open_fds():
         if fd not in keep and fd not in STDIO and fd != null:
             # Objects in the inherited heap still own these numbers. Occupied, they cannot
             # become something of ours that such an object would then close.
@@ -132,25 +138,6 @@ def _print_by_lines() -> None:
             stream.reconfigure(line_buffering=True)
 
 
-def _open_fds() -> Iterator[int]:
-    for fd in _fds_to_look_at():
-        # The descriptor that listed the folder is among the names and closed by now.
-        with contextlib.suppress(OSError):
-            os.fstat(fd)
-            yield fd
-
-
-def _fds_to_look_at() -> Iterable[int]:
-    try:
-        return list(map(int, os.listdir("/dev/fd")))
-    except OSError:
-        # Where /proc is not mounted. The limit may be a billion, and the lowest are taken first.
-        return range(min(os.sysconf("SC_OPEN_MAX"), _MOST_FDS))
-
-
-_MOST_FDS = 1 << 16
-
-
 def _code_of(leave: SystemExit) -> int:
     if leave.code is None:
         return 0
@@ -166,40 +153,22 @@ def _flush() -> None:
             stream.flush()
 
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_NAME_BYTES = 15
-
-
-def die_with_parent(parent: int) -> None:
-    """Be SIGKILLed when the thread of ``parent`` that created this process ends.
-
-    If the parent has gone already, the process ends here.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def tie_to(parent: int) -> None:
+    """End with the parent, as far as the system sees to that; at once if it has gone already."""
+    die_with_parent()
     # A parent that died before the call above sends nothing any more.
     if os.getppid() != parent:
         end_now()
 
 
-def die_with_loader(loader_fd: int) -> None:
-    """End this process, from a thread, when the process behind the pidfd is gone."""
+def end_with(lifelines: Collection[int]) -> None:
+    """End this process, from a thread, when one of the processes of the lifelines is gone."""
+    for fd in lifelines:
+        os.set_inheritable(fd, False)
     thread = threading.Thread(
-        target=_outlive_nobody, args=(loader_fd,), name="asyncloader lifeline", daemon=True
+        target=_outlive_nobody, args=(lifelines,), name="asyncloader lifeline", daemon=True
     )
     start_thread(thread)
-
-
-def show_name(name: str) -> None:
-    """Let top, ps and py-spy show the name, of which the kernel keeps 15 bytes.
-
-    ``asyncloader worker 12`` is shown as ``asyncloader w12``.
-    """
-    if sys.platform == "linux":
-        shown = name.replace(" worker ", " w").encode()[:_NAME_BYTES]
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, shown, 0, 0, 0)
 
 
 def end_now() -> NoReturn:
@@ -208,7 +177,7 @@ def end_now() -> NoReturn:
     os._exit(1)
 
 
-def _outlive_nobody(loader_fd: int) -> None:
-    while not is_readable(loader_fd, timeout=3600.0):
+def _outlive_nobody(lifelines: Collection[int]) -> None:
+    while not is_any_readable(lifelines, timeout=3600.0):
         pass
     end_now()

@@ -19,6 +19,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader import system
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -40,7 +42,7 @@ class Environment:
         """Return the environment of this process."""
         return cls(
             cwd=_cwd(),
-            umask=_umask(),
+            umask=system.umask(),
             environ=dict(os.environb),
             path=import_path(),
             argv=[_plain(str(entry)) for entry in getattr(sys, "argv", [])],
@@ -93,16 +95,6 @@ def _cwd() -> str | None:
         return None
 
 
-def _umask() -> int | None:
-    # os.umask would change it for a moment, and for all threads. Bytes, since the kernel cuts
-    # the name of the process, which is in there too, in the middle of a character.
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"Umask:"):
-                return int(line.split()[1], 8)
-    return None
-
-
 def _is_plain_filter(warning_filter: tuple[Any, ...]) -> bool:
     """Whether the filter names nothing that would have to be imported."""
     _, message, category, module, _ = warning_filter
@@ -114,45 +106,32 @@ def _is_plain_filter(warning_filter: tuple[Any, ...]) -> bool:
     )
 
 
-if sys.platform != "win32":
-    import resource
-
-
 @dataclass(frozen=True)
 class Allowance:
     """How much of the machine a process may use, in values that any process can read."""
 
     cpus: frozenset[int]
     nice: int
-    limits: dict[int, tuple[int, int]]
+    limits: system.Limits
 
     @classmethod
     def current(cls) -> Allowance:
         """Return that of this process, and of its main thread where threads have their own."""
         return cls(
-            cpus=frozenset(os.sched_getaffinity(os.getpid())),
+            cpus=system.allowed_cpus(),
             nice=os.getpriority(os.PRIO_PROCESS, os.getpid()),
-            limits={number: resource.getrlimit(number) for number in _limits()},
+            limits=system.limits(),
         )
 
     def apply(self) -> None:
         """Apply it to this process and thread, as far as they may have so much."""
         # The CPUs may have been taken from both since.
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, self.cpus)
+            system.allow_cpus(self.cpus)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, self.nice)
-        for number in self.limits:
-            self._apply(number)
+        system.set_limits(self.limits)
 
     def apply_process_limit(self) -> None:
         """Apply the limit of processes and threads to this process, as far as it may."""
-        self._apply(resource.RLIMIT_NPROC)
-
-    def _apply(self, number: int) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(number, self.limits[number])
-
-
-def _limits() -> set[int]:
-    return {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+        system.set_process_limit(self.limits)

@@ -23,8 +23,9 @@ from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from asyncloader import system
 from asyncloader.errors import WorkerStartupError
-from asyncloader.runtime import require_descriptors
+from asyncloader.runtime import require_descriptors, start_thread
 from asyncloader.workers.process.child import (
     STDIO,
     let_go_of_inherited,
@@ -33,7 +34,6 @@ from asyncloader.workers.process.child import (
 )
 from asyncloader.workers.process.inherited import Allowance
 from asyncloader.workers.process.process import ProcessPlan, StartedProcess
-from asyncloader.workers.process.watch import open_pidfd
 
 OUR_THREADS = "asyncloader"
 
@@ -95,8 +95,7 @@ def _require_folder(method: str) -> None:
     try:
         os.getcwd()
     except FileNotFoundError as error:
-        with contextlib.suppress(OSError):
-            error.filename = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        error.filename = system.removed_folder()
         raise WorkerStartupError(
             f"{method!r} needs the working directory, which was removed: {error}; leave"
             " multiprocessing_context out, or change to another directory by os.chdir"
@@ -158,9 +157,9 @@ def _start(
     context: Any = multiprocessing.get_context(method)
     # multiprocessing leaks some if it finds out half-way.
     require_descriptors(_FDS_FOR_A_START)
-    loader_fd = open_pidfd(os.getpid())
+    lifeline = system.lifeline()
     try:
-        inherited = Inherited(sock.fileno()), Inherited(loader_fd)
+        inherited = Inherited(sock.fileno()), Inherited(lifeline)
         process = context.Process(
             target=main,
             name=plan.name,
@@ -169,44 +168,64 @@ def _start(
         )
         process.start()
     finally:
-        os.close(loader_fd)
-    return StartedProcess(process.pid, _pidfd_of(process), OwnStatus(process, process.sentinel))
-
-
-def _pidfd_of(process: BaseProcess) -> int:
+        os.close(lifeline)
     try:
-        return open_pidfd(process.pid or 0)
-    except ProcessLookupError:
-        # A server's child may be dead and reaped already. Its sentinel is readable then, as
-        # a pidfd would be.
-        return os.dup(process.sentinel)
-    except OSError:
+        # A server tells the exit code of its child by the sentinel, when it has reaped it.
+        is_told = system.TELLS_DEATHS or method == "forkserver"
+        death_fd = _told_death(process) if is_told else _awaited_death(process)
+    except BaseException:
         process.kill()
         process.join()
         raise
+    return StartedProcess(process.pid, death_fd, OwnStatus(process, process.sentinel))
+
+
+def _told_death(process: BaseProcess) -> int:
+    return system.watch_death(process.pid or 0, process.sentinel)
+
+
+def _awaited_death(process: BaseProcess) -> int:
+    """Return a descriptor that a thread makes readable, which waits for the process.
+
+    The sentinel does not do: it says nothing while a child of the process has inherited it.
+    """
+    dead, alive = os.pipe()
+
+    def wait() -> None:
+        process.join()
+        os.close(alive)
+
+    name = f"{OUR_THREADS} waits for {process.pid}"
+    try:
+        start_thread(threading.Thread(target=wait, name=name, daemon=True))
+    except BaseException:
+        os.close(dead)
+        os.close(alive)
+        raise
+    return dead
 
 
 def _forked_main(
-    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
+    plan: ProcessPlan, sock: Inherited, lifeline: Inherited, parent: int, allowance: Allowance
 ) -> None:
-    let_go_of_inherited({sock.fd, loader.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
-    _live(plan, sock, loader, parent, allowance)
+    let_go_of_inherited({sock.fd, lifeline.fd, *_fds_of_output(), *_fds_of_multiprocessing()})
+    _live(plan, sock, lifeline, parent, allowance)
 
 
 def _served_main(
-    plan: ProcessPlan, sock: Inherited, loader: Inherited, _: int, allowance: Allowance
+    plan: ProcessPlan, sock: Inherited, lifeline: Inherited, _: int, allowance: Allowance
 ) -> None:
     _leave_server()
-    _live(plan, sock, loader, os.getppid(), allowance)
+    _live(plan, sock, lifeline, os.getppid(), allowance)
 
 
 def _live(
-    plan: ProcessPlan, sock: Inherited, loader: Inherited, parent: int, allowance: Allowance
+    plan: ProcessPlan, sock: Inherited, lifeline: Inherited, parent: int, allowance: Allowance
 ) -> None:
-    settle(plan.name, parent=parent, loader_fd=loader.fd)
+    settle(plan.name, parent=parent)
     allowance.apply()
     os.set_inheritable(sock.fd, False)
-    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, loader_fd=loader.fd)
+    run_main(plan.main, socket.socket(fileno=sock.fd), plan.args, lifelines=[lifeline.fd])
 
 
 def _fds_of_output() -> Iterator[int]:

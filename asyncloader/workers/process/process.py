@@ -1,6 +1,6 @@
 """A child process, as its loader sees it.
 
-This file is about ``Process``, from its start to its end: a socket to talk over, a pidfd that
+This file is about ``Process``, from its start to its end: a socket to talk over, a descriptor that
 says when it died, and an exit code; and about ``WorkerProcess`` and ``WorkerEngine``, which are all
 that a loader asks of a process, wherever it runs, and of those who start one. What is said over
 the socket is not known here.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,18 +22,19 @@ from typing import Any, Final, Protocol
 
 from asyncloader.deadline import time_left
 from asyncloader.shield import shielded
+from asyncloader.system import (
+    ask_for_last_words,
+    exitcode_of_unreaped,
+    in_forked_child,
+    is_readable,
+    oom_kills,
+    open_last_words,
+    send_signal,
+)
 from asyncloader.transport.arena import ArenaView, SlotView
 from asyncloader.transport.channel import LoopChannel, LoopEnd
 from asyncloader.transport.code import Parcel
 from asyncloader.waiting import Patience, release
-from asyncloader.workers.process.watch import (
-    exitcode_of_unreaped,
-    hang_dump,
-    how_it_ended,
-    is_readable,
-    kill_pidfd,
-    oom_kills,
-)
 
 # What asyncio reports, too, of a child whose status another part of the program took.
 UNKNOWN_EXITCODE = 255
@@ -41,11 +42,15 @@ UNKNOWN_EXITCODE = 255
 # What is kept of a close for those that have to be killed.
 _KILL_SECONDS = 0.5
 
+#: How long a process that was asked for its last words may take to end.
+DUMP_SECONDS = 0.5
+_MOST_BYTES = 1 << 20
+
 
 class Process:
     """A child process, from its start until ``release``.
 
-    ``sock`` is the loader's end of a stream socketpair, and ``pidfd`` is readable
+    ``sock`` is the loader's end of a stream socketpair, and ``death_fd`` is readable
     from the moment the process is dead. Both belong to this object. In a forked
     copy of the loader, the methods leave the process alone.
     """
@@ -57,7 +62,7 @@ class Process:
         self.name = name
         self.pid = born.pid
         self.sock = sock
-        self.pidfd = born.pidfd
+        self.death_fd = born.death_fd
         self._status = born.status
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -88,13 +93,13 @@ class Process:
     def exitcode(self) -> int | None:
         """The exit code, negative if a signal ended the process; None while that is not known."""
         with self._lock:
-            if self._exitcode is None and not self._released and is_readable(self.pidfd):
+            if self._exitcode is None and not self._released and is_readable(self.death_fd):
                 self._exitcode = self._status.collect()
             return self._exitcode
 
     def is_dead(self) -> bool:
         """Whether the process has ended, be its exit code known already or not."""
-        return self._released or is_readable(self.pidfd)
+        return self._released or self.exitcode is not None or is_readable(self.death_fd)
 
     def how_it_ended(self) -> str:
         """Say how the dead process ended."""
@@ -102,7 +107,17 @@ class Process:
 
     async def hang_dump(self) -> str | None:
         """Ask a process that hangs to end; return where its threads stood, if it can answer."""
-        return await hang_dump(self)
+        file = open_last_words(self.pid)
+        if file is None:
+            return None
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                ask_for_last_words(self.pid, self.death_fd)
+                async with asyncio.timeout(DUMP_SECONDS):
+                    await self.wait()
+            return os.pread(file, _MOST_BYTES, 0).decode(errors="replace") or None
+        finally:
+            os.close(file)
 
     @property
     def status_fd(self) -> int:
@@ -143,9 +158,8 @@ class Process:
         """SIGKILL the process, if it is running. It is dead a little later."""
         with self._lock:
             if self.is_ours() and not self._released and self.exitcode is None:
-                # Its server may have reaped it already, in which case there is no pidfd of it.
-                with contextlib.suppress(OSError):
-                    kill_pidfd(self.pidfd)
+                # This ends a stopped one too.
+                send_signal(self.pid, self.death_fd, signal.SIGKILL)
 
     def release(self) -> None:
         """Close the descriptors, of a process that is dead or is killed now; idempotent."""
@@ -159,13 +173,13 @@ class Process:
             for watch in self._watches:
                 watch.finish()
             self.sock.close()
-            os.close(self.pidfd)
+            os.close(self.death_fd)
             self._status.close()
 
     def wait_now(self, timeout: float) -> None:
         """Block until the exit code is known, for ``timeout`` seconds at most."""
         deadline = time.monotonic() + timeout
-        if not self._released and is_readable(self.pidfd, timeout):
+        if not self._released and is_readable(self.death_fd, timeout):
             is_readable(self.status_fd, max(0.0, deadline - time.monotonic()))
 
     def disown(self) -> None:
@@ -174,7 +188,7 @@ class Process:
         self._lock = threading.RLock()
         self._released = True
         self.sock.close()
-        os.close(self.pidfd)
+        os.close(self.death_fd)
         self._status.close()
 
     def _settled_then(self, callback: Callable[[], None]) -> None:
@@ -214,6 +228,29 @@ async def close_processes(
     closing.result()
     if cancelled is not None:
         raise cancelled
+
+
+def how_it_ended(exitcode: int | None, memory_was_short: bool) -> str:
+    """Say how a process ended, during whose life the system may have killed for memory."""
+    if exitcode is None:
+        return "ended in an unknown way"
+    if exitcode >= 0:
+        return f"exited with code {exitcode} before its work was done"
+    hint = _HINT if exitcode == -signal.SIGKILL and memory_was_short else ""
+    return f"was killed by {_signal_name(-exitcode)}{hint}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+_HINT = (
+    "; the system has killed for lack of memory meanwhile: use fewer workers, smaller batches or"
+    " a smaller prefetch_bytes, or raise the container's memory limit"
+)
 
 
 def kill_processes_now(processes: Iterable[WorkerProcess], *, timeout: float = 1.0) -> None:
@@ -257,13 +294,10 @@ def kill_all_now() -> None:
     kill_processes_now(list(_alive))
 
 
+@in_forked_child
 def _forget() -> None:
     while _alive:
         _alive.pop().disown()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget)
 
 
 # What is told of a death ----------------------------------------------------------------
@@ -286,8 +320,8 @@ class DeathWatch:
         self._attached = True
 
     def watch(self) -> None:
-        """Begin; to be called in the loop's thread while the process holds its pidfd."""
-        self._read(self._process.pidfd, self._died)
+        """Begin; to be called in the loop's thread before the process is released."""
+        self._read(self._process.death_fd, self._died)
 
     def finish(self) -> None:
         """Call soon: the process is known to be dead. Safe in any thread."""
@@ -469,7 +503,7 @@ class ProcessPlan:
 
 
 class ExitStatus(Protocol):
-    """Where the exit code of a process comes from, once its pidfd says that it is dead."""
+    """Where the exit code of a process comes from, once it is known to be dead."""
 
     @property
     def fd(self) -> int:
@@ -487,8 +521,9 @@ class ExitStatus(Protocol):
 
 @dataclass(frozen=True)
 class StartedProcess:
-    """A process that was just started. The receiver owns the pidfd and the status."""
+    """A process that was just started. The receiver owns the descriptor and the status."""
 
     pid: int
-    pidfd: int
+    #: Readable when it is dead.
+    death_fd: int
     status: ExitStatus

@@ -5,16 +5,14 @@ thread:
 
     start_process ──▶ spawner's thread ──▶ template │ fork │ spawn │ forkserver
          ▲                                              │
-         └────────── Process(sock, pidfd, exitcode) ◀───┘
+         └────────── Process(sock, death, exitcode) ◀───┘
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from asyncloader.runtime import (
     start_thread,
 )
 from asyncloader.shield import shielded
+from asyncloader.system import channel_pair, in_forked_child, require_workers
 from asyncloader.transport.code import Parcel
 from asyncloader.workers.process.multiprocessing_start import (
     fork,
@@ -48,7 +47,6 @@ from asyncloader.workers.process.process import (
     kill_processes_now,
 )
 from asyncloader.workers.process.template import end_templates, fork_from_template
-from asyncloader.workers.process.watch import require_pidfds
 
 StartMethod = Callable[[ProcessPlan, socket.socket, float], StartedProcess]
 
@@ -91,7 +89,7 @@ def check_method(method: str | None) -> None:
 
 def _start_method(method: str | None) -> StartMethod:
     check_method(method)
-    require_pidfds()
+    require_workers()
     match method:
         case "fork":
             refuse_unsafe_fork()
@@ -111,7 +109,7 @@ def _start(start: StartMethod, plan: ProcessPlan, deadline: float) -> Process:
         try:
             with descriptors_for("its process"), process_for("it"):
                 fill_standard_descriptors()
-                ours, theirs = socket.socketpair()
+                ours, theirs = channel_pair()
                 undo.callback(ours.close)
                 with theirs:
                     born = start(plan, theirs, deadline)
@@ -176,7 +174,7 @@ class ProcessEngine:
         return parcel.fds()
 
     def link(self, dealer: WorkerProcess, worker: WorkerProcess) -> tuple[int, int]:
-        to_worker, to_dealer = socket.socketpair()
+        to_worker, to_dealer = channel_pair()
         return to_worker.detach(), to_dealer.detach()
 
 
@@ -240,12 +238,9 @@ def retire_spawner(timeout: float) -> None:
         _spawner.retire(timeout)
 
 
+@in_forked_child
 def _forget() -> None:
     # A forked child has no thread but the one that forked.
     global _spawner, _lock
     _lock = threading.Lock()
     _spawner = None
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget)

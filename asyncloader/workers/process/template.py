@@ -19,7 +19,9 @@ import sys
 import time
 from collections.abc import Iterator
 
+from asyncloader import system
 from asyncloader.errors import WorkerStartupError
+from asyncloader.system import in_forked_child, is_readable
 from asyncloader.workers.process.inherited import Environment, import_path
 from asyncloader.workers.process.multiprocessing_start import authkey, sigint_held, tracker_fd
 from asyncloader.workers.process.process import ProcessPlan, StartedProcess
@@ -28,9 +30,7 @@ from asyncloader.workers.process.template_process import (
     PROGRAM,
     REPLY,
     ForkRequest,
-    receive_with_fds,
 )
-from asyncloader.workers.process.watch import is_readable, open_pidfd
 
 # A loader that gives up privileges gets children without them from a new template.
 Kind = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
@@ -45,7 +45,7 @@ _PATIENCE_SECONDS = 2.0
 
 def fork_from_template(plan: ProcessPlan, sock: socket.socket, deadline: float) -> StartedProcess:
     """Fork a child from a template, which is started or replaced where necessary."""
-    preload = (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
+    preload = _preloaded(plan)
     request = _request(plan)
     with contextlib.suppress(TemplateGone):
         return _template(preload).fork(request, sock, deadline)
@@ -76,7 +76,6 @@ class Template:
         try:
             with theirs:
                 self._process = _launch(theirs.fileno(), preload)
-            self._pidfd = open_pidfd(self._process.pid)
         except BaseException:
             # A template that was launched ends by itself with this socket.
             self._control.close()
@@ -84,7 +83,7 @@ class Template:
 
     def is_running(self) -> bool:
         """Whether it may be asked; one that has ended is reaped and released by this."""
-        if not self._ended and is_readable(self._pidfd):
+        if not self._ended and self._process.poll() is not None:
             self.end()
         return not self._ended
 
@@ -92,24 +91,25 @@ class Template:
         """Fork a child, or raise TemplateGone, or WorkerStartupError if that cannot help."""
         status_fd, told_fd = os.pipe()
         try:
-            pid, pidfd = self._ask(request, sock, told_fd, deadline)
+            pid = self._ask(request, sock, told_fd, deadline)
+            death_fd = system.watch_death(pid, status_fd)
         except BaseException:
             os.close(status_fd)
             raise
         finally:
             os.close(told_fd)
-        return StartedProcess(pid, pidfd, ToldStatus(status_fd, pidfd))
+        return StartedProcess(pid, death_fd, ToldStatus(status_fd, pid, death_fd))
 
     def end(self) -> None:
         """Kill and reap the template process; idempotent."""
         if self._ended:
             return
         self._ended = True
-        self._control.close()
         self._process.kill()
-        if is_readable(self._pidfd, _END_SECONDS):
+        # Its end of the socket is closed with it.
+        if is_readable(self._control.fileno(), _END_SECONDS):
             self._process.wait()
-        os.close(self._pidfd)
+        self._control.close()
 
     def disown(self) -> None:
         """In a forked child of the loader: let go of the parent's template."""
@@ -117,18 +117,17 @@ class Template:
             return
         self._ended = True
         self._control.close()
-        os.close(self._pidfd)
         self._process.returncode = 0
 
-    def _ask(
-        self, request: ForkRequest, sock: socket.socket, told_fd: int, deadline: float
-    ) -> tuple[int, int]:
+    def _ask(self, request: ForkRequest, sock: socket.socket, told_fd: int, deadline: float) -> int:
         self._control.settimeout(max(self._patience, deadline - time.monotonic()))
         try:
             with _output(1) as stdout, _output(2) as stderr:
                 given = (sock.fileno(), stdout, stderr, tracker_fd(), told_fd)
                 request.send(self._control, given)
-            reply, fds = receive_with_fds(self._control, REPLY.size, 1)
+            reply = self._control.recv(REPLY.size, socket.MSG_WAITALL)
+            if not reply:
+                raise EOFError
         except TimeoutError as error:
             self.end()
             raise WorkerStartupError(
@@ -144,17 +143,18 @@ class Template:
         (answer,) = REPLY.unpack(reply)
         if answer < 0:
             raise OSError(-answer, os.strerror(-answer))
-        return answer, fds[0]
+        return int(answer)
 
 
 class ToldStatus:
     """An exit code that the template process writes into a pipe."""
 
-    def __init__(self, fd: int, pidfd: int) -> None:
+    def __init__(self, fd: int, pid: int, death_fd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
+        self._pid = pid
         # Whoever holds the process keeps it open.
-        self._pidfd = pidfd
+        self._death_fd = death_fd
 
     def collect(self) -> int | None:
         try:
@@ -163,20 +163,15 @@ class ToldStatus:
             return None
         except struct.error:
             # Nobody is left to write: the template was killed, and this process with it.
-            self._reap_orphan()
+            system.reap_orphan(self._pid, self._death_fd)
             return -9
-
-    def _reap_orphan(self) -> None:
-        # Orphans come to the loader where it is the first process of a container, say.
-        with contextlib.suppress(OSError, AttributeError):
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
 
     def close(self) -> None:
         os.close(self.fd)
 
 
 def _template(preload: tuple[str, ...]) -> Template:
-    kind = (preload, os.getresuid(), os.getresgid())
+    kind = (preload, (os.getuid(), os.geteuid()), (os.getgid(), os.getegid()))
     known = _templates.get(kind)
     if known is None or not known.is_running():
         _templates[kind] = Template(preload)
@@ -184,7 +179,7 @@ def _template(preload: tuple[str, ...]) -> Template:
 
 
 def _launch(control_fd: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    with _own_pidfd() as loader_fd, _output(2) as stderr, sigint_held():
+    with _lifeline() as loader_fd, _output(2) as stderr, sigint_held():
         return subprocess.Popen(
             _command(control_fd, loader_fd, preload),
             pass_fds=(control_fd, loader_fd),
@@ -207,8 +202,17 @@ def _command(control_fd: int, loader_fd: int, preload: tuple[str, ...]) -> list[
     return [sys.executable, *flags, "-P", "-c", PROGRAM, *map(json.dumps, given)]
 
 
+def _preloaded(plan: ProcessPlan) -> tuple[str, ...]:
+    """What a template imports before it forks; of libraries only where that is safe."""
+    if not system.MAY_FORK_AFTER_IMPORTS:
+        return tuple(name for name in plan.preload if name.startswith("asyncloader."))
+    return (*plan.preload, *(["torch"] if "torch" in sys.modules else []))
+
+
 def _wanted_modules() -> list[str]:
     """What is imported here of this library, and of what it uses: a child will want it too."""
+    if not system.MAY_FORK_AFTER_IMPORTS:
+        return []
     wanted = ("asyncloader.", "uvloop")
     return sorted(name for name in sys.modules if name.startswith(wanted))
 
@@ -225,8 +229,8 @@ def _request(plan: ProcessPlan) -> ForkRequest:
 
 
 @contextlib.contextmanager
-def _own_pidfd() -> Iterator[int]:
-    fd = open_pidfd(os.getpid())
+def _lifeline() -> Iterator[int]:
+    fd = system.lifeline()
     try:
         yield fd
     finally:
@@ -246,10 +250,7 @@ def _output(fd: int) -> Iterator[int]:
         os.close(copy)
 
 
+@in_forked_child
 def _forget() -> None:
     while _templates:
         _templates.popitem()[1].disown()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget)

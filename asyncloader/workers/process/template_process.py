@@ -3,11 +3,10 @@
 This file is about the program and the requests it takes. It is exec'd once by a
 loader process, imports what it was told to, and from then on only forks; it has
 one thread, so that its forks are safe. Its socket carries, from the loader, a
-request with the descriptors of the new child, and back a pid with a pidfd. Each
-child has a pipe of its own on which its exit code is told. Once nobody has asked
-for a child for a while it imports what children may want as well, so that later
-ones need not. The template ends, and its children with it, when the loader closes
-the socket or dies.
+request with the descriptors of the new child, and back its pid. Each child has a
+pipe of its own on which its exit code is told. Once nobody has asked for a child for
+a while it imports what children may want as well, so that later ones need not. The
+template ends, and its children with it, when the loader closes the socket or dies.
 """
 
 from __future__ import annotations
@@ -31,17 +30,16 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import NoReturn
 
+from asyncloader import system
 from asyncloader.workers.process.child import (
-    die_with_parent,
     exitcode_of,
     forget_signals,
     run_main,
     settle,
-    show_name,
+    tie_to,
 )
 from asyncloader.workers.process.inherited import Environment
 from asyncloader.workers.process.setup import when_imported
-from asyncloader.workers.process.watch import kill_pidfd, open_pidfd
 
 # What the exec'd interpreter runs. The module path is set before the first import that
 # could be answered differently by it.
@@ -54,6 +52,9 @@ PROGRAM = (
 REPLY = struct.Struct("<i")
 EXITCODE = struct.Struct("<i")
 _LENGTH = struct.Struct("<Q")
+
+# Rings that are heard at once.
+_MOST_RINGS = 1 << 12
 
 # How long nobody asks for anything before there is time to import more.
 _QUIET_SECONDS = 0.3
@@ -98,8 +99,8 @@ class ChildFds:
 def serve(control_fd: int, loader_fd: int, parent: int, preload: list[str]) -> NoReturn:
     """Be the template process until the loader is gone."""
     forget_signals()
-    show_name("asyncloader template")
-    die_with_parent(parent)
+    system.show_name("asyncloader template")
+    tie_to(parent)
     # The children get the loader's filters; a warning must not end the template.
     warnings.simplefilter("ignore")
     for module in preload:
@@ -113,13 +114,17 @@ class _Template:
         for fd in (control_fd, loader_fd):
             os.set_inheritable(fd, False)
         self._control = socket.socket(fileno=control_fd)
-        self._loader_fd = loader_fd
-        #: By its pidfd, the pid of each child and the descriptor where its exit code is told.
-        self._children: dict[int, tuple[int, int]] = {}
+        #: Of the loader, and of this process.
+        self._lifelines = loader_fd, system.lifeline()
+        #: By its pid, the descriptor where the exit code of each child is told.
+        self._children: dict[int, int] = {}
         self._wanted: list[str] = []
-        self._selector = selectors.DefaultSelector()
+        # One that a forked child can close on every system.
+        self._selector = selectors.PollSelector()
         self._selector.register(control_fd, selectors.EVENT_READ, self._take_request)
         self._selector.register(loader_fd, selectors.EVENT_READ, self._end)
+        self._bell, self._rung = _bell_of(signal.SIGCHLD)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._reap)
 
     def run(self) -> NoReturn:
         while True:
@@ -142,79 +147,93 @@ class _Template:
             self._end(0)
         self._wanted = [module for module in request.wanted if module not in sys.modules]
         try:
-            pid, pidfd = self._fork(request, fds)
+            self._reply(self._fork(request, fds))
         except OSError as error:
-            self._reply(-(error.errno or errno.EAGAIN), [])
-        else:
-            self._reply(pid, [pidfd])
+            self._reply(-(error.errno or errno.EAGAIN))
         finally:
             fds.close_all()
 
-    def _fork(self, request: ForkRequest, fds: ChildFds) -> tuple[int, int]:
+    def _fork(self, request: ForkRequest, fds: ChildFds) -> int:
         template = os.getpid()
         # The loader's limit may have changed, and here is where it counts.
         request.environment.allowance.apply_process_limit()
-        pid = os.fork()
-        if pid == 0:
-            self._become(request, fds, template)
-        # The pid is the child's until it is reaped, and only this thread does that.
+        status = os.dup(fds.status)
         try:
-            pidfd = open_pidfd(pid)
+            pid = os.fork()
         except OSError:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            os.close(status)
             raise
-        self._children[pidfd] = pid, os.dup(fds.status)
-        self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
-        return pid, pidfd
+        if pid == 0:
+            os.close(status)
+            self._become(request, fds, template)
+        self._children[pid] = status
+        return pid
 
-    def _reap(self, pidfd: int) -> None:
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        pid, status = self._children.pop(pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    def _reap(self, bell: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(bell, _MOST_RINGS)
+        # One signal may stand for the deaths of several.
+        for pid, status in list(self._children.items()):
+            # The pid is the child's until it is reaped, and only this thread does that.
+            reaped, ended = os.waitpid(pid, os.WNOHANG)
+            if reaped:
+                self._tell(status, os.waitstatus_to_exitcode(ended))
+                del self._children[pid]
+
+    def _tell(self, status: int, code: int) -> None:
         # The loader may have lost interest.
         with contextlib.suppress(OSError):
             os.write(status, EXITCODE.pack(code))
         os.close(status)
 
-    def _reply(self, answer: int, fds: list[int]) -> None:
+    def _reply(self, answer: int) -> None:
         try:
-            socket.send_fds(self._control, [REPLY.pack(answer)], fds)
+            self._control.sendall(REPLY.pack(answer))
         except OSError:
             self._end(0)
 
     def _end(self, _: int) -> NoReturn:
-        for pidfd in self._children:
-            kill_pidfd(pidfd)
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
         os._exit(0)
 
     def _become(self, request: ForkRequest, fds: ChildFds, template: int) -> NoReturn:
         code = 1
         try:
             self._let_go()
-            code = exitcode_of(lambda: _live(request, fds, template, self._loader_fd))
+            code = exitcode_of(lambda: _live(request, fds, template, self._lifelines))
         finally:
             os._exit(code)
 
     def _let_go(self) -> None:
+        signal.set_wakeup_fd(-1)
         self._selector.close()
         self._control.close()
-        for pidfd, (_, status) in self._children.items():
-            os.close(pidfd)
-            os.close(status)
+        for fd in (self._bell, self._rung, *self._children.values()):
+            os.close(fd)
 
 
-def _live(request: ForkRequest, fds: ChildFds, template: int, loader_fd: int) -> None:
+def _bell_of(number: signal.Signals) -> tuple[int, int]:
+    """Return a pipe that is readable after a signal; its other end belongs to it."""
+    bell, rung = os.pipe()
+    for fd in (bell, rung):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(rung, warn_on_full_buffer=False)
+    # Only a signal with a handler of Python's rings.
+    signal.signal(number, lambda *_: None)
+    return bell, rung
+
+
+def _live(request: ForkRequest, fds: ChildFds, template: int, lifelines: tuple[int, int]) -> None:
     os.dup2(fds.stdout, 1)
     os.dup2(fds.stderr, 2)
     for fd in (fds.stdout, fds.stderr, fds.status):
         os.close(fd)
-    settle(request.name, parent=template, loader_fd=loader_fd)
+    settle(request.name, parent=template)
     request.environment.apply()
     _join_program(request.authkey, fds.tracker)
     sock, args = socket.socket(fileno=fds.sock), pickle.loads(request.args)
-    run_main(request.main, sock, args, loader_fd=loader_fd)
+    run_main(request.main, sock, args, lifelines=lifelines)
 
 
 def _join_program(authkey: bytes, tracker_fd: int) -> None:
@@ -247,14 +266,16 @@ def receive_with_fds(control: socket.socket, size: int, count: int) -> tuple[byt
 
     As many bytes as one ``send_fds`` sent arrive together, there being so few.
     """
-    room = socket.CMSG_SPACE(count * array.array("i").itemsize)
-    data, ancillary, flags, _ = control.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    room = system.room_for_fds(count)
+    data, ancillary, flags, _ = control.recvmsg(size, room, system.RECEIVING)
     if len(data) < size or flags & socket.MSG_CTRUNC:
         raise EOFError
     fds = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
     return data, list(fds)
 
 

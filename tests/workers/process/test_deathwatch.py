@@ -13,7 +13,7 @@ class Dead:
     """A process that has ended, of which somebody else will tell the exit code."""
 
     def __init__(self) -> None:
-        self.pidfd, self._end = os.pipe()
+        self.death_fd, self._end = os.pipe()
         self.status_fd, self._told = os.pipe()
         os.close(self._end)
         self.exitcode: int | None = None
@@ -23,7 +23,7 @@ class Dead:
         os.close(self._told)
 
     def close(self) -> None:
-        os.close(self.pidfd)
+        os.close(self.death_fd)
         os.close(self.status_fd)
 
 

@@ -22,6 +22,7 @@ import anyio
 import pytest
 import uvloop
 
+from asyncloader import system
 from asyncloader.deadline import ends_within
 from asyncloader.errors import WorkerStartupError
 from asyncloader.workers.process.process import (
@@ -32,6 +33,7 @@ from asyncloader.workers.process.process import (
 )
 from asyncloader.workers.process.start import start_process
 from tests.leaks import Belongings, descendants, leaves_nothing, left_since
+from tests.needs import needs_deaths_told, needs_prctl, needs_template_with_imports, needs_uvloop
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 MAINS = "tests.processes.mains"
@@ -220,6 +222,7 @@ async def test_a_template_is_started_where_the_path_has_what_is_no_text(
         await close_processes([process], grace=0.0)
 
 
+@needs_template_with_imports
 async def test_children_leave_alone_what_their_template_has_to_remove() -> None:
     module = "tests.processes.heirloom"
     heard = []
@@ -238,12 +241,21 @@ async def test_children_leave_alone_what_their_template_has_to_remove() -> None:
     assert not is_folder(own)
 
 
+@needs_template_with_imports
 async def test_a_template_with_nothing_to_do_imports_what_its_children_may_want() -> None:
     wanted = {name for name in sys.modules if name.startswith(("asyncloader.", "uvloop"))}
     async with asyncio.timeout(60):
         while not wanted <= await modules_of_a_child():  # noqa: ASYNC110 - it tells nobody
             # It takes a moment without a request for the template to have nothing to do.
             await asyncio.sleep(0.5)
+
+
+@pytest.mark.skipif(system.MAY_FORK_AFTER_IMPORTS, reason="here it imports what it likes")
+async def test_where_libraries_do_not_survive_a_fork_a_template_has_imported_none() -> None:
+    import torch  # noqa: F401 - as in a program that uses it
+
+    libraries = {"_scproxy", "numpy", "pytest", "torch", "urllib.request", "uvloop"}
+    assert not libraries & await modules_of_a_child()
 
 
 def is_folder(path: bytes) -> bool:
@@ -263,7 +275,10 @@ def on_a_loop(
 
 
 @every_method
-@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize(
+    "factory",
+    [asyncio.new_event_loop, pytest.param(uvloop.new_event_loop, marks=needs_uvloop)],
+)
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_a_death_is_seen_soon(
     method: str | None, factory: Callable[[], asyncio.AbstractEventLoop], thread: str
@@ -292,6 +307,18 @@ def test_a_death_is_seen_soon(
     worker.start()
     worker.join()
     done.result()
+
+
+@every_method
+async def test_a_death_is_seen_though_a_child_of_the_dead_lives_on(method: str | None) -> None:
+    async with running("leave_a_child", method=method) as process:
+        grandchild = int(await hear_line(process))
+        os.kill(process.pid, signal.SIGKILL)
+        try:
+            async with asyncio.timeout(SOON):
+                assert await process.wait() == -signal.SIGKILL
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
 
 
 async def test_many_can_watch_one_process_and_some_may_stop() -> None:
@@ -373,6 +400,7 @@ async def test_a_template_that_was_killed_is_replaced() -> None:
         assert await hear(second) == b"again"
 
 
+@needs_prctl
 async def test_who_gets_the_orphans_of_a_template_buries_them() -> None:
     # As the first process of a container does, too.
     with set_and_restored(partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER), 1, 0):
@@ -404,6 +432,7 @@ async def test_a_hurried_start_harms_no_other_child() -> None:
     assert process.exitcode == -9
 
 
+@needs_deaths_told
 async def test_a_death_is_seen_and_told_while_the_template_is_stopped() -> None:
     async with running("echo") as process:
         await settled(process)
@@ -596,7 +625,7 @@ async def test_a_socket_is_one_end_of_a_pair_that_no_exec_inherits() -> None:
     async with running("echo") as process:
         assert process.sock.family == socket.AF_UNIX
         assert not process.sock.get_inheritable()
-        assert not os.get_inheritable(process.pidfd)
+        assert not os.get_inheritable(process.death_fd)
 
 
 async def test_belongings_name_what_is_left() -> None:
@@ -607,4 +636,4 @@ async def test_belongings_name_what_is_left() -> None:
         assert await hear(process) == b"hello"
         left = left_since(before)
         assert any(f"process {process.pid}: asyncloader w0" in line for line in left)
-        assert any("pidfd" in line for line in left)
+        assert any("pidfd" in line or "pipe" in line for line in left)

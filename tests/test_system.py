@@ -1,4 +1,4 @@
-"""What can be learnt of how a process ended."""
+"""What the system tells of how a process ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncloader.workers.process.watch import (
-    exitcode_of_unreaped,
-    is_readable,
-    oom_kills,
-    open_pidfd,
-)
+from asyncloader.system import exitcode_of_unreaped, oom_kills
+from tests.eyes import Seen
+from tests.needs import needs_deaths_told
 
 SOON = 60.0
 
@@ -25,15 +22,14 @@ SOON = 60.0
 def unreaped(command: list[str]) -> Iterator[int]:
     """The pid of a process that has ended and is not reaped within the block."""
     process = subprocess.Popen(command)
-    pidfd = open_pidfd(process.pid)
     try:
-        assert is_readable(pidfd, SOON)
+        assert Seen.of(process.pid).dies_within(SOON)
         yield process.pid
     finally:
-        os.close(pidfd)
         process.wait()
 
 
+@needs_deaths_told
 @pytest.mark.parametrize(("how", "code"), [("exit 7", 7), ("exit 0", 0), ("kill -9 $$", -9)])
 def test_how_it_ended_is_known(how, code):
     with unreaped(["/bin/sh", "-c", how]) as pid:
@@ -41,6 +37,7 @@ def test_how_it_ended_is_known(how, code):
     assert exitcode_of_unreaped(pid) is None, "it was reaped"
 
 
+@needs_deaths_told
 @pytest.mark.parametrize("name", ["a) Z 1 (b", "cut inside theé"])
 def test_its_name_may_look_like_anything(name, tmp_path):
     shell = shutil.copy(os.path.realpath("/bin/sh"), tmp_path / name)

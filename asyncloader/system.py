@@ -1,0 +1,649 @@
+"""What this system can do.
+
+This file is about the calls that not every system has, and it alone asks which system this is. A
+function is a promise that the rest of the package relies on. Where Linux has calls of its own for
+it, they stand here beside the way of all POSIX systems, or beside nothing where others have
+nothing.
+
+``ASYNCLOADER_PORTABLE=1`` in the environment makes Linux go the way of the others, so that what
+happens on a Mac can be looked at, tested and reported from Linux.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import functools
+import importlib
+import os
+import platform
+import secrets
+import select
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from asyncloader.errors import WorkerStartupError
+
+#: Whether the way of all POSIX systems is gone.
+PORTABLE: Final = sys.platform != "linux" or os.environ.get("ASYNCLOADER_PORTABLE", "0") != "0"
+
+#: Whether there are worker processes, and shared memory for them.
+HAS_WORKERS: Final = sys.platform != "win32"
+
+#: What the system is called, for reports.
+NAME: Final = platform.system() + (
+    ", the portable way" if sys.platform == "linux" and PORTABLE else ""
+)
+
+#: Where POSIX shared memory is, if it is in a folder.
+SHARED_MEMORY: Final = "/dev/shm"
+
+#: Whether a process that has imported libraries may be forked. On macOS many of them use
+#: frameworks whose threads and state do not survive that.
+MAY_FORK_AFTER_IMPORTS: Final = not PORTABLE
+
+#: Whether the system itself says when a process is dead. Otherwise whoever reaps it has to.
+TELLS_DEATHS: Final = not PORTABLE
+
+
+def require_workers() -> None:
+    """Raise WorkerStartupError where there are no worker processes."""
+    if not HAS_WORKERS:
+        raise WorkerStartupError(
+            f"worker processes need Linux, macOS or another POSIX system, and this is {NAME}: use"
+            " num_workers=0 (InProcessReadingService), where thread_map runs functions in threads,"
+            " or run the program in WSL"
+        )
+
+
+# Memory ---------------------------------------------------------------------------------
+
+
+def unnamed_memory() -> int:
+    """Return an empty file for memory that processes share; it is gone with its last user.
+
+    It cannot be written like a file everywhere.
+    """
+    return _made_by(_memory_file, _unlinked_shm, _unlinked_file)
+
+
+def unnamed_file() -> int:
+    """Return an empty file that is gone with its last user; in memory where that is possible."""
+    return _made_by(_memory_file, _unlinked_file)
+
+
+def _made_by(make: Callable[[], int], *others: Callable[[], int]) -> int:
+    """Make a file in the first way that the system has."""
+    try:
+        return make()
+    except (OSError, AttributeError, ImportError) as error:
+        # If no descriptor was left, the other ways need one too.
+        if not others or getattr(error, "errno", None) in _NO_DESCRIPTOR:
+            raise
+    return _made_by(*others)
+
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+
+
+def _memory_file(label: str = "asyncloader") -> int:
+    """Return a file in memory, or raise OSError: there is none, or a sandbox refuses it."""
+    if sys.platform == "linux" and not PORTABLE:
+        return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def _unlinked_shm() -> int:
+    # The module that multiprocessing uses; not every platform has it.
+    posixshmem = importlib.import_module("_posixshmem")
+    name = f"/al-{secrets.token_hex(8)}"
+    fd = posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+    posixshmem.shm_unlink(name)
+    return int(fd)
+
+
+def _unlinked_file() -> int:
+    with tempfile.TemporaryFile(prefix="asyncloader-") as file:
+        return os.dup(file.fileno())
+
+
+def reserve(fd: int, size: int) -> None:
+    """Have the memory of a new file set aside, or raise OSError.
+
+    Without that a later write to a mapping of a full file system would be a SIGBUS.
+    """
+    if sys.platform == "linux" and not PORTABLE:
+        os.posix_fallocate(fd, 0, size)
+    elif sys.platform != "win32" and stat.S_ISREG(os.fstat(fd).st_mode):
+        # Where POSIX shared memory is no file it cannot be written, and there is swap for it.
+        zeros, begin = memoryview(bytes(min(size, 1 << 20))), 0
+        while begin < size:
+            begin += os.pwrite(fd, zeros[: size - begin], begin)
+
+
+def populate(address: int, size: int) -> None:
+    """Fault mapped pages in at once, huge ones where the system has them; best effort."""
+    if sys.platform == "linux" and not PORTABLE:
+        place, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
+        if size >= _HUGE_PAGE:
+            _libc().madvise(place, length, _MADV_HUGEPAGE)
+        # ctypes releases the GIL while pages are cleared.
+        _libc().madvise(place, length, _MADV_POPULATE_WRITE)
+
+
+_HUGE_PAGE = 2 << 20
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def seal(fd: int, *, against_writing: bool = False) -> None:
+    """Let nobody change the size of an unnamed file any more, or write to it; where possible."""
+    if can_seal() and sys.platform == "linux":
+        import fcntl
+
+        fcntl.fcntl(fd, _F_ADD_SEALS, _seals(against_writing))
+
+
+def is_sealed(fd: int, *, against_writing: bool = False) -> bool:
+    """Whether nobody can change the size of a file, or write to it."""
+    if sys.platform == "linux":
+        import fcntl
+
+        seals = _seals(against_writing)
+        with contextlib.suppress(OSError):
+            return fcntl.fcntl(fd, _F_GET_SEALS) & seals == seals
+    return False
+
+
+@functools.cache
+def can_seal() -> bool:
+    """Whether unnamed files can be sealed."""
+    try:
+        os.close(_memory_file())
+    except (OSError, AttributeError) as error:
+        # Refused for lack of a descriptor: there are such files.
+        return getattr(error, "errno", None) in _NO_DESCRIPTOR
+    return True
+
+
+def _seals(against_writing: bool) -> int:
+    return _SEALS | (_SEAL_WRITE if against_writing else 0)
+
+
+_SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+_SEAL_WRITE = 0x0008
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+
+
+def keep_freed_memory() -> None:
+    """Let freed memory be used again, unless the user has settings of their own."""
+    if sys.platform == "linux" and not PORTABLE and not _has_malloc_settings():
+        mallopt = getattr(_libc(), "mallopt", None)
+        if mallopt is not None:
+            # No block has pages of its own, which would go with it, however large it is.
+            mallopt(_M_MMAP_MAX, 0)
+            mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE)
+
+
+def _has_malloc_settings() -> bool:
+    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in os.environ
+    )
+
+
+# An item that was just sent leaves warm memory behind, which is to become the next item. By
+# default much of it goes back to the system, and comes again as pages that have to be cleared one
+# by one. (tests/benchmarks/w3.py measures it.)
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+
+#: How much that is free may stay with the process.
+_KEPT_FREE = 128 << 20
+
+
+# Life and death -------------------------------------------------------------------------
+
+
+def in_forked_child(call: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called in every process that is forked from this one."""
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=call)
+    return call
+
+
+def is_readable(fd: int, timeout: float = 0.0) -> bool:
+    """Whether a descriptor is readable, or at its end, within ``timeout`` seconds."""
+    return is_any_readable([fd], timeout)
+
+
+def is_any_readable(fds: Iterable[int], timeout: float) -> bool:
+    """Whether one of the descriptors is readable within ``timeout`` seconds."""
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
+
+
+def lifeline() -> int:
+    """Return a descriptor that is readable when this process is gone; the caller closes it.
+
+    It is the end of a pipe that nobody writes to. The other end is closed when this process ends
+    or executes another program, and in each forked child of it.
+    """
+    global _life
+    with _life_lock:
+        if _life is None:
+            _life = os.pipe()
+        return os.dup(_life[0])
+
+
+_life: tuple[int, int] | None = None
+_life_lock = threading.Lock()
+
+
+@in_forked_child
+def _have_another_life() -> None:
+    global _life, _life_lock
+    _life_lock = threading.Lock()
+    if _life is not None:
+        for fd in _life:
+            os.close(fd)
+        _life = None
+
+
+def watch_death(pid: int, told: int) -> int:
+    """Return a descriptor that is readable when a process is dead; the caller closes it.
+
+    ``told`` is one that whoever reaps the process makes readable then, soon if it was reaped
+    already. Linux knows by itself, even while that one is stopped.
+    """
+    # Some sandboxes refuse a pidfd, too, and there is none of a process that was reaped.
+    with contextlib.suppress(OSError):
+        return _open_pidfd(pid)
+    return os.dup(told)
+
+
+def send_signal(pid: int, death_fd: int, number: int) -> None:
+    """Send a signal to a process that ``watch_death`` watches; a dead one is left in peace."""
+    if is_readable(death_fd):
+        return
+    if sys.platform == "linux" and not PORTABLE:
+        with contextlib.suppress(OSError):
+            return _send_by_pidfd(death_fd, number)
+    with contextlib.suppress(OSError):
+        # Its number may be given to another process as soon as it is reaped. But numbers are
+        # given in turn, and whoever reaps it makes the descriptor readable at once.
+        os.kill(pid, number)
+
+
+def reap_orphan(pid: int, death_fd: int) -> None:
+    """Reap a dead process if it came to this one, as in a container of which this is the first."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "linux" and not PORTABLE:
+            os.waitid(os.P_PIDFD, death_fd, os.WEXITED | os.WNOHANG)
+        elif sys.platform != "win32":
+            os.waitpid(pid, os.WNOHANG)
+
+
+# The same on every architecture that Linux numbers by the common table.
+_SYS_PIDFD_SEND_SIGNAL = 424
+_SYS_PIDFD_OPEN = 434
+
+
+def _open_pidfd(pid: int) -> int:
+    if sys.platform == "linux" and not PORTABLE:
+        if hasattr(os, "pidfd_open"):
+            return os.pidfd_open(pid)
+        return _syscall(_SYS_PIDFD_OPEN, pid, 0)
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def _send_by_pidfd(pidfd: int, number: int) -> None:
+    if sys.platform == "linux":
+        if hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal(pidfd, number)
+        else:
+            _syscall(_SYS_PIDFD_SEND_SIGNAL, pidfd, number, 0, 0)
+
+
+def _syscall(number: int, *arguments: int) -> int:
+    # Interpreters built against old kernel headers lack the functions of os and signal.
+    result = int(_libc().syscall(number, *arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def die_with_parent() -> None:
+    """Be SIGKILLed when the thread that created this process ends, where the system does that.
+
+    It reaches a process that is stopped or keeps the GIL. Elsewhere the lifeline has to do.
+    """
+    if sys.platform == "linux" and not PORTABLE:
+        _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_NAME_BYTES = 15
+
+
+def exitcode_of_unreaped(pid: int) -> int | None:
+    """Return the exit code of a dead process, whose parent may be another; None if unknown.
+
+    The pid is its own as long as nobody has reaped it.
+    """
+    if sys.platform == "linux" and not PORTABLE:
+        with contextlib.suppress(OSError, ValueError):
+            # Behind the name, which may hold anything: the state, and last of all the status.
+            found = Path(f"/proc/{pid}/stat").read_bytes()
+            state, *_, status = found.rpartition(b")")[2].split()
+            if state == b"Z":
+                return os.waitstatus_to_exitcode(int(status))
+    return None
+
+
+# The kernel counts such kills in the control group of this process and of its children. It cannot
+# say who was killed, so that is a hint and no more.
+_GROUPS = Path("/proc/self/cgroup")
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def oom_kills(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
+    """Return how many processes of this control group were killed for lack of memory.
+
+    0 where nobody counts.
+    """
+    return max((_count_in(file) for file in _counters(groups, root)), default=0)
+
+
+def _counters(groups: Path, root: Path) -> Iterator[Path]:
+    try:
+        lines = os.fsdecode(groups.read_bytes()).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # In a container the path may be that of the world outside, and the root the group's own.
+        for folder in (path.lstrip("/"), ""):
+            if not controllers:
+                yield root / folder / "memory.events"
+            elif "memory" in controllers.split(","):
+                yield root / "memory" / folder / "memory.oom_control"
+
+
+def _count_in(file: Path) -> int:
+    try:
+        words = file.read_text().split()
+        return int(words[words.index("oom_kill") + 1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+# Last words -----------------------------------------------------------------------------
+#
+# Upon a signal a process writes where its threads stand to a file in memory, and ends. The
+# interpreter's fault handler does that without the GIL, so a call into C that keeps it does not
+# stand in the way; only a process that is stopped, or stuck in the kernel, cannot answer.
+
+_WORDS = "asyncloader hang dump"
+
+
+def have_last_words() -> None:
+    """Let this process leave last words when it is asked; to be called in its main thread."""
+    if sys.platform == "linux" and not PORTABLE:
+        number = _last_words_signal()
+        # A forked process may have inherited somebody's use of the signal.
+        faulthandler.unregister(number)
+        signal.signal(number, signal.SIG_DFL)
+        # Where there is no such file there is no answer.
+        with contextlib.suppress(OSError):
+            fd = _memory_file(_WORDS)
+            # The signal is passed on to its default, which ends the process: so the one who asked
+            # knows when all has been written.
+            faulthandler.register(number, file=fd, all_threads=True, chain=True)
+
+
+def open_last_words(pid: int) -> int | None:
+    """Return the file of a living process for its last words; None where it has none."""
+    if sys.platform == "linux" and not PORTABLE:
+        folder = f"/proc/{pid}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                if _WORDS in os.readlink(f"{folder}/{name}"):
+                    return os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def ask_for_last_words(pid: int, death_fd: int) -> None:
+    """Ask a process that has a file for its last words to write them and to end."""
+    if sys.platform == "linux":
+        send_signal(pid, death_fd, _last_words_signal())
+
+
+def _last_words_signal() -> int:
+    """One of the real-time signals, which nobody uses by accident."""
+    if sys.platform == "linux":
+        return signal.SIGRTMIN + 9
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+# What a process is and has --------------------------------------------------------------
+
+
+def show_name(name: str) -> None:
+    """Let top, ps and py-spy show the name, where they can; the kernel keeps 15 bytes of it.
+
+    ``asyncloader worker 12`` is shown as ``asyncloader w12``.
+    """
+    if sys.platform == "linux" and not PORTABLE:
+        shown = name.replace(" worker ", " w").encode()[:_NAME_BYTES]
+        _libc().prctl(_PR_SET_NAME, shown, 0, 0, 0)
+
+
+def umask() -> int | None:
+    """Return the permissions that new files of this process lack; None if that is unknown.
+
+    os.umask would change them for a moment, and for all threads.
+    """
+    if sys.platform == "linux" and not PORTABLE:
+        return _umask_of_proc()
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory("-asyncloader") as folder:
+        fd = os.open(f"{folder}/new", os.O_CREAT | os.O_WRONLY, 0o777)
+        try:
+            return 0o777 & ~os.fstat(fd).st_mode
+        finally:
+            os.close(fd)
+    return None
+
+
+def _umask_of_proc() -> int | None:
+    # Bytes, since the kernel cuts the name of the process, which is in there too, in the middle
+    # of a character.
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return None
+
+
+def removed_folder() -> str | None:
+    """Return what the working directory, which was removed, was called; None if unknown."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+    return None
+
+
+def open_fds() -> Iterator[int]:
+    """Yield the descriptors that this process has open."""
+    for fd in _fds_to_look_at():
+        # The descriptor that listed the folder is among the names and closed by now.
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            yield fd
+
+
+def _fds_to_look_at() -> Iterable[int]:
+    if sys.platform == "win32":
+        return ()
+    try:
+        return list(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        # Where Linux has no /proc. The limit may be a billion, and the lowest are taken first.
+        return range(min(os.sysconf("SC_OPEN_MAX"), _MOST_FDS))
+
+
+_MOST_FDS = 1 << 16
+
+
+def allowed_cpus() -> frozenset[int]:
+    """Return the CPUs that this process may use; none where the system has no such sets."""
+    if sys.platform == "linux" and not PORTABLE:
+        # Of the process and its main thread, where threads have sets of their own.
+        return frozenset(os.sched_getaffinity(os.getpid()))
+    return frozenset()
+
+
+def allow_cpus(cpus: Collection[int]) -> None:
+    """Let this thread use no other CPUs than these; OSError if it may not."""
+    if cpus and sys.platform == "linux" and not PORTABLE:
+        os.sched_setaffinity(0, cpus)
+
+
+Limits = dict[int, tuple[int, int]]
+
+
+def limits() -> Limits:
+    """Return the limits of this process, by their numbers."""
+    if sys.platform == "win32":
+        return {}
+    import resource
+
+    numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return {number: resource.getrlimit(number) for number in numbers}
+
+
+def set_limits(wanted: Limits) -> None:
+    """Set limits of this process, as far as it may."""
+    if sys.platform != "win32":
+        import resource
+
+        for number, limit in wanted.items():
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(number, limit)
+
+
+def set_process_limit(wanted: Limits) -> None:
+    """Set the limit of processes and threads, of those in ``wanted``."""
+    if sys.platform != "win32":
+        import resource
+
+        set_limits({resource.RLIMIT_NPROC: wanted[resource.RLIMIT_NPROC]})
+
+
+def descriptor_limits() -> tuple[int, int] | None:
+    """Return how many descriptors this process may have, and how many if it asks for more."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def process_limit() -> int | None:
+    """Return how many processes and threads this user may have; None if that is not limited."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+# Files, sockets and libraries -----------------------------------------------------------
+
+#: How descriptors are received: no program that is executed meanwhile gets them. Elsewhere than on
+#: Linux that is true a moment later. A plain number, as it is used for every read.
+RECEIVING: Final = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0)) if not PORTABLE else 0
+
+#: How data is sent or received that need not be waited for.
+AT_ONCE: Final = RECEIVING | int(getattr(socket, "MSG_DONTWAIT", 0))
+
+
+def room_for_fds(count: int) -> int:
+    """Return how many bytes so many descriptors take beside the data they come with."""
+    if sys.platform == "win32":
+        return 0
+    return socket.CMSG_SPACE(count * array.array("i").itemsize)
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a channel, which holds some hundred KiB that are on their way."""
+    pair = socket.socketpair()
+    if PORTABLE:
+        # macOS begins with 8 KiB; who allows less than this keeps what it has.
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHANNEL_BYTES)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _CHANNEL_BYTES)
+    return pair
+
+
+#: What Linux gives a pair by default.
+_CHANNEL_BYTES = 208 << 10
+
+
+def lock_file(fd: int, *, wait: bool) -> None:
+    """Lock an open file; BlockingIOError if it is locked and ``wait`` is False."""
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, "caches on disk need POSIX file locks; on Windows use WSL")
+    import fcntl
+
+    fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def unlock_file(fd: int) -> None:
+    """Unlock a file that was locked here."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def open_library(path: Path) -> None:
+    """Load a shared library, if there is such a file, without the GIL; ``path`` has no suffix."""
+    if sys.platform != "win32":
+        # ctypes calls a C function without the GIL.
+        dlopen: Any = ctypes.CDLL(None).dlopen
+        dlopen.restype, dlopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_int]
+        file = path.with_suffix(".dylib" if sys.platform == "darwin" else ".so")
+        if file.exists():
+            dlopen(bytes(file), os.RTLD_NOW | os.RTLD_LOCAL)
+
+
+def may_use_uvloop() -> bool:
+    """Whether uvloop can make a loop. On Linux it needs a call that some sandboxes refuse."""
+    if sys.platform == "linux" and hasattr(os, "eventfd"):
+        try:
+            os.close(os.eventfd(0))
+        except OSError as error:
+            return error.errno != errno.ENOSYS and error.errno != errno.EPERM
+    return True
