@@ -16,6 +16,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
+from typing import Literal
+
+#: As a setting: measure, and choose.
+AUTO: Literal["auto"] = "auto"
 
 #: A consumer that waits for at most this share of its time has enough.
 ENOUGH = 0.05

@@ -25,7 +25,7 @@ LAYERS = [
     {"places"},
     {"graph"},
     {"datapipes", "transport"},
-    {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info", "tuning"},
+    {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info", "tuning", "machine"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -70,6 +70,9 @@ class LoaderStats:
     stages: tuple[StageStats, ...] = ()
     #: The worker processes, with the dispatching process if there is one.
     workers: tuple[WorkerStats, ...] = ()
+    #: What was chosen for settings that are "auto", and why. After a change in the middle of the
+    #: epoch, stages and workers are counted from there.
+    choices: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -108,8 +111,13 @@ def stats_of(
     epochs: int,
     items: int,
     restarts: int,
+    earlier: tuple[float, float] = (0.0, 0.0),
+    choices: tuple[str, ...] = (),
 ) -> LoaderStats:
-    """Return how the loader of a graph is doing."""
+    """Return how the loader of a graph is doing.
+
+    ``earlier`` is how long the consumer waited, and was away, before what is watched now.
+    """
     waited, idle = watching.main.times() if epochs else (0.0, 0.0)
     seconds = waited + idle
     own = watching.tallies({id(pipe): items for pipe in watching.pipes[:1]})
@@ -124,10 +132,11 @@ def stats_of(
         epochs=epochs,
         items=items,
         restarts=restarts,
-        seconds=seconds,
-        waited=waited,
+        seconds=seconds + sum(earlier),
+        waited=waited + earlier[0],
         stages=tuple(_stage(*each, seconds, pipes) for each in found),
         workers=tuple(workers),
+        choices=choices,
     )
 
 
@@ -203,6 +212,8 @@ def _table(stats: LoaderStats) -> str:
         lines += ["", *_aligned([_STAGE_HEADER, *map(_stage_row, stats.stages)])]
     if stats.workers:
         lines += ["", *_aligned([_WORKER_HEADER, *map(_worker_row, stats.workers)])]
+    if stats.choices:
+        lines += ["", *stats.choices]
     return "\n".join(lines)
 
 
