@@ -161,24 +161,34 @@ class Tuner:
         adjustable = self._adjustable()
         if adjustable is None:
             return
-        self._before = latest = before
+        self._before = before
         self._lost = 0.0 if self._changed_at is None else perf_counter() - self._changed_at
-        longest = math.inf
-        while not (self._is_over() or adjustable.wants_change()):
+        while await self._until_change_is_wanted(adjustable):
+            if not adjustable.is_elastic:
+                return
+            await adjustable.prepare()
+            # If they could not be started, they are not wanted any more.
+            if adjustable.wants_change():
+                self._on_change()
+                return
+
+    async def _until_change_is_wanted(self, adjustable: Adjustable) -> bool:
+        """Measure until other settings are wanted; False if the epoch is over before."""
+        latest, longest = self._counts(), math.inf
+        while not adjustable.wants_change():
             await asyncio.sleep(_LOOK_SECONDS)
+            if self._is_over():
+                return False
             now = self._counts()
             if now.items == latest.items and now.waited == latest.waited:
                 continue
             if now.away - latest.away > longest:
                 self._before = now
             latest, before = now, self._before
-            if self._note(adjustable, now, _WINDOW_SECONDS):
+            if before is not None and self._note(adjustable, now, _WINDOW_SECONDS):
                 usual = (now.away - before.away) / (now.items - before.items)
                 longest = max(_AWAY_SECONDS, _AWAY_TIMES * usual)
-        if adjustable.is_elastic and adjustable.wants_change() and not self._is_over():
-            await adjustable.prepare()
-            if adjustable.wants_change():
-                self._on_change()
+        return True
 
     def _is_over(self) -> bool:
         buffer = self._buffer()

@@ -85,7 +85,10 @@ class TunedWorkers:
 
     def refuse(self, workers: int, instead: int) -> None:
         """Use ``instead``, and never so many workers again: they could not be started."""
-        self.bound(least=min(instead, workers), most=max(instead, workers - 1))
+        if workers < instead:
+            self.bound(least=workers + 1)
+        else:
+            self.bound(most=workers - 1)
         self._use(instead)
 
     def note(self, window: Window, pids: Sequence[int]) -> None:
