@@ -25,7 +25,7 @@ LAYERS = [
     {"places"},
     {"graph"},
     {"datapipes", "transport"},
-    {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info"},
+    {"seeds", "runtime", "memory", "ranks", "main_script", "worker_info", "tuning", "machine"},
     {"system"},
     {"errors", "deadline", "shield", "waiting", "safe_error_text"},
 ]

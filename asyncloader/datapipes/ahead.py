@@ -11,10 +11,13 @@ yielded for them, and how a later pass resumes. Of many results the oldest comes
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sized
+from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items
 from asyncloader.datapipes.marks import Marks
@@ -24,7 +27,10 @@ from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
 from asyncloader.datapipes.unordered import positions_for
 from asyncloader.deadline import time_left
 from asyncloader.runtime import begin_task, is_being_cancelled, not_cancelled
+from asyncloader.tuning import Bounds, Tuning, Window
 from asyncloader.waiting import LoopWaiter, Stopped
+
+logger = logging.getLogger("asyncloader")
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -155,6 +161,71 @@ class RunningAhead(ABC):
         finally:
             self.has_ended = True
             self._consumer.wake()
+
+
+#: What was found for pipes whose concurrency is "auto", for their later passes in this process.
+_found: WeakKeyDictionary[Any, Tuning] = WeakKeyDictionary()
+
+#: A window of measuring is at least so long, and has at least so many items for each call.
+_WINDOW_SECONDS = 0.4
+_WINDOW_ITEMS = 2
+#: A window in which the consumer was away for so long in a row says nothing.
+_AWAY_SECONDS = 2.0
+
+
+class Concurrency:
+    """How many calls a pass makes at a time, where that is found by measuring.
+
+    All methods but ``worked`` belong to the consumer.
+    """
+
+    def __init__(self, pipe: Any, first: int, bounds: Bounds) -> None:
+        self._pipe = pipe
+        self._bounds = bounds
+        self._tuning = _found.get(pipe) or Tuning(first)
+        # Seconds of calls, by thread: each thread writes only its own.
+        self._worked: Counter[int] = Counter()
+        self._begin()
+
+    @property
+    def number(self) -> int:
+        """How many calls there may be."""
+        return self._tuning.number
+
+    def worked(self, thread: int, seconds: float) -> None:
+        """Note for how long a thread, or a call, was at work."""
+        self._worked[thread] += seconds  # type: ignore[assignment]  # a number
+
+    def begin_wait(self) -> None:
+        """Note that the consumer begins to wait."""
+        now = perf_counter()
+        if now - self._latest > _AWAY_SECONDS:
+            self._begin()
+        self._waits_since = now
+
+    def took(self, items: int) -> bool:
+        """Note that the consumer has taken items; return whether the number is another now."""
+        self._latest = now = perf_counter()
+        if self._waits_since:
+            self._waited += now - self._waits_since
+            self._waits_since = 0.0
+        self._items += items
+        seconds, number = now - self._since, self.number
+        if seconds < _WINDOW_SECONDS or self._items < _WINDOW_ITEMS * number:
+            return False
+        busy = min(1.0, sum(self._worked.values()) / (number * seconds))
+        window = Window(seconds, self._items, min(1.0, self._waited / seconds), busy)
+        was_kept = self._tuning.kept is not None
+        _found[self._pipe] = self._tuning = self._tuning.after(window, self._bounds)
+        if self._tuning.kept is not None and not was_kept:
+            logger.info("%r: concurrency=%d, chosen: %s", self._pipe, self.number, self._tuning.why)
+        self._begin()
+        return self.number != number
+
+    def _begin(self) -> None:
+        self._since = self._latest = perf_counter()
+        self._items, self._waited, self._waits_since = 0, 0.0, 0.0
+        self._worked.clear()
 
 
 class Ahead(Protocol):

@@ -16,6 +16,7 @@ from numbers import Real
 from typing import Any
 
 from asyncloader.datapipes.naming import function_name
+from asyncloader.tuning import AUTO
 
 
 def checked_count(name: str, value: Any, *, at_least: int) -> int:
@@ -25,6 +26,15 @@ def checked_count(name: str, value: Any, *, at_least: int) -> int:
         raise ValueError(f"{name} must be at least {at_least}, got {count}")
     # Larger numbers do not fit range() and len().
     return min(count, sys.maxsize)
+
+
+def checked_auto(name: str, value: Any, *, at_least: int) -> Any:
+    """Return an integer that is large enough, or "auto"."""
+    if isinstance(value, str):
+        if value != AUTO:
+            raise ValueError(f'{name} must be a number or "auto", got {value!r}')
+        return value
+    return checked_count(name, value, at_least=at_least)
 
 
 def checked_integer(name: str, value: Any) -> int:

@@ -17,11 +17,23 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, RunningAhead, calls_in_order
-from asyncloader.datapipes.arguments import checked_count, checked_function, checked_seconds
+from asyncloader.datapipes.ahead import (
+    NOTHING_AHEAD,
+    AheadPass,
+    Concurrency,
+    RunningAhead,
+    calls_in_order,
+)
+from asyncloader.datapipes.arguments import (
+    checked_auto,
+    checked_count,
+    checked_function,
+    checked_seconds,
+)
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.bridge import taken_at
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
@@ -37,6 +49,7 @@ from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
 from asyncloader.safe_error_text import note
+from asyncloader.tuning import AUTO, Bounds
 
 T = TypeVar("T")
 
@@ -273,6 +286,9 @@ def _closed() -> RuntimeError:
 #: Makes a coroutine of an item.
 Call = Callable[[Any], Coroutine[Any, Any, T]]
 
+#: The first concurrency where it is chosen, and those that may be.
+_CHOICE = 16, Bounds(1, 256)
+
 #: Besides the running calls, as many results may wait for an earlier one.
 HELD_PER_CALL = 2
 
@@ -292,15 +308,17 @@ class Window(RunningAhead, Generic[T]):
         *,
         concurrency: int,
         ordered: bool,
+        chosen: Concurrency | None = None,
     ) -> None:
         super().__init__(running.source)
-        self.concurrency = concurrency
+        self._chosen = chosen
+        self.concurrency = concurrency if chosen is None else chosen.number
         #: The running calls, with the positions of their items.
         self.under_way: dict[asyncio.Task[T | Exit], int] = {}
         self.results = calls_in_order(ordered, running.positions.turns())
         #: Results that may raise when they are taken.
         self._failed: set[asyncio.Task[T | Exit]] = set()
-        running.calls, running.room = self.under_way, concurrency
+        running.calls, running.room = self.under_way, self.concurrency
         running.ahead = self
         self._running = running
         self._resource = resource
@@ -323,10 +341,18 @@ class Window(RunningAhead, Generic[T]):
         position = self._running.begin()
         if position == BEFORE:
             return
-        task = begin_task(self._loop, contained(self._call, item), "asyncloader async_map")
+        call = self._call if self._chosen is None else functools.partial(self._timed, self._chosen)
+        task = begin_task(self._loop, contained(call, item), "asyncloader async_map")
         self.under_way[task] = position
         self.results.begun(position, task)
         task.add_done_callback(self._finish)
+
+    async def _timed(self, chosen: Concurrency, item: Any) -> T:
+        begun = perf_counter()
+        try:
+            return await self._call(item)
+        finally:
+            chosen.worked(0, perf_counter() - begun)
 
     def has_room(self) -> bool:
         count, held = self.concurrency, len(self.results)
@@ -352,8 +378,15 @@ class Window(RunningAhead, Generic[T]):
             result = self._running.finish(position, released(task.result()))
             if result is not SKIPPED:
                 group.append(result)
+        if self._chosen is not None and self._chosen.took(len(group)):
+            self.concurrency = self._running.room = self._chosen.number
         self._reader.wake()
         return group
+
+    async def has_next(self) -> bool:
+        if self._chosen is not None:
+            self._chosen.begin_wait()
+        return await super().has_next()
 
     def drop(self) -> None:
         self.results.clear()
@@ -383,6 +416,9 @@ def may_raise(result: Any) -> bool:
 @functional_datapipe("async_map")
 class AsyncMapper(IterDataPipe[T]):
     """Yield ``await fn(item)`` for each item, with up to ``concurrency`` calls running at once.
+
+    With ``concurrency="auto"`` there are as many as give the most results a second, at most
+    256, or as few as the consumer needs.
 
     Results come in the source's order, or with ``ordered=False`` as they are
     ready. The calls run on the consumer's own loop; they are cancelled when the
@@ -428,7 +464,7 @@ class AsyncMapper(IterDataPipe[T]):
         input_col: Any = None,
         output_col: Any = None,
         *,
-        concurrency: int = 64,
+        concurrency: int | Literal["auto"] = 64,
         ordered: bool = True,
         timeout: float | None = None,
         retries: int = 0,
@@ -448,7 +484,7 @@ class AsyncMapper(IterDataPipe[T]):
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
-        self.concurrency = checked_count("concurrency", concurrency, at_least=1)
+        self.concurrency = checked_auto("concurrency", concurrency, at_least=1)
         self.ordered = ordered
         self.timeout = timeout
         self.retries = retries
@@ -494,6 +530,7 @@ class AsyncMapper(IterDataPipe[T]):
             self.call_with,
             concurrency=self.concurrency,
             ordered=self.ordered,
+            chosen=Concurrency(self, *_CHOICE) if self.concurrency == AUTO else None,
         )
 
     def call_with(self, shared: Any) -> Call[Any]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, calls_in_order
-from asyncloader.datapipes.arguments import checked_count, checked_function
+from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, Concurrency, calls_in_order
+from asyncloader.datapipes.arguments import checked_auto, checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
 from asyncloader.datapipes.columns import ColumnFunction
@@ -35,7 +35,9 @@ from asyncloader.datapipes.run_place import Home, Makers, ended_threads, present
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
+from asyncloader.machine import usable_cores
 from asyncloader.runtime import start_thread
+from asyncloader.tuning import Bounds
 from asyncloader.waiting import Stopped, ThreadWaiter
 
 T = TypeVar("T")
@@ -97,9 +99,13 @@ class Crew:
         room: int,
         ordered: bool,
         turns: deque[int],
+        chosen: Concurrency | None = None,
     ) -> None:
         self._call = call
+        self._chosen = chosen
+        #: How many threads there may be, and how many were told to end.
         self._count = count
+        self._ended = 0
         self.room = room
         self._settings = settings
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -134,7 +140,7 @@ class Crew:
             # The thread came too late to be waited for.
             raise Stopped
         # If no thread could be started, nobody may wait for a job.
-        if len(self._threads) < self._count:
+        if len(self._threads) - self._ended < self._count:
             self._threads.append(self._start_thread(len(self._threads)))
         job = Job(position, item)
         with self._lock:
@@ -174,10 +180,15 @@ class Crew:
             self._is_wanted = True
             if self._is_paused:
                 self._reader.wake()
+            chosen = self._chosen
+            if chosen is not None:
+                chosen.begin_wait()
             self._consumer.until(self._is_ready_or_over)
             self._is_wanted = False
             if not self._is_ready():
                 return
+            if chosen is not None and chosen.took(1):
+                self._use(chosen.number)
             yield self._next()
 
     def close(self) -> None:
@@ -189,6 +200,15 @@ class Crew:
         for _ in self._threads:
             self._jobs.put(None)
         ended_threads(self._threads)
+
+    def _use(self, count: int) -> None:
+        """Have so many threads from now on."""
+        with self._lock:
+            self._count, self.room = count, HELD_PER_THREAD * count
+            # The reader starts those that are missing.
+            for _ in range(len(self._threads) - self._ended - count):
+                self._ended += 1
+                self._jobs.put(None)
 
     def _is_ready_or_over(self) -> bool:
         # Check the end first: the reader may begin one more job before it ends.
@@ -214,14 +234,17 @@ class Crew:
     def _start_thread(self, number: int) -> threading.Thread:
         run = contextvars.copy_context().run
         name = f"{self._settings.thread_name_prefix} {number}"
-        thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
+        thread = threading.Thread(target=run, args=(self._work, number), name=name, daemon=True)
         start_thread(thread)
         return thread
 
-    def _work(self) -> None:
-        call = self._prepared()
+    def _work(self, number: int) -> None:
+        call, chosen = self._prepared(), self._chosen
         while (job := self._jobs.get()) is not None:
+            begun = perf_counter()
             job.run(call)
+            if chosen is not None:
+                chosen.worked(number, perf_counter() - begun)
             self._done.append(job)
             del job
             self._consumer.wake()
@@ -249,8 +272,9 @@ class ThreadMapper(IterDataPipe[T]):
     """Yield ``fn(item)`` for each item, with the calls spread over threads.
 
     For functions that release the GIL (decoders, codecs, file reads). There are
-    ``concurrency`` threads, by default one for each core. Results come in the
-    source's order, or with ``ordered=False`` as they are ready.
+    ``concurrency`` threads, by default one for each core; with ``"auto"`` as many as give
+    the most results a second, or as few as the consumer needs. Results come in the source's
+    order, or with ``ordered=False`` as they are ready.
 
     ``on_error="skip"`` leaves out the items that ``fn`` fails on, and a function
     ``on_error(error, item)`` answers in its place. More than ``max_errors`` of them in
@@ -271,7 +295,7 @@ class ThreadMapper(IterDataPipe[T]):
         input_col: Any = None,
         output_col: Any = None,
         *,
-        concurrency: int | None = None,
+        concurrency: int | Literal["auto"] | None = None,
         ordered: bool = True,
         on_error: OnError = "raise",
         max_errors: int | None = None,
@@ -282,7 +306,7 @@ class ThreadMapper(IterDataPipe[T]):
                 f" {function_name(fn)}; use async_map"
             )
         if concurrency is not None:
-            checked_count("concurrency", concurrency, at_least=1)
+            checked_auto("concurrency", concurrency, at_least=1)
         self.source = iterable_source(datapipe)
         self.fn = fn
         self.input_col = input_col
@@ -311,7 +335,11 @@ class ThreadMapper(IterDataPipe[T]):
 
     def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
         """Return the crew of one pass; ``turns`` are positions that must be yielded first."""
-        count = self.concurrency or os.cpu_count() or 1
+        cores, chosen = os.cpu_count() or 1, None
+        count = self.concurrency or cores
+        if isinstance(count, str):
+            chosen = Concurrency(self, usable_cores(), Bounds(1, max(32, 4 * cores)))
+            count = chosen.number
         return Crew(
             call,
             ThreadSettings(f"asyncloader {brief_name(self)}"),
@@ -319,6 +347,7 @@ class ThreadMapper(IterDataPipe[T]):
             room=HELD_PER_THREAD * count,
             ordered=self.ordered,
             turns=turns,
+            chosen=chosen,
         )
 
     def call(self, item: Any) -> Any:

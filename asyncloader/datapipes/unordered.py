@@ -386,7 +386,8 @@ def positions_for(pipe: Any, yield_order: YieldOrder) -> InOrder | AsReady:
 
 def _most_ahead(pipe: Any) -> int:
     # The state may be from a machine with more processors, where thread_map runs more calls.
-    return max(_MOST_AHEAD, 4 * (pipe.concurrency or 0))
+    count = pipe.concurrency
+    return max(_MOST_AHEAD, 4 * count) if isinstance(count, int) else _MOST_AHEAD
 
 
 #: A pipe's number, the number of the first entry, and the entries. A pipe without a number gives

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
@@ -32,7 +33,7 @@ from asyncloader.loader.torch_names import (
     sampler_of,
 )
 from asyncloader.places.elastic import Role
-from asyncloader.places.states import LoaderStates, own_state, unpickled_graph
+from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
 
@@ -257,10 +258,16 @@ class DataLoader2(Generic[T_co]):
             kept = self._loaded if include_datapipe else {**self._loaded, _GRAPH: None}
             return copy.deepcopy(kept)
         self._check_has_graph()
+        (seeds, start), role = self._engine.place(self._buffer), _role(self.reading_service)
+        adjustable = self.reading_service.adjustable()
+        if start is not None and start.position and adjustable is not None:
+            cursors, workers = adjustable.portable(start.cursors, role.workers)
+            start, role = replace(start, cursors=cursors), replace(role, workers=workers)
         return self._states.take(
-            *self._engine.place(self._buffer),
+            seeds,
+            start,
             self._engine.lifecycle.checkpoint(),
-            role=_role(self.reading_service),
+            role=role,
             has_order=self._engine.lifecycle.has_order,
             unnumbered=self._engine.lifecycle.unnumbered(),
             include_datapipe=include_datapipe,
@@ -286,7 +293,13 @@ class DataLoader2(Generic[T_co]):
         graph = unpickled_graph(state_dict) if own is None else own
         states = self._states if own is not None else LoaderStates(graph)
         role = _role(self.reading_service)
+        adjustable = self.reading_service.adjustable()
+        is_chosen = adjustable is not None and adjustable.chooses_workers
+        if is_chosen and isinstance(state_dict, dict):
+            role = replace(role, workers=workers_of(state_dict, role.workers))
         seeds, start, service_state = states.read(state_dict, role)
+        if adjustable is not None:
+            adjustable.resume_with(role.workers)
         loaded = copy.deepcopy(own_state(state_dict, role))
         self._engine.lifecycle.restore_from(service_state)
         if own is None or self._engine.lifecycle.is_outdated:
@@ -300,6 +313,7 @@ class DataLoader2(Generic[T_co]):
         It says how many items there were, who waited for whom, and where the time went.
         Printed, it is a table, and ``stats().verdict()`` says who is the bottleneck.
         """
+        adjustable = self.reading_service.adjustable()
         return stats_of(
             self.datapipe,
             self._engine.watching,
@@ -307,6 +321,8 @@ class DataLoader2(Generic[T_co]):
             epochs=self._engine.epochs,
             items=self._buffer.passed,
             restarts=self.reading_service.restarts(),
+            earlier=self._engine.earlier,
+            choices=() if adjustable is None else tuple(adjustable.choices()),
         )
 
     async def start(self) -> None:

@@ -15,6 +15,8 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors
@@ -26,6 +28,7 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle, bounded
+from asyncloader.loader.tuner import Tuner
 from asyncloader.places.states import EpochSeeds, EpochStart
 from asyncloader.runtime import LoopThread, at_exit, running_loop, uncancellable
 from asyncloader.system import in_forked_child
@@ -46,6 +49,10 @@ class Engine:
         self._epoch: Epoch | None = None
         #: Measures the time of that epoch.
         self.watching = NOT_WATCHED
+        #: For how many seconds its consumer waited, and was away, before its settings changed.
+        self.earlier = (0.0, 0.0)
+        self._tuner: Tuner | None = None
+        self._changed_at: float | None = None
         # Where that epoch was when it was closed.
         self._left_at: Cursors = {}
         self._thread: LoopThread | None = None
@@ -113,7 +120,7 @@ class Engine:
         is_over = self._buffer.was_read() if buffer is not self._buffer else self._buffer.is_over()
         if start is None or is_over:
             return self._seeds, None
-        passed = self._buffer.passed
+        passed = self._buffer.passed - start.before
         if not passed:
             return self._seeds, start
         cursors = self._left_at if self._epoch is None else self._epoch.cursors(passed)
@@ -124,9 +131,59 @@ class Engine:
 
     def begin_async(self, buffer: ItemBuffer) -> AsyncEpoch:
         """Begin an epoch on the running loop; the one before has ended."""
-        start, self.watching = self._next_start(buffer), AsyncEpoch.new_watching()
+        return self._begun_async(self._next_start(buffer), buffer)
+
+    def _begun_async(self, start: EpochStart, buffer: ItemBuffer) -> AsyncEpoch:
+        self.watching = AsyncEpoch.new_watching()
         self._epoch = epoch = AsyncEpoch(self.lifecycle, start, self.watching, buffer)
+        self._begin_tuner(buffer, asyncio.get_running_loop())
         return epoch
+
+    async def prepare_to_continue(self, buffer: ItemBuffer) -> None:
+        """End the part of an epoch that ran with earlier settings, on the running loop."""
+        self._changed_at = perf_counter()
+        await self.end_epoch()
+
+    def change_settings(self) -> None:
+        """Let the rest of the present epoch run with what the service wants; from any thread."""
+        adjustable, epoch = self.lifecycle.adjustable(), self._epoch
+        if adjustable is not None and epoch is not None:
+            adjustable.drain()
+            epoch.change_settings()
+
+    def continue_async(self, buffer: ItemBuffer) -> AsyncEpoch:
+        """Begin the rest of an epoch on the running loop, with other settings."""
+        return self._begun_async(self._rest(buffer), buffer)
+
+    def continue_sync(self, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
+        """End the part of an epoch that ran with earlier settings, and begin the rest."""
+        self._changed_at = perf_counter()
+        self.prepare_sync()
+        return self._begun_sync(self._rest(buffer), buffer)
+
+    def _rest(self, buffer: ItemBuffer) -> EpochStart:
+        """Return where the rest of the present epoch begins."""
+        _, start = self.place(buffer)
+        assert start is not None
+        waited, away = self.watching.main.times()
+        self.earlier = self.earlier[0] + waited, self.earlier[1] + away
+        # One assignment: another thread may ask for the place at any moment.
+        self._start = start = replace(start, before=buffer.passed)
+        return start
+
+    def _begin_tuner(self, buffer: ItemBuffer, loop: asyncio.AbstractEventLoop) -> None:
+        changed_at, self._changed_at = self._changed_at, None
+        if self.lifecycle.adjustable() is None:
+            return
+        self._tuner = Tuner(
+            self.lifecycle.adjustable,
+            self.lifecycle.worker_stats,
+            self.watching,
+            buffer,
+            changed_at,
+            partial(_change_settings, weakref.ref(self)),
+        )
+        self._tuner.start(loop)
 
     def start_sync(self) -> None:
         """Start the service, from a thread."""
@@ -149,9 +206,12 @@ class Engine:
 
     def begin_sync(self, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
+        return self._begun_sync(self._next_start(buffer), buffer)
+
+    def _begun_sync(self, start: EpochStart, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
         thread = self._private_loop()
         kind = SyncEpoch if self._needs_loop() else DirectEpoch
-        start, watching = self._next_start(buffer), kind.new_watching()
+        watching = kind.new_watching()
         try:
             self._epoch = epoch = kind(self.lifecycle, start, watching, buffer, thread)
         except BaseException:
@@ -159,17 +219,22 @@ class Engine:
             watching.main.end()
             raise
         self.watching = watching
+        self._begin_tuner(buffer, thread.loop)
         return epoch
 
     async def end_epoch(self) -> None:
         """End the present epoch, if there is one."""
         while (epoch := self._epoch) is not None:
+            if self._tuner is not None:
+                await self._tuner.aclose()
             await epoch.aclose()
             # Another task may have begun the next one meanwhile.
             if self._epoch is epoch:
                 # Nobody resumes an epoch at its end.
                 is_over = self._buffer.is_over()
-                self._left_at = {} if is_over else epoch.cursors(self._buffer.passed)
+                before = 0 if self._start is None else self._start.before
+                passed = self._buffer.passed - before
+                self._left_at = {} if is_over else epoch.cursors(passed)
                 self._epoch = None
 
     async def aclose(self) -> None:
@@ -240,6 +305,8 @@ class Engine:
     async def _prepare(self) -> None:
         await self.end_epoch()
         await self.lifecycle.start()
+        await self.lifecycle.end_epoch()
+        await self.lifecycle.adjust()
 
     async def _close(self) -> None:
         is_elsewhere = self._thread is not None and self._thread.loop is not running_loop()
@@ -265,6 +332,7 @@ class Engine:
             self._start = self._seeds.start()
             self._seeds = self._seeds.advanced()
             self._is_reseeded = False
+        self.earlier = (0.0, 0.0)
         if not self.epochs or self._buffer.was_read():
             self.epochs += 1
         self._buffer = buffer
@@ -304,6 +372,12 @@ class Engine:
                 RuntimeWarning,
                 stacklevel=stacklevel,
             )
+
+
+def _change_settings(engine: weakref.ref[Engine]) -> None:
+    found = engine()
+    if found is not None:
+        found.change_settings()
 
 
 async def _end_dropped(

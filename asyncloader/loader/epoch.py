@@ -39,6 +39,10 @@ from asyncloader.waiting import LoopWaiter, ThreadWaiter, WaitTimer, call_soon
 _CLOSED = "the epoch was closed before its end"
 
 
+class SettingsChanged(Exception):
+    """The rest of the epoch is run with other settings: its iterator has to begin that."""
+
+
 class Epoch(ABC):
     """An epoch that runs, as its loader sees it.
 
@@ -66,6 +70,10 @@ class Epoch(ABC):
     @abstractmethod
     def new_watching() -> Watching:
         """Return what measures the time of such an epoch, which begins now."""
+
+    @abstractmethod
+    def change_settings(self) -> None:
+        """Let ``next`` raise SettingsChanged soon; from any thread."""
 
     def leave(self) -> None:  # noqa: B027 - only a DirectEpoch has something to close
         """Close the generators that a consumer's thread runs, in the present thread."""
@@ -108,6 +116,7 @@ class LoopEpoch(Epoch):
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_over = False
+        self._is_changing = False
 
     @staticmethod
     def new_watching() -> Watching:
@@ -119,6 +128,12 @@ class LoopEpoch(Epoch):
 
     def cursors(self, passed: int) -> Cursors:
         return self._start.cursors if self._items is None else self._items.cursors(passed)
+
+    def change_settings(self) -> None:
+        if not self._is_closing:
+            self._is_changing = True
+            # The consumer may wait for more than the workers have credits for.
+            self._consumer.wake()
 
     def abandon(self) -> None:
         # Nobody takes the items at hand any more: they must not live as long as this.
@@ -157,8 +172,9 @@ class LoopEpoch(Epoch):
         self._task.add_done_callback(self._ended)
 
     def _is_ready(self) -> bool:
-        """Whether there is something to take: items, the end, or an error."""
-        return (self._items is not None and self._items.have_come()) or self._is_over
+        """Whether there is something to take (items, the end, or an error) or to change."""
+        have_come = self._items is not None and self._items.have_come()
+        return have_come or self._is_over or self._is_changing
 
     def _take(self) -> bool:
         """Let in the items that have come; False at the end, and the error each time after one."""
@@ -168,8 +184,12 @@ class LoopEpoch(Epoch):
             if not buffer.incoming:
                 if items is not None and items.have_come():
                     items.hand_to(buffer)
+                elif self._is_changing:
+                    raise SettingsChanged
                 elif self._error is not None:
                     raise self._error.again()
+        except SettingsChanged:
+            raise
         except (Exception, SystemExit) as error:
             buffer.end(error)
             raise
@@ -523,7 +543,9 @@ class DirectEpoch(Epoch):
         self._thread = thread
         self._watching = watching
         self._caller = watching.main
-        self._error: LastingError | None = None
+        self._error: LastingError | _Change | None = None
+        # How it ended, if it has.
+        self._end: LastingError | None = None
         self._is_closed = False
         self._made = 0
         run = thread.call(self._begin(start))
@@ -559,7 +581,7 @@ class DirectEpoch(Epoch):
         except BaseException as error:
             # The end has no traceback: it would make a circle of references.
             is_end = isinstance(error, StopIteration)
-            self._error = LastingError(StopIteration() if is_end else error)
+            self._error = self._end = LastingError(StopIteration() if is_end else error)
             self._watching.main.end()
             # An interrupt is no error of the epoch.
             if isinstance(error, Exception | SystemExit):
@@ -569,6 +591,10 @@ class DirectEpoch(Epoch):
 
     def cursors(self, passed: int) -> Cursors:
         return self._marks.at(passed)
+
+    def change_settings(self) -> None:
+        if self._error is None and not self._is_closed:
+            self._error = _Change(self)
 
     async def aclose(self) -> None:
         self.leave()
@@ -594,3 +620,15 @@ class DirectEpoch(Epoch):
         self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
         self._watching.main.begin_later(self._thread.loop)
         return run
+
+
+class _Change:
+    """In the place of an epoch's error: its settings change, unless it has ended meanwhile."""
+
+    def __init__(self, epoch: DirectEpoch) -> None:
+        self._epoch = epoch
+
+    def again(self) -> BaseException:
+        """Return the error to raise."""
+        end = self._epoch._end
+        return SettingsChanged() if end is None else end.again()

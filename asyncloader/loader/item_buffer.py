@@ -31,6 +31,7 @@ class ItemBuffer:
     """
 
     __slots__ = (
+        "__weakref__",
         "_held_back",
         "_is_paused",
         "_is_shut",

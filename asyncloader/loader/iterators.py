@@ -21,7 +21,7 @@ from asyncloader.errors import (
     LoopMismatchError,
 )
 from asyncloader.loader.engine import Engine
-from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SyncEpoch
+from asyncloader.loader.epoch import AsyncEpoch, DirectEpoch, Epoch, SettingsChanged, SyncEpoch
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.system import in_forked_child
 
@@ -187,7 +187,11 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             if self._epoch is None and state.buffer.is_closed():
                 raise StopIteration
             epoch = self._epoch or self._begin(state)
-            return epoch.next()  # type: ignore[no-any-return]  # an item
+            while True:
+                try:
+                    return epoch.next()  # type: ignore[no-any-return]  # an item
+                except SettingsChanged:
+                    epoch = self._continue(state)
         except BaseException:
             if state.refusal is not None:
                 raise state.refusal.with_traceback(None) from None
@@ -206,6 +210,13 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
             _check_live(state)
             raise
         self._epoch = epoch
+        return epoch
+
+    def _continue(self, state: _IteratorState) -> DirectEpoch | SyncEpoch:
+        """Begin the rest of the epoch, with other settings."""
+        with self._engine.beginning:
+            _check_live(state)
+            self._epoch = epoch = self._engine.continue_sync(state.buffer)
         return epoch
 
 
@@ -257,7 +268,13 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
                 await self._engine.end_epoch()
                 _check_live(state)
                 self._epoch = self._engine.begin_async(state.buffer)
-            return await self._epoch.next()  # type: ignore[no-any-return]  # an item
+            while True:
+                try:
+                    return await self._epoch.next()  # type: ignore[no-any-return]  # an item
+                except SettingsChanged:
+                    await self._engine.prepare_to_continue(state.buffer)
+                    _check_live(state)
+                    self._epoch = self._engine.continue_async(state.buffer)
         except (Exception, SystemExit):
             if state.refusal is not None:
                 raise state.refusal.with_traceback(None) from None

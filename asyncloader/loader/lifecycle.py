@@ -29,6 +29,7 @@ from asyncloader.runtime import begin_task, uncancellable
 from asyncloader.safe_error_text import note, repr_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
+    Adjustable,
     Facts,
     IterResetFn,
     ReadingServiceInterface,
@@ -38,6 +39,7 @@ from asyncloader.services.base import (
 )
 from asyncloader.shield import shielded
 from asyncloader.workers.graph_part import check_added
+from asyncloader.workers.worker_stats import WorkerStats
 
 CLOSE_SECONDS = 3.0
 
@@ -141,12 +143,28 @@ class Lifecycle:
         """End the epoch before, begin one, and return the run of the graph to iterate."""
         await self.start()
         await self.end_epoch()
+        await self.adjust()
         self._epoch_open = True
         try:
             return await self._begin(start)
         except BaseException:
             await bounded(self.end_epoch())
             raise
+
+    async def adjust(self) -> None:
+        """Let the service change to other settings, between epochs, if it wants that."""
+        adjustable = self._service.adjustable()
+        if adjustable is not None:
+            graph = await adjustable.adopt()
+            self.adapted = self.adapted if graph is None else graph
+
+    def adjustable(self) -> Adjustable | None:
+        """Return what can change the number of workers while the loader is used, or None."""
+        return self._service.adjustable()
+
+    def worker_stats(self) -> list[WorkerStats]:
+        """Return how the service's processes are doing."""
+        return self._service.worker_stats()
 
     async def end_epoch(self) -> None:
         """Tell the service that the epoch is over, if one runs."""
@@ -246,7 +264,10 @@ class Lifecycle:
         self._tree = tree = RunTree(pipes)
         # If no state can be taken, nothing has to be recorded for one, maybe without an end.
         takes_states = not any(map(has_no_place, pipes))
-        cursors = begin_unordered(tree, pipes, start.cursors) if takes_states else start.cursors
+        cursors, adjustable = start.cursors, self._service.adjustable()
+        if start.position and adjustable is not None:
+            cursors = adjustable.fitted(cursors)
+        cursors = begin_unordered(tree, pipes, cursors) if takes_states else cursors
         self._unordered = list(filter(is_without_order, pipes))
         run: Run[Any] = Run(prepared, tree)
         if start.position:

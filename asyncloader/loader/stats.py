@@ -71,6 +71,9 @@ class LoaderStats:
     stages: tuple[StageStats, ...] = ()
     #: The worker processes, with the dispatching process if there is one.
     workers: tuple[WorkerStats, ...] = ()
+    #: What was chosen for settings that are "auto", and why. After a change in the middle of the
+    #: epoch, stages and workers are counted from there.
+    choices: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -109,8 +112,13 @@ def stats_of(
     epochs: int,
     items: int,
     restarts: int,
+    earlier: tuple[float, float] = (0.0, 0.0),
+    choices: tuple[str, ...] = (),
 ) -> LoaderStats:
-    """Return how the loader of a graph is doing."""
+    """Return how the loader of a graph is doing.
+
+    ``earlier`` is how long the consumer waited, and was away, before what is watched now.
+    """
     waited, idle = watching.main.times() if epochs else (0.0, 0.0)
     seconds = waited + idle
     own = watching.tallies({id(pipe): items for pipe in watching.pipes[:1]})
@@ -125,10 +133,11 @@ def stats_of(
         epochs=epochs,
         items=items,
         restarts=restarts,
-        seconds=seconds,
-        waited=waited,
+        seconds=seconds + sum(earlier),
+        waited=waited + earlier[0],
         stages=tuple(_stage(*each, seconds, pipes) for each in found),
         workers=tuple(workers),
+        choices=choices,
     )
 
 
@@ -204,6 +213,8 @@ def _table(stats: LoaderStats) -> str:
         lines += ["", *_aligned([_STAGE_HEADER, *map(_stage_row, stats.stages)])]
     if stats.workers:
         lines += ["", *_aligned(_worker_rows(stats.workers))]
+    if stats.choices:
+        lines += ["", *stats.choices]
     return "\n".join(lines)
 
 

@@ -22,13 +22,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader.datapipes.base import is_map_pipe
+from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
-from asyncloader.datapipes.edges import functional_name, is_dispatch, is_filter_of_shards
+from asyncloader.datapipes.edges import (
+    functional_name,
+    goes_by_clock,
+    is_dispatch,
+    is_filter_of_shards,
+    is_without_order,
+    lives_with_loader,
+)
 from asyncloader.datapipes.naming import stage_name
-from asyncloader.datapipes.replaying import keeps_positions
+from asyncloader.datapipes.replaying import is_replayed, keeps_positions
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
+from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import WorkerPart, cut_graph
+from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.places.marks import DealStart, Mark
@@ -42,6 +52,18 @@ def refit(datapipe: Any, cursors: Cursors, *, taken_with: int, run_with: int) ->
     """
     if taken_with == run_with:
         return cursors
+    return _refitted(datapipe, cursors, taken_with, run_with)
+
+
+def spread(datapipe: Any, cursors: Cursors, run_with: int) -> Cursors:
+    """Return cursors taken with any number of workers, for any other than none, or for none.
+
+    The graph is one that ``fits_any_number``.
+    """
+    return _refitted(datapipe, cursors, run_with, run_with)
+
+
+def _refitted(datapipe: Any, cursors: Cursors, taken_with: int, run_with: int) -> Cursors:
     fitted = dict(cursors)
     clash = (
         f"the state was taken with {_workers(taken_with)} and cannot be resumed with"
@@ -79,6 +101,35 @@ def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
     clash = f"the state was taken with {_workers(taken_with)}, and no other number can resume it"
     for part in parts:
         _worker_division(part.end, clash)
+
+
+def fits_any_number(datapipe: Any) -> bool:
+    """Whether any number of workers, or none, can run the rest of an epoch in the same order.
+
+    That must not mean to run from the beginning again what comes before it.
+    """
+    pipes = breadth_first(datapipe)
+    parts = cut_graph(datapipe).parts
+    if any(number_of(pipe) is None or not _resumes_anywhere(pipe) for pipe in pipes):
+        return False
+    if read_without_fork(datapipe) or not all(part.is_sharded for part in parts):
+        return False
+    try:
+        check_division(parts, 0)
+    except SnapshotError:
+        return False
+    return bool(parts)
+
+
+def _resumes_anywhere(pipe: Any) -> bool:
+    if is_without_order(pipe) or goes_by_clock(pipe) or lives_with_loader(pipe):
+        return False
+    if has_own_state(pipe):
+        return True
+    if isinstance(pipe, IterableWrapper):
+        return isinstance(pipe.iterable, Sequence)
+    # A map pipe is looked up, at any key.
+    return is_map_pipe(pipe) or not is_replayed(pipe)
 
 
 def spread_place(cursor: Cursor, position: int, workers: int) -> StreamPlace:

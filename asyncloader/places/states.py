@@ -238,6 +238,12 @@ def rank_snapshots(state: Any) -> list[Snapshot]:
     return snapshots
 
 
+def workers_of(state: Any, otherwise: int) -> int:
+    """Return with how many workers a state was taken, if that was in the middle of an epoch."""
+    snapshot = decode(state)
+    return snapshot.workers if snapshot.epoch_seed is not None and snapshot.items else otherwise
+
+
 def _check_complete(snapshots: Sequence[Snapshot]) -> None:
     if not snapshots:
         raise SnapshotError("a list of states must have one for each rank of the run, got none")
@@ -412,6 +418,8 @@ class EpochStart:
     taken_in_order: bool | None = None
     #: Whether the state's ranks, or their workers, had other shares of the items.
     is_regrouped: bool = False
+    #: How many items the iterator had yielded before, if this is the rest of its epoch.
+    before: int = 0
 
     def is_in_order(self, otherwise: bool) -> bool:
         """Whether items are taken from workers in turn; ``otherwise`` is for a new epoch."""

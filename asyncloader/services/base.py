@@ -20,15 +20,17 @@ import math
 import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.datapipes.cursors import Cursors
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.deadline import time_left
 from asyncloader.errors import LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.fingerprint import Fingerprint
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
+from asyncloader.tuning import Window
 from asyncloader.workers.worker_stats import WorkerStats
 
 P = ParamSpec("P")
@@ -162,6 +164,59 @@ class ReadingServiceInterface:
 
     def limit(self, num_items: int | None) -> None:
         """Note that the loader yields so many items and then stops for a while."""
+
+    def adjustable(self) -> Adjustable | None:
+        """Return what can change the number of workers while the loader is used, or None."""
+        return None
+
+
+class Adjustable(Protocol):
+    """A service that chooses its number of workers, as the loader sees it."""
+
+    #: Whether the rest of an epoch can run with another number, in the same order.
+    is_elastic: bool
+    #: Whether it chooses the number of workers, and not only how far they run ahead.
+    chooses_workers: bool
+
+    def running(self) -> int:
+        """Return how many workers run now."""
+        ...
+
+    def note(self, window: Window) -> None:
+        """Note what was measured in a stretch of time."""
+        ...
+
+    def wants_change(self) -> bool:
+        """Whether other settings than the present ones should be used."""
+        ...
+
+    async def prepare(self) -> None:
+        """Start what those settings need, beside what runs now."""
+        ...
+
+    def drain(self) -> None:
+        """Let the workers send what they work at, and no more: others are to take over."""
+        ...
+
+    async def adopt(self) -> Any | None:
+        """Change to the settings, between epochs; return the graph to iterate if it is another."""
+        ...
+
+    def resume_with(self, workers: int) -> None:
+        """Use so many workers first, because a state was taken with them."""
+        ...
+
+    def fitted(self, cursors: Cursors) -> Cursors:
+        """Return cursors of any number of workers for those that run now."""
+        ...
+
+    def portable(self, cursors: Cursors, workers: int) -> tuple[Cursors, int]:
+        """Return cursors that any number of workers can resume, and with how many they go."""
+        ...
+
+    def choices(self) -> list[str]:
+        """Return what was chosen, and why, in words."""
+        ...
 
 
 class CheckpointableReadingServiceInterface(ReadingServiceInterface):

@@ -9,19 +9,23 @@ can be copied to workers, and puts their items where that part was (``divide``).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from asyncloader.datapipes.arguments import (
+    checked_auto,
     checked_count,
     checked_function,
     checked_graph,
     checked_seconds,
 )
 from asyncloader.datapipes.cursors import (
+    Cursors,
     number_of,
     take_number_of,
 )
@@ -37,6 +41,7 @@ from asyncloader.datapipes.sources import (
     iterable_source,
     twice,
 )
+from asyncloader.deadline import time_left
 from asyncloader.errors import WorkerStartupError
 from asyncloader.graph.cut import (
     Cut,
@@ -52,10 +57,11 @@ from asyncloader.graph.cut import (
 from asyncloader.graph.edit import copy_graph, replaced
 from asyncloader.graph.settings import SeedPlaces, SharedPipes
 from asyncloader.graph.walk import breadth_first, pipes_of
-from asyncloader.places.elastic import check_division
-from asyncloader.runtime import in_thread
+from asyncloader.places.elastic import check_division, fits_any_number, spread
+from asyncloader.runtime import begin_task, in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
+    Adjustable,
     IterResetFn,
     ReadingServiceInterface,
     as_reset,
@@ -64,18 +70,22 @@ from asyncloader.services.base import (
 )
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
+from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers
 from asyncloader.transport.code import Parcel, pack_code
+from asyncloader.tuning import AUTO, Window
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
 from asyncloader.workers.dispatcher import DispatchPlan
 from asyncloader.workers.graph_part import NO_RESETS, check_alike, dump_resets, resets_name
 from asyncloader.workers.messages import Pause, Resume
-from asyncloader.workers.pool import DealPlan, WorkerPool
+from asyncloader.workers.pool import CLOSE_GRACE, DealPlan, WorkerPool
 from asyncloader.workers.process.process import WorkerEngine
 from asyncloader.workers.process.start import ProcessEngine, check_method
 from asyncloader.workers.worker import WorkerPlan, shard_for_worker
 from asyncloader.workers.worker_stats import WorkerStats
 from asyncloader.workers.worker_stream import PoolSettings
+
+logger = logging.getLogger("asyncloader")
 
 InitFn = Callable[[Any, WorkerInfo], Any]
 ResetFn = Callable[[Any, WorkerInfo, SeedGenerator], Any]
@@ -106,6 +116,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     killed. Time in which the loader's own process is stopped hardly counts. Without a timeout
     there is a warning every 30 s.
 
+    ``num_workers="auto"`` measures while an epoch runs, and takes as many workers as give the most
+    items a second, or as few as it needs where the consumer does not wait: from 0 up to
+    ``max_workers`` (twice the cores that may be used, at least 4), as far as there is memory. The
+    number changes in the middle of an epoch only where the order does not depend on it, and where
+    what was read need not be read again; elsewhere between epochs. ``worker_prefetch_cnt="auto"``
+    is found in the same way. ``loader.stats().choices`` and the log say what was chosen, and why.
+
     With ``on_worker_death="restart"`` a worker that dies or is killed is replaced by one that
     resumes at the same place, so every item still comes once and in its order.
     ``max_restarts`` is how many workers in a row may die before they deliver an item.
@@ -121,9 +138,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def __init__(
         self,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         multiprocessing_context: str | None = None,
-        worker_prefetch_cnt: int = 10,
+        worker_prefetch_cnt: int | Literal["auto"] = PREFETCH,
         main_prefetch_cnt: int = 10,
         worker_init_fn: InitFn | None = None,
         worker_reset_fn: ResetFn | None = None,
@@ -133,6 +150,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         prefetch_bytes: int = 256 << 20,
         on_worker_death: Literal["raise", "restart"] = "raise",
         max_restarts: int = 3,
+        max_workers: int | None = None,
     ) -> None:
         check_method(multiprocessing_context)
         if in_order not in (True, False):
@@ -141,11 +159,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             raise ValueError(
                 f'on_worker_death must be "raise" or "restart", got {on_worker_death!r}'
             )
-        self.num_workers = checked_count("num_workers", num_workers, at_least=0)
+        self.num_workers = checked_auto("num_workers", num_workers, at_least=0)
         self.multiprocessing_context = multiprocessing_context
-        self.worker_prefetch_cnt = checked_count(
+        self.worker_prefetch_cnt = checked_auto(
             "worker_prefetch_cnt", worker_prefetch_cnt, at_least=0
         )
+        if max_workers is not None:
+            checked_count("max_workers", max_workers, at_least=1)
+            if num_workers != AUTO:
+                raise ValueError('max_workers goes with num_workers="auto"')
+        self.max_workers = max_workers
+        self.chooses_workers = num_workers == AUTO
         self.main_prefetch_cnt = checked_count("main_prefetch_cnt", main_prefetch_cnt, at_least=0)
         self.worker_init_fn = (
             None
@@ -162,47 +186,68 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.prefetch_bytes = checked_count("prefetch_bytes", prefetch_bytes, at_least=0)
         self.on_worker_death = on_worker_death
         self.max_restarts = checked_count("max_restarts", max_restarts, at_least=0)
-        self._division: Division | None = None
-        self._pool: WorkerPool | None = None
-        #: Raises SnapshotError if what runs cannot resume a state of so many workers.
-        self._check_refit: Callable[[int], None] = _nothing_to_check
-        #: How many processes were replaced before the pool was closed.
+        self._tuned = TunedWorkers(self.num_workers, self.worker_prefetch_cnt, max_workers)
+        #: What runs now, and what was started to take its place.
+        self._running = self._prepared = NOTHING
+        #: The graph as it was given, to be divided again.
+        self._given: Any = None
+        #: Whether the rest of an epoch can run with another number of workers.
+        self.is_elastic = False
+        #: What ends the workers whose place others have taken.
+        self._closing: set[asyncio.Task[None]] = set()
+        #: How many processes were replaced in pools that were closed.
         self._restarts = 0
         #: A graph and its length, as long as the workers run.
         self._measured: tuple[Any, int] = (None, 0)
 
     async def initialize(self, datapipe: Any) -> Any:
-        self._check_refit = _nothing_to_check
-        if self.num_workers == 0:
-            return await self._initialized_here(datapipe)
+        self._restarts, self._given, self.is_elastic = 0, None, False
+        if AUTO in (self.num_workers, self.worker_prefetch_cnt):
+            self._given = copy_graph(datapipe)
+            await in_thread(self._look_at, self._given)
+        self._running = await self._started(datapipe, self._tuned.workers)
+        return self._running.root
+
+    def _look_at(self, datapipe: Any) -> None:
+        """Bound the number of workers by what the graph allows."""
+        self.is_elastic = self.in_order and fits_any_number(datapipe)
+        if self.is_elastic:
+            # A state of a larger machine may have named more.
+            self._tuned.bound()
+        parts = cut_graph(datapipe).parts
+        if not parts or any(map(lives_with_loader, breadth_first(datapipe))):
+            self._given = None
+        elif not all(part.is_sharded for part in parts):
+            # Every item would come once from each worker.
+            self._tuned.bound(most=1)
+        functions = self.worker_init_fn, self.worker_reset_fn
+        is_guarded = self.timeout is not None or self.on_worker_death == "restart"
+        if is_guarded or functions != (None, None):
+            self._tuned.bound(least=1)
+
+    async def _started(self, datapipe: Any, workers: int) -> Running:
+        """Divide a graph among so many workers, and start them."""
+        if workers == 0:
+            return await self._started_here(datapipe)
         _check_is_here(datapipe)
-        division = await in_thread(divide, datapipe, self.num_workers)
+        division = await in_thread(divide, datapipe, workers)
         if not division.outlets:
-            return datapipe
+            return Running(datapipe)
         self._check_may_restart(division)
         _check_read_once(division)
-        if self.num_workers > 1:
+        if workers > 1:
             _check_divided_alike(division)
             _warn_of_repeats(division)
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
-        self._check_refit = partial(check_division, division.parts)
-        self._division = division
-        self._pool = WorkerPool(
-            self._engine(),
-            plan,
-            len(division.outlets),
-            self._settings(),
-            deal,
-            division.fed,
-        )
-        self._restarts = 0
-        await self._pool.start()
-        if self._pool.has_other_length():
+        settings = self._settings(workers)
+        pool = WorkerPool(self._engine(), plan, len(division.outlets), settings, deal, division.fed)
+        await pool.start()
+        if pool.has_other_length():
             division.forget_lengths()
-        if isinstance(division.root, FromWorkers):
-            return division.root
-        return self._prefetched(division.root)
+        is_last = isinstance(division.root, FromWorkers)
+        root = division.root if is_last else self._prefetched(division.root)
+        return Running(root, division, pool, partial(check_division, division.parts), workers)
 
     def _check_may_restart(self, division: Division) -> None:
         refusal = no_order_in_dealing(division.dispatch) or _no_place(division)
@@ -214,7 +259,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> IterResetFn:
         reset = as_reset(iter_reset_fn)
         if seed_generator.taken_with is not None:
-            self._check_refit(seed_generator.taken_with)
+            self._running.check_refit(seed_generator.taken_with)
         if self._pool is None or self._division is None:
             return self._reset_here(seed_generator, reset)
         resets = await self._pickled_resets(reset)
@@ -236,12 +281,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._pool.end_epoch()
 
     async def finalize(self) -> None:
-        pool, self._pool, self._division = self._pool, None, None
+        running, prepared = self._running, self._prepared
+        self._running = self._prepared = NOTHING
         self._measured = (None, 0)
-        self._check_refit = _nothing_to_check
-        if pool is not None:
-            self._restarts = pool.restarts
-            await pool.aclose()
+        if running.pool is not None:
+            self._restarts += running.pool.restarts
+        await all_closed(filter(None, [running.pool, prepared.pool]))
+        loop = asyncio.get_running_loop()
+        closing = [task for task in self._closing if task.get_loop() is loop]
+        if closing:
+            await asyncio.wait(closing, timeout=time_left(CLOSE_GRACE))
 
     def needs_finalize(self) -> bool:
         # A dropped pool ends its processes itself, with a warning.
@@ -251,7 +300,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return [] if self._pool is None else self._pool.stats()
 
     def restarts(self) -> int:
-        return self._restarts if self._pool is None else self._pool.restarts
+        return self._restarts + (0 if self._pool is None else self._pool.restarts)
 
     def pause(self) -> None:
         if self._pool is not None:
@@ -262,12 +311,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._pool.tell_all(Resume())
 
     def length(self, datapipe: Any) -> int:
-        if self.num_workers == 0:
+        workers = self.worker_count()
+        if workers == 0:
             return len(datapipe)
         graph, length = self._measured
         if graph is datapipe:
             return length
-        length = len(divide(copy_graph(datapipe), self.num_workers).root)
+        length = len(divide(copy_graph(datapipe), workers).root)
         if self._pool is not None:
             # The workers' graph does not change any more, and every list() asks again.
             self._measured = (datapipe, length)
@@ -278,20 +328,110 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return "" if init_fn is None else f"worker_init_fn={function_name(init_fn)}"
 
     def is_in_order(self) -> bool:
-        return self.in_order or self.num_workers == 0
+        return self.in_order or self.worker_count() == 0
 
     def worker_count(self) -> int:
-        return self.num_workers
+        # Before the start: as many as there will be.
+        return self._tuned.workers if self._running.workers < 0 else self._running.workers
 
     def __repr__(self) -> str:
-        return f"MultiProcessingReadingService(num_workers={self.num_workers})"
+        return f"MultiProcessingReadingService(num_workers={self.num_workers!r})"
+
+    # Changing the number of workers ------------------------------------------------------
+
+    def adjustable(self) -> Adjustable | None:
+        is_auto = AUTO in (self.num_workers, self.worker_prefetch_cnt)
+        # What a user's subclass does to the graph would not be done again.
+        is_auto = is_auto and type(self).initialize.__module__.startswith("asyncloader.")
+        has_started = self._running.workers >= 0
+        return self if is_auto and not (has_started and self._given is None) else None
+
+    def running(self) -> int:
+        return self._running.workers
+
+    def note(self, window: Window) -> None:
+        handles = [] if self._pool is None else self._pool.handles
+        self._tuned.note(window, [handle.process.pid for handle in handles])
+
+    def wants_change(self) -> bool:
+        pool, tuned = self._pool, self._tuned
+        credits = tuned.prefetch if pool is None else pool.settings.credits
+        return (self._running.workers, credits) != (tuned.workers, tuned.prefetch)
+
+    async def prepare(self) -> None:
+        workers, running = self._tuned.workers, self._running
+        if workers == self._prepared.workers:
+            return
+        await self._drop_prepared()
+        if workers == running.workers:
+            return
+        try:
+            prepared = await self._started(copy_graph(self._given), workers)
+        except Exception as error:  # noqa: BLE001 - what runs is as good as before
+            logger.warning("%d workers could not be started: %r", workers, error)
+            self._tuned.refuse(workers, running.workers)
+            return
+        if self._running is running:
+            self._prepared = prepared
+        else:
+            # The service was finalized meanwhile.
+            await all_closed(filter(None, [prepared.pool]))
+
+    def drain(self) -> None:
+        if self._pool is not None:
+            self._pool.is_draining = True
+
+    async def adopt(self) -> Any | None:
+        if self._running.workers < 0:
+            return None
+        await self.prepare()
+        if self._pool is not None:
+            self._pool.settings = self._settings(self._running.workers)
+        if self._prepared.workers < 0:
+            return None
+        pool, self._running = self._pool, self._prepared
+        self._prepared, self._measured = NOTHING, (None, 0)
+        if pool is not None:
+            self._restarts += pool.restarts
+            # Its workers may be in the middle of an item: nobody has to wait for that.
+            closing = begin_task(asyncio.get_running_loop(), pool.aclose(), "asyncloader closing")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        return self._running.root
+
+    def resume_with(self, workers: int) -> None:
+        self._tuned.resume_with(workers)
+
+    def fitted(self, cursors: Cursors) -> Cursors:
+        return spread(self._given, cursors, self._running.workers) if self.is_elastic else cursors
+
+    def portable(self, cursors: Cursors, workers: int) -> tuple[Cursors, int]:
+        if not self.is_elastic:
+            return cursors, workers
+        # Any number of workers can resume it, so it does not matter if they change meanwhile.
+        return spread(self._given, cursors, 1), max(1, workers)
+
+    def choices(self) -> list[str]:
+        return list(map(str, self._tuned.choices()))
+
+    async def _drop_prepared(self) -> None:
+        prepared, self._prepared = self._prepared, NOTHING
+        await all_closed(filter(None, [prepared.pool]))
+
+    @property
+    def _pool(self) -> WorkerPool | None:
+        return self._running.pool
+
+    @property
+    def _division(self) -> Division | None:
+        return self._running.division
 
     async def _pickled_resets(self, iter_reset_fn: IterResetFn) -> bytes:
         if iter_reset_fn is unchanged and self.worker_reset_fn is None:
             return NO_RESETS
         return await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
 
-    async def _initialized_here(self, datapipe: Any) -> Any:
+    async def _started_here(self, datapipe: Any) -> Running:
         given = datapipe
         pipes = pipes_of(given)
         init_fn = self.worker_init_fn
@@ -305,8 +445,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             if taken_with:
                 check_division(cut_graph(given).parts, taken_with)
 
-        self._check_refit = check_refit
-        return self._prefetched(datapipe)
+        return Running(self._prefetched(datapipe), check_refit=check_refit)
 
     def _prefetched(self, datapipe: Any) -> Any:
         # With a Feed nothing runs ahead: waiting requests can still join a batch.
@@ -317,7 +456,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _reset_here(self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn) -> IterResetFn:
         worker_reset_fn = self.worker_reset_fn
         has_resets = worker_reset_fn is not None or iter_reset_fn is not unchanged
-        if not has_resets or self.num_workers:
+        if not has_resets or self._running.workers:
             return iter_reset_fn
 
         async def reset(datapipe: Any) -> Any:
@@ -335,10 +474,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _engine(self) -> WorkerEngine:
         return ProcessEngine(self.multiprocessing_context)
 
-    def _settings(self) -> PoolSettings:
+    def _settings(self, workers: int) -> PoolSettings:
         return PoolSettings(
-            num_workers=self.num_workers,
-            credits=self.worker_prefetch_cnt,
+            num_workers=workers,
+            credits=self._tuned.prefetch,
             in_order=self.in_order,
             timeout=self.timeout,
             prefetch_bytes=self.prefetch_bytes,
@@ -348,6 +487,30 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 def _nothing_to_check(taken_with: int) -> None:
     """Do nothing: there is no graph yet."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A graph that was divided among workers, which run; or one that runs in this process."""
+
+    #: What the loader iterates.
+    root: Any
+    division: Division | None = None
+    pool: WorkerPool | None = None
+    #: Raises SnapshotError if it cannot resume a state of so many workers.
+    check_refit: Callable[[int], None] = _nothing_to_check
+    workers: int = 0
+
+
+#: What runs before the start and after the end: nothing.
+NOTHING = Running(None, workers=-1)
+
+
+async def all_closed(pools: Iterable[WorkerPool]) -> None:
+    """End the workers of all pools, together."""
+    async with asyncio.TaskGroup() as group:
+        for pool in pools:
+            group.create_task(pool.aclose())
 
 
 def _check_is_here(datapipe: Any) -> None:

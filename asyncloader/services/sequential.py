@@ -17,6 +17,7 @@ from asyncloader.deadline import leaving_time
 from asyncloader.errors import SnapshotError
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
+    Adjustable,
     CheckpointableReadingServiceInterface,
     Facts,
     IterResetFn,
@@ -176,6 +177,15 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def limit(self, num_items: int | None) -> None:
         for service in self.reading_services:
             service.limit(num_items)
+
+    def adjustable(self) -> Adjustable | None:
+        *others, last = self.reading_services or [ReadingServiceInterface()]
+        # A user's own service must not see more epochs than there are. All ranks need the same
+        # number of workers.
+        if any(map(is_users, self.reading_services)) or self.rank()[1] > 1:
+            return None
+        adjustable: Adjustable | None = last.adjustable()
+        return None if any(service.worker_count() for service in others) else adjustable
 
     def __repr__(self) -> str:
         return f"SequentialReadingService({', '.join(map(repr, self.reading_services))})"

@@ -304,7 +304,8 @@ class ThreadStage(AsyncMapper[Envelope]):
 
     def __init__(self, pipe: ThreadMapper[Any], wants: Wants) -> None:
         apply = ColumnFunction.of(pipe.fn, pipe.input_col, pipe.output_col)
-        count = pipe.concurrency or os.cpu_count() or 1
+        # Requests come when they come, so there is nothing to measure.
+        count = pipe.concurrency if isinstance(pipe.concurrency, int) else os.cpu_count() or 1
         self.threads = InThreads(on_envelopes(apply, pipe, wants))
         super().__init__(pipe.source, self.threads, concurrency=count, ordered=pipe.ordered)
         # The pipe is out of the graph, but errors still name it.

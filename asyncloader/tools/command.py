@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import difflib
 import importlib
 import inspect
+import io
 import signal
 import sys
 import traceback
@@ -21,12 +23,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TextIO, get_args
 
 from asyncloader.datapipes.base import is_pipe
 from asyncloader.graph.cut import Place, cut_graph
 from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
 from asyncloader.loader.dataloader2 import DataLoader2
+from asyncloader.tools.advice import apply_to, page
 from asyncloader.tools.doctor import ExaminationError, examine
 from asyncloader.tools.migrate import report
 
@@ -77,10 +80,22 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what each stage costs, and what would help")
     doctor.add_argument("target", metavar="module:pipe", help=NAMED)
     doctor.add_argument(
-        "--seconds", type=_seconds, default=10.0, metavar="S", help="how long to measure (10)"
+        "--seconds",
+        type=_seconds,
+        metavar="S",
+        help="how long to measure (10, and up to 60 until it is decided)",
     )
     doctor.add_argument(
         "--workers", type=_counts, metavar="0,1,2", help="what to try, instead of up to all cores"
+    )
+    doctor.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the report there too, as HTML"
+    )
+    doctor.add_argument(
+        "--apply-to",
+        type=Path,
+        metavar="FILE",
+        help="write the advised number of workers into this program, and print the changed lines",
     )
     doctor.set_defaults(run=_doctor)
     migrate = commands.add_parser("migrate", help="rewrite torchdata's imports in files")
@@ -129,10 +144,47 @@ def _format_of(file: Path) -> Format:
     return form
 
 
+#: How long the doctor measures at first, and at most until it is decided, if nobody says it.
+_SECONDS, _MOST_SECONDS = 10.0, 60.0
+
+
 def _doctor(options: argparse.Namespace) -> None:
     # Ctrl-C ends it at once: workers end with this process, and nothing else needs closing.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    asyncio.run(examine(load_target(options.target).graph, options.seconds, options.workers))
+    target = load_target(options.target)
+    seconds = options.seconds or _SECONDS
+    most = None if options.seconds else _MOST_SECONDS
+    printed = Printed(sys.stdout)
+    with contextlib.redirect_stdout(printed):
+        found = asyncio.run(
+            examine(target.graph, seconds, options.workers, now=target.workers or 0, most=most)
+        )
+    if found is None:
+        return
+    if options.output:
+        text = page("".join(printed.parts), found.advice, found.stages, found.trials)
+        options.output.write_text(text, encoding="utf-8")
+    if options.apply_to:
+        if found.advice.workers == found.advice.now:
+            print("nothing to apply: the number of workers stays as it is")
+            return
+        for line in apply_to(options.apply_to, found.advice.workers):
+            print(line)
+
+
+class Printed(io.TextIOBase):
+    """Passes on what is printed, and keeps it."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.parts: list[str] = []
+        self._out = out
+
+    def write(self, text: str) -> int:
+        self.parts.append(text)
+        return self._out.write(text)
+
+    def flush(self) -> None:
+        self._out.flush()
 
 
 def _migrate(options: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import math
 import os
 import platform
 import shutil
@@ -18,8 +17,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from asyncloader import system
@@ -32,7 +29,9 @@ from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.loader.stats import StageStats
+from asyncloader.machine import usable_cores
 from asyncloader.services.multi_processing import MultiProcessingReadingService
+from asyncloader.tools.advice import FEW, LITTLE, Advice, Trial, advise
 
 #: How many seconds lie between two looks at where the graph is: more often than usual.
 _BETWEEN_LOOKS = 0.01
@@ -43,19 +42,50 @@ _FOR_STAGES = 0.3
 #: A trial takes at least so many seconds.
 _AT_LEAST = 0.5
 
+#: A graph that computes for at least this share of the time does not mostly wait.
+_COMPUTING = 0.5
+
 #: How many seconds the very first item may take besides.
 _WARM_UP = 10.0
 _NOTHING = object()
 
 
-async def examine(datapipe: Any, seconds: float, counts: Sequence[int] | None = None) -> None:
-    """Print a report on a graph, measuring for about so many seconds."""
+@dataclass(frozen=True)
+class Examination:
+    """What came out: the advice, and what it is made of; no trials if no item came."""
+
+    advice: Advice
+    stages: Sequence[StageStats]
+    trials: Sequence[Trial]
+
+
+async def examine(
+    datapipe: Any,
+    seconds: float,
+    counts: Sequence[int] | None = None,
+    *,
+    now: int = 0,
+    most: float | None = None,
+) -> Examination | None:
+    """Print a report on a graph, and return it; None if no item came.
+
+    This measures for about so many ``seconds``, or up to ``most`` as long as nothing is decided.
+    ``now`` is the number of workers that the program has.
+    """
     _check(datapipe)
     _say("Environment", *_environment())
     _note(f"running the graph by itself for up to {seconds * _FOR_STAGES:.3g} s")
     try:
-        if await _stages(datapipe, seconds * _FOR_STAGES):
-            await _workers(datapipe, seconds * (1 - _FOR_STAGES), counts)
+        seen = await _stages(datapipe, seconds * _FOR_STAGES)
+        if seen is None:
+            return None
+        stages, is_computing = seen
+        for_workers = seconds * (1 - _FOR_STAGES)
+        longest = for_workers if most is None else max(for_workers, most)
+        trials = await _workers(datapipe, for_workers, longest, counts, now)
+        advice = advise(stages, trials, now=now, is_computing=is_computing)
+        _say("Advice", *(f"  {line}" for line in advice.lines()))
+        return Examination(advice, stages, trials)
     except ExaminationError:
         raise
     except Exception as error:
@@ -81,8 +111,11 @@ def _environment() -> Iterator[str]:
 # Stages ---------------------------------------------------------------------------------
 
 
-async def _stages(datapipe: Any, seconds: float) -> bool:
-    """Print the time of each stage; return whether any item came out."""
+async def _stages(datapipe: Any, seconds: float) -> tuple[Sequence[StageStats], bool] | None:
+    """Print the time of each stage; return them, and whether it was spent in computing.
+
+    None if no item came out.
+    """
     SAMPLER.rest_seconds = _BETWEEN_LOOKS
     loader = DataLoader2(datapipe)
     items, outcome = 0, f"in {seconds + _WARM_UP:.3g} s"
@@ -92,12 +125,15 @@ async def _stages(datapipe: Any, seconds: float) -> bool:
             await _first_item(loader)
             outcome = f"in {seconds:.3g} s"
             limit.reschedule(asyncio.get_running_loop().time() + seconds)
+            began, computed = time.perf_counter(), time.process_time()
             async for _ in loader:
                 items += 1
             outcome = "a whole epoch"
     except TimeoutError:
         if not limit.expired():
             raise
+    if items:
+        passed, computed = time.perf_counter() - began, time.process_time() - computed
     stages = loader.stats().stages
     _say("Stages", *_stage_rows(stages), f"  {items:,} items came out, {outcome}")
     slowest = max(stages, key=lambda stage: stage.seconds)
@@ -105,7 +141,7 @@ async def _stages(datapipe: Any, seconds: float) -> bool:
         _print(f"  ! most of the time went to {slowest.name}; workers were not tried")
     elif not slowest.seconds:
         _print("  ! the epoch was too short to see where its time went: give it more items")
-    return items > 0
+    return (stages, computed > _COMPUTING * passed) if items else None
 
 
 async def _first_item(loader: DataLoader2[Any]) -> None:
@@ -143,19 +179,45 @@ def _duration(seconds: float) -> str:
 # Workers --------------------------------------------------------------------------------
 
 
-async def _workers(datapipe: Any, seconds: float, counts: Sequence[int] | None) -> None:
+async def _workers(
+    datapipe: Any, seconds: float, longest: float, counts: Sequence[int] | None, now: int
+) -> list[Trial]:
+    """Print and return the rates of some numbers of workers."""
     adapters, remark = what_is_tried(datapipe)
-    counts = counts_up_to(usable_cores()) if counts is None else counts
+    if counts is None:
+        counts = sorted({*counts_up_to(usable_cores()), now})
     _say("Workers", "  workers  items/s  (from - to)  first item after")
-    trials = []
-    for count in counts:
-        each = max(seconds / len(counts), _AT_LEAST)
+    each = max(seconds / len(counts), _AT_LEAST)
+    end = time.perf_counter() + longest
+
+    async def trial_of(count: int) -> Trial:
         _note(f"trying {count} worker{'s' * (count != 1)} for {each:.3g} s")
-        trials.append(await tried(datapipe, adapters, count, each))
-        _print(_trial_row(trials[-1]))
-    _print(f"  {verdict(trials)}")
+        return await tried(datapipe, adapters, count, each)
+
+    trials = {count: await trial_of(count) for count in counts}
+    # What is not decided is measured again by turns, so that whatever else the machine does
+    # meanwhile changes all of them alike.
+    while len(alike := undecided(trials.values())) > 1:
+        if time.perf_counter() + each * len(alike) > end:
+            break
+        for count in alike:
+            trials[count] = trials[count].and_more(await trial_of(count))
+    _print(*map(_trial_row, trials.values()))
+    _print(f"  {verdict(list(trials.values()))}")
     if remark:
         _print(f"  ! {remark}")
+    return list(trials.values())
+
+
+def undecided(trials: Iterable[Trial]) -> list[int]:
+    """Return the numbers of workers that may be best, unless all are alike within 5 %."""
+    measured = [trial for trial in trials if trial.rates]
+    if not measured:
+        return []
+    best = max(measured, key=lambda trial: trial.rate)
+    alike = sorted(_alike(best, measured), key=lambda trial: trial.workers)
+    is_close = all(trial.range()[0] > (1 - LITTLE) * best.range()[1] for trial in alike)
+    return [] if is_close else [trial.workers for trial in alike]
 
 
 def _trial_row(trial: Trial) -> str:
@@ -163,7 +225,7 @@ def _trial_row(trial: Trial) -> str:
         return f"  {trial.workers:>7}  no item came"
     if not trial.rates:
         return f"  {trial.workers:>7}  too few items came"
-    low, high = min(trial.rates), max(trial.rates)
+    low, high = trial.range()
     return (
         f"  {trial.workers:>7}  {as_rate(trial.rate):>7}  ({as_rate(low)} - {as_rate(high)})"
         f"  {_duration(trial.first_item_seconds)}"
@@ -186,32 +248,10 @@ def _note(text: str) -> None:
 
 
 #: A trial is cut into so many stretches of time, each of which gives a rate.
-STRETCHES = 5
+STRETCHES = FEW
 
 #: How many seconds a trial may take to start and to fill its buffers, besides measuring.
 STARTUP_SECONDS = 20.0
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The rates of a graph in some number of workers, in items a second."""
-
-    workers: int
-    #: Empty if there was no item for each stretch.
-    rates: Sequence[float]
-    #: From starting the workers to the first item; None if none came.
-    first_item_seconds: float | None
-
-    @property
-    def rate(self) -> float:
-        """The median of the rates, 0 without any."""
-        return median(self.rates) if self.rates else 0.0
-
-    def overlaps(self, other: Trial) -> bool:
-        """Whether the ranges of the two overlap, so that neither is surely better."""
-        if not self.rates or not other.rates:
-            return False
-        return max(self.rates) >= min(other.rates) and max(other.rates) >= min(self.rates)
 
 
 class ExaminationError(LoaderError):
@@ -332,11 +372,6 @@ def _counted(workers: int) -> str:
 #: File descriptors for the loader itself, and for each worker.
 _FDS, _FDS_PER_WORKER = 64, 8
 
-_CGROUP_QUOTAS = (
-    Path("/sys/fs/cgroup/cpu.max"),
-    Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
-)
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -357,31 +392,6 @@ def findings() -> Iterator[Finding]:
     yield _threads()
     yield from _descriptors()
     yield from _shared_memory()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use at the same time, at least 1."""
-    quota = cgroup_cores()
-    allowed = _allowed_cores()
-    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
-
-
-def cgroup_cores(files: tuple[Path, ...] = _CGROUP_QUOTAS) -> float | None:
-    """Return how many cores this container may use, from the first file that says so."""
-    for file in files:
-        try:
-            quota, *period = file.read_text().split()
-            if not period:
-                period = file.with_name("cpu.cfs_period_us").read_text().split()
-        except (OSError, ValueError):
-            continue
-        if quota.isdecimal():
-            return int(quota) / int(period[0])
-    return None
-
-
-def _allowed_cores() -> int:
-    return len(system.allowed_cpus()) or os.cpu_count() or 1
 
 
 def _torch() -> Finding:

@@ -47,8 +47,7 @@ from asyncloader.transport.codec import read_tables
 from asyncloader.transport.frame import Buffer, Frame
 from asyncloader.waiting import call_soon, release
 from asyncloader.workers.messages import FrameKind, split_items
-from asyncloader.workers.process.process import ProcessPlan, WorkerProcess
-from asyncloader.workers.process.watch import how_it_ended
+from asyncloader.workers.process.process import ProcessPlan, WorkerProcess, how_it_ended
 
 #: How many calls wait for a worker's letters at once: while one result travels, the next is made.
 _FETCHES = 2

@@ -77,6 +77,7 @@ class WorkerPool:
         self.settings = settings
         self.handles: list[WorkerHandle] = []
         self.restarts = 0
+        self.is_draining = False
         self._restarts_of: Counter[str] = Counter()
         self._deal = deal
         self._starter = Starter(engine, plan, settings, deal, has_lines=fed is not None)
@@ -117,6 +118,7 @@ class WorkerPool:
         """Begin an epoch on the running loop; return its streams."""
         loop = asyncio.get_running_loop()
         self._epoch += 1
+        self.is_draining = False
         self._loop = loop
         # A new lock: an asyncio lock belongs to the loop on which it was first awaited.
         self._recovering = asyncio.Lock()

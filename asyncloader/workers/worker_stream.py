@@ -51,6 +51,8 @@ class Pool(Protocol):
     """The part of a WorkerPool that a stream needs."""
 
     handles: list[WorkerHandle]
+    #: Whether the workers are to send what they have credits for, and no more.
+    is_draining: bool
 
     def all_handles(self) -> list[WorkerHandle]:
         """Return the handles to all processes, the dispatching one among them."""
@@ -297,7 +299,7 @@ class WorkerStream:
         return [handle for handle in self._pool.all_handles() if handle.worker is None]
 
     def _grant(self, inbox: Inbox, credits: int) -> None:
-        if self._settings.credits:
+        if self._settings.credits and not self._pool.is_draining:
             self._pool.handles[inbox.worker].send(Grant(self._epoch, self._number, credits))
 
     async def _open_slow(self) -> None:

@@ -10,6 +10,7 @@ about ``WAYS``, each of which runs the graph somehow and holds what comes out ag
     resume    states after some items, loaded by another loader with as many workers
     elsewhere the same, with another number of workers, or none
     kill      workers are killed and replaced
+    changes   the number of workers changes while an epoch runs, as num_workers="auto" does
 """
 
 from __future__ import annotations
@@ -402,6 +403,60 @@ def _kill_one(loader: DataLoader2[Any], luck: random.Random) -> int:
     return signalled(luck.choice(links).process, signal.SIGKILL) if links else 0
 
 
+class Restless(MultiProcessingReadingService):
+    """Changes its number of workers when it is told to, whatever is measured."""
+
+    def note(self, window: Any) -> None:
+        """Ignore what was measured."""
+
+
+def _changes(case: Case, way: Way, luck: random.Random) -> None:
+    service = Restless("auto", worker_prefetch_cnt=way.ahead, max_workers=3)
+    service.resume_with(way.workers)
+    with case.loader(way, service=service) as loader:
+        for number in range(2):
+            most = len(case.expected(way)[number])
+            numbers = [luck.randrange(4) for _ in range(3)]
+            steps = sorted(luck.randint(0, most) for _ in numbers)
+            read = _read_with_changes if luck.random() < 0.5 else _read_async_with_changes
+            items = read(loader, dict(zip(steps, numbers, strict=True)))
+            # Where the order depends on the number, that changes only between epochs.
+            running = Way(way.kind, loader.num_workers, way.ahead)
+            told = f"epoch {number}, {numbers} workers after {steps} items"
+            case.compare(told, items, case.expected(running)[number], running)
+
+
+def _change(loader: DataLoader2[Any], number: int) -> None:
+    service: Any = loader.reading_service
+    service.resume_with(number)
+    if service.is_elastic:
+        loader._engine.change_settings()
+
+
+def _read_with_changes(loader: DataLoader2[Any], changes: dict[int, int]) -> list[Any]:
+    items, iterator = [], iter(loader)
+    for step, number in changes.items():
+        items += _read(iterator, step - len(items))
+        if not _has_failed(items):
+            _change(loader, number)
+    return items if _has_failed(items) else items + _read(iterator)
+
+
+def _read_async_with_changes(loader: DataLoader2[Any], changes: dict[int, int]) -> list[Any]:
+    async def epoch() -> list[Any]:
+        items: list[Any] = []
+        try:
+            async for item in loader:
+                items.append(item)
+                if len(items) in changes:
+                    _change(loader, changes[len(items)])
+        except Exception as error:  # noqa: BLE001 - it is compared
+            items.append(_raised(error))
+        return items
+
+    return asyncio.run(epoch())
+
+
 KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "ledger": _ledger,
     "workers": _workers,
@@ -409,6 +464,7 @@ KINDS: dict[str, Callable[[Case, Way, random.Random], None]] = {
     "resume": _resume,
     "elsewhere": _elsewhere,
     "kill": _kill,
+    "changes": _changes,
 }
 
 
@@ -426,5 +482,5 @@ def some_ways(seed: int) -> list[Way]:
     """A few of all ways; a hundred seeds in a row have all of them."""
     here = [Way(kind, 0, AHEAD[seed % 3]) for kind in ("ledger", "workers", "limits", "resume")]
     workers, ahead = 1 + seed % 3, AHEAD[seed // 3 % 3]
-    more = ("limits", "kill", "elsewhere", "kill")[seed % 4]
+    more = ("limits", "kill", "elsewhere", "kill", "changes")[seed % 5]
     return [*here, *(Way(kind, workers, ahead) for kind in ("ledger", "workers", "resume", more))]

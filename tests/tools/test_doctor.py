@@ -11,16 +11,15 @@ import threading
 
 import pytest
 
+from asyncloader.machine import cgroup_cores, usable_cores
 from asyncloader.tools import doctor
+from asyncloader.tools.advice import Trial
 from asyncloader.tools.command import main
 from asyncloader.tools.doctor import (
     Stretches,
-    Trial,
-    cgroup_cores,
     counts_up_to,
     findings,
     tried,
-    usable_cores,
     verdict,
 )
 from tests.tools import graphs

@@ -1,0 +1,257 @@
+"""What to do about a graph, after it was examined.
+
+This file is about ``Advice``: one recommendation with what it is expected to gain, or that the
+differences are smaller than the noise; as text, as a page with plots in one file, and applied to
+the program that makes the loader.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import median
+
+from asyncloader.loader.stats import StageStats
+
+#: As many rates as a trial has at first. Of so few the whole range counts.
+FEW = 5
+
+#: A gain that is smaller than this is not worth a change.
+LITTLE = 0.05
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The rates of a graph in some number of workers, in items a second."""
+
+    workers: int
+    #: Empty if there was no item for each stretch.
+    rates: Sequence[float]
+    #: From starting the workers to the first item; None if none came.
+    first_item_seconds: float | None
+
+    @property
+    def rate(self) -> float:
+        """The median of the rates, 0 without any."""
+        return median(self.rates) if self.rates else 0.0
+
+    def range(self) -> tuple[float, float]:
+        """Return between which rates the true one surely lies."""
+        if len(self.rates) <= FEW:
+            return min(self.rates), max(self.rates)
+        # The usual notch of a box plot, which becomes narrow with many rates.
+        ordered = sorted(self.rates)
+        count = len(ordered)
+        spread = ordered[(3 * count) // 4] - ordered[count // 4]
+        notch = 1.57 * spread / count**0.5
+        return self.rate - notch, self.rate + notch
+
+    def overlaps(self, other: Trial) -> bool:
+        """Whether the ranges of the two overlap, so that neither is surely better."""
+        if not self.rates or not other.rates:
+            return False
+        (low, high), (its_low, its_high) = self.range(), other.range()
+        return high >= its_low and its_high >= low
+
+    def and_more(self, other: Trial) -> Trial:
+        """Return the rates of both, of as many workers."""
+        return Trial(self.workers, [*self.rates, *other.rates], self.first_item_seconds)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The bottleneck, and what to do."""
+
+    #: The stage that takes the most time of its process, and whether it computes; None if no
+    #: time was seen.
+    stage: StageStats | None
+    share: float
+    is_computing: bool
+    #: With how many workers the program runs now, and should; the same where that is as good.
+    now: int
+    workers: int
+    #: How many times as many items a second there would be.
+    gain: float
+    #: What else would help, or "".
+    instead: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield the text."""
+        if self.stage is not None:
+            how = "computes" if self.is_computing else "waits"
+            yield (
+                f"the bottleneck is {self.stage.name}: {self.share:.0%} of the time is spent in"
+                f" it, and it mostly {how}"
+            )
+        if self.workers != self.now:
+            yield (
+                f"use num_workers={self.workers}: about {self.gain:.1f} times as many items a"
+                f" second as with num_workers={self.now}"
+            )
+        else:
+            yield (
+                f"keep num_workers={self.now}: what other numbers gain or lose is smaller than the"
+                " noise, or less than 5 %"
+            )
+        if self.instead:
+            yield self.instead
+
+
+def advise(
+    stages: Sequence[StageStats], trials: Sequence[Trial], *, now: int, is_computing: bool
+) -> Advice:
+    """Return what to do, given what the stages took and how many workers were tried."""
+    whole = sum(stage.seconds for stage in stages)
+    slowest = max(stages, key=lambda stage: stage.seconds, default=None)
+    stage = slowest if whole and slowest is not None else None
+    workers, gain = _better(trials, now)
+    share = stage.seconds / whole if stage is not None else 0.0
+    instead = "" if stage is None else _instead(stage, is_computing=is_computing)
+    return Advice(stage, share, is_computing, now, workers, gain, instead)
+
+
+def _better(trials: Sequence[Trial], now: int) -> tuple[int, float]:
+    """Return the number of workers to use, and how many times the present rate it gives."""
+    measured = {trial.workers: trial for trial in trials if trial.rates}
+    present = measured.get(now)
+    if not measured:
+        return now, 1.0
+    best = max(measured.values(), key=lambda trial: trial.rate)
+    # Of those that are alike, the fewest: each takes memory.
+    chosen = min(
+        (trial for trial in measured.values() if trial is best or trial.overlaps(best)),
+        key=lambda trial: trial.workers,
+    )
+    if present is None:
+        return chosen.workers, 1.0
+    gain = chosen.rate / present.rate
+    is_less = chosen.workers < now and not chosen.overlaps(present)
+    if chosen.overlaps(present) or (gain < 1 + LITTLE and not is_less):
+        return now, 1.0
+    return chosen.workers, gain
+
+
+def _instead(stage: StageStats, *, is_computing: bool) -> str:
+    if stage.holds_calls or stage.name.startswith("thread"):
+        return f'or give {stage.name} concurrency="auto"'
+    if stage.is_source:
+        return "or read in parallel: yield names from the source, and read behind it with async_map"
+    if is_computing:
+        return "or use thread_map in place of map, if the function releases the GIL"
+    return "or use async_map or thread_map in place of map: a function that waits needs no process"
+
+
+# Applying it ------------------------------------------------------------------------------
+
+
+def apply_to(path: Path, workers: int) -> list[str]:
+    """Write the number of workers into a program; return the changed lines, as a diff has them.
+
+    ValueError if the file has no call that says it.
+    """
+    source = path.read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(source, filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as Python: {error}") from error
+    data = source.encode()
+    places = sorted(_numbers_in(tree, data), reverse=True)
+    if not places:
+        raise ValueError(
+            f"{path} has no MultiProcessingReadingService(...) or from_dataset(num_workers=...);"
+            f" give the loader reading_service=MultiProcessingReadingService({workers})"
+        )
+    for start, end, before in places:
+        data = data[:start] + f"{before}{workers}".encode() + data[end:]
+    path.write_bytes(data)
+    lines = difflib.unified_diff(source.splitlines(), data.decode().splitlines(), n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+def _numbers_in(tree: ast.AST, data: bytes) -> Iterator[tuple[int, int, str]]:
+    """Yield where a number of workers stands or has to stand, and what to write before it."""
+    starts = [0]
+    for line in data.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        given = [each.value for each in call.keywords if each.arg == "num_workers"]
+        is_service = name == "MultiProcessingReadingService"
+        if is_service and call.args and not isinstance(call.args[0], ast.Starred):
+            given = [call.args[0]]
+        for value in given if is_service or name == "from_dataset" else ():
+            yield (
+                starts[value.lineno - 1] + value.col_offset,
+                starts[(value.end_lineno or 1) - 1] + (value.end_col_offset or 0),
+                "",
+            )
+        if is_service and not given and not call.args and call.end_lineno is not None:
+            at = starts[call.end_lineno - 1] + (call.end_col_offset or 0) - 1
+            # An empty call; other keywords, if any, are followed by the number.
+            yield at, at, ", num_workers=" if call.keywords else "num_workers="
+
+
+# A page -----------------------------------------------------------------------------------
+
+_STYLE = (
+    "body{font:15px/1.5 sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
+    "pre{background:#f4f4f4;padding:1rem;overflow:auto}.do{font-size:1.2rem}"
+    "svg text{font:13px sans-serif}.bar{fill:#4878a8}.best{fill:#c05010}"
+    ".range{stroke:#222;stroke-width:2}"
+)
+_WIDTH, _ROW, _LEFT = 760, 26, 230
+
+
+def page(text: str, advice: Advice, stages: Sequence[StageStats], trials: Sequence[Trial]) -> str:
+    """Return the report as HTML: the advice, plots of stages and workers, and the text."""
+    whole = sum(stage.seconds for stage in stages) or 1.0
+    of_stages = [
+        (stage.name, stage.seconds / whole, None, f"{stage.seconds / whole:.0%}")
+        for stage in stages
+    ]
+    of_workers = [
+        (f"{trial.workers} workers", trial.rate, trial.range(), f"{trial.rate:,.4g} items/s")
+        for trial in trials
+        if trial.rates
+    ]
+    said = "".join(f'<p class="do">{escape(line)}</p>' for line in advice.lines())
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>asyncloader doctor</title>"
+        f"<style>{_STYLE}</style><h1>What the doctor says</h1>{said}"
+        f"<h2>Where the time goes</h2>{_bars(of_stages)}"
+        f"<h2>Workers</h2>{_bars(of_workers)}"
+        f"<h2>All of it</h2><pre>{escape(text)}</pre></html>\n"
+    )
+
+
+Bar = tuple[str, float, tuple[float, float] | None, str]
+
+
+def _bars(rows: Sequence[Bar]) -> str:
+    """Return horizontal bars, each with its range if it has one, as SVG."""
+    most = max((max(value, *(span or (0.0,))) for _, value, span, _ in rows), default=1.0) or 1.0
+    scale = (_WIDTH - _LEFT - 140) / most
+    top = max((value for _, value, _, _ in rows), default=0.0)
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_ROW * len(rows)}" role="img">']
+    for number, (name, value, span, label) in enumerate(rows):
+        y = _ROW * number
+        kind = "best" if value == top else "bar"
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 17}" text-anchor="end">{escape(name)}</text>')
+        size = f'height="18" width="{value * scale:.1f}"'
+        parts.append(f'<rect class="{kind}" x="{_LEFT}" y="{y + 4}" {size}/>')
+        end = value
+        if span is not None:
+            low, end = span
+            parts.append(
+                f'<line class="range" x1="{_LEFT + low * scale:.1f}" x2="{_LEFT + end * scale:.1f}"'
+                f' y1="{y + 13}" y2="{y + 13}"/>'
+            )
+        x = _LEFT + max(value, end) * scale + 8
+        parts.append(f'<text x="{x:.1f}" y="{y + 17}">{escape(label)}</text>')
+    return "".join([*parts, "</svg>"])
