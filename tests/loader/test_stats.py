@@ -111,6 +111,26 @@ def test_a_for_shows_which_pipe_takes_the_time(often):
     assert_heavy_is_to_blame(stats)
 
 
+def summed(item: Any) -> Any:
+    """Compute in one call that holds the GIL, for less than the interpreter's switch interval."""
+    return sum(range(20_000))
+
+
+def blames_summed(stats: LoaderStats) -> bool:
+    seconds = {stage.name: stage.seconds for stage in stats.stages}
+    return seconds.get("map(summed)", 0.0) > 2 * seconds.get("batch(4)", 0.0)
+
+
+def test_short_calls_in_the_thread_of_a_prefetch_are_not_taken_for_its_reader(often):
+    end = time.monotonic() + IN_THE_END_SECONDS
+    with DataLoader2(numbers().map(summed).batch(4).prefetch(3)) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if blames_summed(stats) or time.monotonic() > end:
+                break
+    assert blames_summed(stats), stats
+
+
 class Private(IterDataPipe[int]):
     """A user's pipe with attributes that have names of ours, and are not to be read."""
 
