@@ -18,6 +18,7 @@ from asyncloader.datapipes.cursors import set_numbers
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
+from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.from_dataset import Recipe
@@ -84,6 +85,8 @@ class DataLoader2(Generic[T_co]):
         self._iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
+        # The graph as it is drawn, and the graph and the number of workers that it was made of.
+        self._outlined: tuple[Any, int, Outline] = (None, 0, NO_GRAPH)
         self._engine = Engine(Lifecycle(self.reading_service))
         self._loaded: dict[str, Any] | None = None
         _check_adapters(datapipe_adapter_fn)
@@ -304,6 +307,7 @@ class DataLoader2(Generic[T_co]):
             self.datapipe,
             self._engine.watching,
             self.reading_service.worker_stats(),
+            self._outline(),
             epochs=self._engine.epochs,
             items=self._buffer.passed,
             restarts=self.reading_service.restarts(),
@@ -350,6 +354,14 @@ class DataLoader2(Generic[T_co]):
     def __repr__(self) -> str:
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
 
+    def _outline(self) -> Outline:
+        datapipe, workers = self.datapipe, self.reading_service.worker_count()
+        known, of_workers, outline = self._outlined
+        if datapipe is not known or workers != of_workers:
+            outline = NO_GRAPH if datapipe is None else placed_outline_of(datapipe, workers)
+            self._outlined = datapipe, workers, outline
+        return outline
+
     def _use_graph(self, datapipe: Any) -> None:
         self.datapipe = datapipe
         # The user's own pipes stay as they are.
@@ -364,6 +376,9 @@ class DataLoader2(Generic[T_co]):
                 "this loader was made with datapipe=None and has no graph yet: call"
                 " load_state_dict first"
             )
+
+    def _repr_html_(self) -> str:
+        return self.stats()._repr_html_()
 
     def _next_buffer(self) -> ItemBuffer:
         self._check_has_graph()
