@@ -170,6 +170,7 @@ METHODS = {
         "pause",
         "resume",
         "stats",
+        "watch",
         "shutdown",
         "aclose",
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
@@ -25,6 +25,7 @@ from asyncloader.loader.from_dataset import Recipe
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.loader.page.asking import is_asked_for
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.loader.torch_names import (
     batcher_of,
@@ -36,6 +37,9 @@ from asyncloader.places.elastic import Role
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
+
+if TYPE_CHECKING:
+    from asyncloader.loader.page.watch import Watch
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
@@ -313,6 +317,19 @@ class DataLoader2(Generic[T_co]):
             restarts=self.reading_service.restarts(),
         )
 
+    def watch(self, name: str = "") -> Watch:
+        """Show live how the loader is doing, on a page that this process serves to a browser.
+
+        ``watch().url`` is its address on this machine, with a token that is made for it. All
+        watched loaders share one page, each under its name. The page is there until ``close()``,
+        or the end of a ``with``, of the last of them. Nothing is looked at while nobody looks.
+        Needs the extra ``asyncloader[watch]``, otherwise it raises ImportError.
+        """
+        # Few programs need the server.
+        from asyncloader.loader.page.watch import PAGES
+
+        return PAGES.watch(self, name)
+
     async def start(self) -> None:
         """Start the reading service now, instead of with the first item."""
         await self._engine.lifecycle.start()
@@ -382,6 +399,10 @@ class DataLoader2(Generic[T_co]):
 
     def _next_buffer(self) -> ItemBuffer:
         self._check_has_graph()
+        if is_asked_for():
+            from asyncloader.loader.page.watch import PAGES
+
+            PAGES.show(self)
         self._buffer = self._buffer.renewed()
         return self._buffer
 
