@@ -47,7 +47,8 @@ def percent_text(share: float) -> str:
     >>> percent_text(0.817)
     '82 %'
     """
-    return f"{100 * share:.0f} %"
+    # What is left of a time may be a little less than nothing.
+    return f"{100 * max(0.0, share):.0f} %"
 
 
 def rate_text(rate: float) -> str:

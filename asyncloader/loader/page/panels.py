@@ -18,7 +18,7 @@ from typing import Protocol
 from asyncloader.loader.page.history import MINUTE_SECONDS, History
 from asyncloader.loader.stage_stats import percent_text, rate_text
 from asyncloader.loader.stats import LoaderStats
-from asyncloader.loader.stats_picture import graph_of, processes_of, verdict_of
+from asyncloader.loader.stats_picture import Scene, graph_of, processes_of, verdict_of
 
 logger = logging.getLogger("asyncloader")
 
@@ -113,31 +113,32 @@ def panel_of(key: str, title: str, history: History) -> Panel:
         key=key,
         title=title,
         summary=summary + state,
-        html=_html(key, title, f"{scene.headline}{state}", history),
+        html=_html(key, title, scene, state, "".join(_plots(recent, history)), history),
         text=f"{title}  {rates}\n{recent!r}\n\n{scene.verdict}{state}",
     )
 
 
-def _html(key: str, title: str, headline: str, history: History) -> str:
-    recent = history.recent()
-    scene = recent.scene()
+def _html(key: str, title: str, scene: Scene, state: str, plots: str, history: History) -> str:
     beside = {
         worker.name: spark(history.points(_rate_of(worker.name)), "", "small")
-        for worker in recent.workers
+        for worker in scene.workers
     }
-    plots = [_plot("items a second", rate_text(recent.rate), history.points(_rate))]
-    waited = recent.waited / recent.seconds if recent.seconds else 0.0
-    plots.append(_plot("your loop waits", percent_text(waited), history.points(_waited), 1.0))
-    if recent.workers:
-        busy = _busy(recent)
-        plots.append(_plot("workers work", percent_text(busy), history.points(_busy), 1.0))
     # The verdict says the same of a loader that nobody has iterated.
-    told = f'<p class="headline">{escape(headline)}</p>' if scene.is_begun else ""
+    headline = escape(f"{scene.headline}{state}")
+    told = f'<p class="headline">{headline}</p>' if scene.is_begun else ""
     return (
         f'<h2 id="{key}-title">{escape(title)}</h2>\n{told}\n'
-        f'{verdict_of(scene)}\n<div class="plots">{"".join(plots)}</div>\n'
+        f'{verdict_of(scene)}\n<div class="plots">{plots}</div>\n'
         f"{graph_of(scene)}\n<div>{processes_of(scene, beside)}</div>"
     )
+
+
+def _plots(recent: LoaderStats, history: History) -> Iterator[str]:
+    yield _plot("items a second", rate_text(recent.rate), history.points(_rate))
+    waited, busy = percent_text(_waited(recent)), percent_text(_busy(recent))
+    yield _plot("your loop waits", waited, history.points(_waited), 1.0)
+    if recent.workers:
+        yield _plot("workers work", busy, history.points(_busy), 1.0)
 
 
 def _plot(
