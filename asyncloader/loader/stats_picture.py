@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncloader.graph.outline import Outline
 from asyncloader.loader.stage_stats import (
+    LOADER,
     WORKERS,
     StageStats,
     bytes_text,
@@ -128,15 +129,24 @@ def _beside_arrow(scene: Scene, number: int, stage: StageStats | None) -> Iterat
         yield rate_text(stage.rate)
     if stage is not None and stage.room and not stage.holds_calls:
         yield f"holds {stage.held} of {stage.room}"
-    if _leaves_workers(scene.outline, number):
+    leads_to = _places_it_leads_to(scene.outline, number)
+    if scene.outline.places[number] == WORKERS and leads_to:
         yield f"{sum(worker.ready for worker in scene.workers if not worker.is_dispatcher)} ready"
+    for stage in scene.stages:
+        if stage.where in leads_to and stage.seconds and _stands_for_others(stage):
+            yield f"waited for {percent_text(stage.share)}"
 
 
-def _leaves_workers(outline: Outline, number: int) -> bool:
-    if outline.places[number] != WORKERS:
-        return False
+def _places_it_leads_to(outline: Outline, number: int) -> set[str]:
+    """Return the other places at which a pipe's items are read."""
     readers = [at for at, sources in enumerate(outline.reads) if number in sources]
-    return not readers or any(outline.places[reader] != WORKERS for reader in readers)
+    places = {outline.places[reader] for reader in readers} or {LOADER}
+    return places - {outline.places[number]}
+
+
+def _stands_for_others(stage: StageStats) -> bool:
+    """Whether a stage only waits for what other processes make."""
+    return stage.number is None and stage.name.startswith(("FromDispatcher", "FromWorkers"))
 
 
 def processes_of(scene: Scene, beside: Mapping[str, str] | None = None) -> str:

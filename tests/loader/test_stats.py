@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from typing import Any
@@ -24,6 +25,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.watch import watching
+from asyncloader.graph.outline import Outline
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
 from asyncloader.workers.worker_stats import WorkerStats
 from tests.cpu_time import share_of_a_core
@@ -800,6 +802,14 @@ def test_the_bottleneck_is_the_pipe_that_the_verdict_blames():
     assert fast.bottleneck() is None
     assert fast.is_fast_enough()
     assert not LoaderStats(0, 0).is_fast_enough()
+
+
+def test_a_picture_shows_who_waits_for_the_dispatching_process():
+    outline = Outline(("map(str)", "dispatch()"), ((1,), ()), places=("workers", "dispatcher"))
+    stages = (replace(DECODE, number=0), replace(SOURCE, number=1, where="dispatcher"), DEALT)
+    told = LoaderStats(1, 100, 0, 10.0, 9.0, stages, (worker(9, ready=7), DEALER), outline)
+    labels = re.findall(r'<text class="rate".*?>(.*?)</text>', told._repr_html_())
+    assert labels == ["10/s · 7 ready", "waited for 70 %"]
 
 
 def test_a_notebook_shows_a_loader_and_its_stats():
