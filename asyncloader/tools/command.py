@@ -88,9 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
     watch = commands.add_parser("watch", help="run a program and show its loaders live")
-    watch.add_argument("--text", action="store_true", help="draw the page at URL in the terminal")
+    watch.add_argument("--text", action="store_true", help="draw it in the terminal, too")
     watch.add_argument("-m", action="store_true", dest="is_module", help="run a module")
-    watch.add_argument("target", metavar="SCRIPT or URL", help="what to run, or a page to draw")
+    watch.add_argument(
+        "target", metavar="SCRIPT", help="what to run, or with --text the address of a page"
+    )
     watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the program")
     watch.set_defaults(run=_watch)
     migrate = commands.add_parser("migrate", help="rewrite torchdata's imports in files")
@@ -146,10 +148,15 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def _watch(options: argparse.Namespace) -> Callable[[], None] | None:
-    if options.text:
+    if options.text and options.target.startswith("http://"):
         draw(options.target, sys.stdout)
         return None
-    return watched_program(options.target, options.arguments, is_module=options.is_module)
+    return watched_program(
+        options.target,
+        options.arguments,
+        is_module=options.is_module,
+        as_text=options.text,
+    )
 
 
 def _migrate(options: argparse.Namespace) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import io
 import os
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -91,35 +95,37 @@ async def test_a_program_runs_as_ever_and_is_seen(form, script):
 
 
 RANKS = """
-import os, sys
-import torch.distributed as dist
-from asyncloader import DataLoader2, DistributedReadingService
+import os, subprocess, sys
+from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
 
-dist.init_process_group("gloo")
-graph = IterableWrapper(range(100)).sharding_filter().map(str)
-with DataLoader2(graph, None, DistributedReadingService()) as loader:
-    assert len(list(loader)) == 50
-    while not os.path.exists(sys.argv[1]):
-        dist.barrier()
-dist.destroy_process_group()
+if "RANK" not in os.environ:
+    # As torchrun starts ranks.
+    ranks = [
+        subprocess.Popen([sys.executable, __file__], env=os.environ | {"RANK": rank})
+        for rank in "10"
+    ]
+    sys.exit(max(rank.wait() for rank in ranks))
+with DataLoader2(IterableWrapper(range(100)).map(str)) as loader:
+    assert len(list(loader)) == 100
+    sys.stdin.readline()
 """
 
 
 async def test_the_ranks_of_a_run_share_one_page(tmp_path):
-    program, end = tmp_path / "ranks.py", tmp_path / "end"
+    program = tmp_path / "ranks.py"
     program.write_text(RANKS)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     async with (
-        asyncio.timeout(2 * SECONDS),
-        watched(*launcher, str(program), str(end)) as (process, url),
+        asyncio.timeout(SECONDS),
+        watched(str(program)) as (process, url),
         viewing(url) as viewer,
     ):
         while await viewer.titles() != ["rank 0 · loader 1", "rank 1 · loader 1"]:
             pass
-        await viewer.until("epoch 1: 50 items")
-        end.touch()
-        await process.wait()
+        await viewer.until("epoch 1: 100 items")
+        process.stdin.write(b"\n\n")
+        process.stdin.close()
+        assert await process.wait() == 0
 
 
 def test_what_cannot_be_run_is_refused(capsys):
@@ -188,4 +194,50 @@ def test_a_text_of_no_page_says_why(capsys):
     assert main(["watch", "--text", watch.url]) == 2
     assert f"no picture at {watch.url}" in capsys.readouterr().err
     assert main(["watch", "--text", "train.py"]) == 2
-    assert "give it the address that the program printed" in capsys.readouterr().err
+    assert "standard error is none" in capsys.readouterr().err
+
+
+IN_A_TERMINAL = """
+import sys
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
+
+with DataLoader2(IterableWrapper(range(100)).map(str)) as loader:
+    print("begun", len(list(loader)), flush=True)
+    sys.stdin.readline()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_lower_half_of_a_terminal_shows_the_program_that_prints_above(tmp_path):
+    script = tmp_path / "a_program.py"
+    script.write_text(IN_A_TERMINAL)
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "asyncloader", "watch", "--text", str(script)], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=theirs, stderr=theirs, text=True,
+    )  # fmt: skip
+    os.close(theirs)
+    with process, open(ours, "rb", buffering=0) as terminal:
+        try:
+            seen = b""
+            while b"epoch 1: 100 items" not in seen:
+                seen += terminal.read(4096)
+            process.stdin.write("\n")
+            process.stdin.close()
+            with contextlib.suppress(OSError):  # which is how a terminal ends
+                while more := terminal.read(4096):
+                    seen += more
+            assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()
+    text = seen.decode()
+    assert text.index("watch the program at") < text.index("\x1b[1;12r")
+    assert "begun 100" in text
+    assert "\x1b[13;1Hloader 1" in text
+    # In the end the terminal is as it was, with the last picture below what was printed.
+    rest = text.rpartition("\x1b[r")[2]
+    assert text.index("ended") < text.rindex("\x1b[r")
+    assert "epoch 1: 100 items" in rest
