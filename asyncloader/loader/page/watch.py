@@ -115,10 +115,9 @@ class Pages:
 
     def _opened(self) -> Page:
         if self.page is None:
-            asked = os.environ.get(VARIABLE, "")
-            where = _process_name()
-            has_page = asked.startswith("http:")
-            self.page = Reporter(asked, where) if has_page else Server(Panels(where))
+            asked, where = os.environ.get(VARIABLE, ""), _process_name()
+            is_address = "://" in asked
+            self.page = Reporter(asked, where) if is_address else Server(Panels(where))
         return self.page
 
 
