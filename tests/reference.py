@@ -89,7 +89,7 @@ GRAPH = Page(
     " `DataPipeGraph` what `traverse_dps` returns.",
     "asyncloader.graph",
     {
-        "Draw": ("to_text", "to_svg", "to_mermaid", "to_dot"),
+        "Draw": ("to_text", "to_svg", "to_html", "to_mermaid", "to_dot"),
         "Find pipes": ("traverse_dps", "list_dps", "find_dps", "breadth_first", "edges_of"),
         "Change": ("replace_dp", "remove_dp", "copy_graph"),
         "Shuffle, shard, seed": (
@@ -171,6 +171,7 @@ METHODS = {
         "pause",
         "resume",
         "stats",
+        "watch",
         "shutdown",
         "aclose",
     ),

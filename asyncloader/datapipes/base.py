@@ -279,6 +279,13 @@ class DataPipe:
     def __repr__(self) -> str:
         return stage_name(self)
 
+    def _repr_html_(self) -> str | None:
+        try:
+            return _picture_of(self)
+        except (TypeError, ValueError):
+            # What it reads is no graph: a notebook shows its name.
+            return None
+
     if not TYPE_CHECKING:  # a type checker would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
@@ -292,6 +299,16 @@ class DataPipe:
                 return functools.partial(torchs, self)
             others = MapDataPipe if kind is IterDataPipe else IterDataPipe
             raise UnknownName(MissingName(type(self), name, others))
+
+
+def show_in_notebooks(picture_of: Callable[[Any], str]) -> None:
+    """Let notebooks show every pipe as the HTML that this function returns for it."""
+    global _picture_of
+    _picture_of = picture_of
+
+
+#: What draws graphs knows pipes, and not the other way round.
+_picture_of: Callable[[Any], str] = repr
 
 
 class IterDataPipe(DataPipe, IterFluent[T_co]):

@@ -84,7 +84,7 @@ class Box:
     x: float
     y: float
     width: float
-    height: float = BOX_HEIGHT
+    height: float
 
 
 class PictureLayout:
@@ -93,8 +93,15 @@ class PictureLayout:
     A box is as wide as ``widths`` says, by the pipes' ids, or wider for many arrows.
     """
 
-    def __init__(self, wiring: Wiring, widths: Mapping[int, float]) -> None:
+    def __init__(
+        self,
+        wiring: Wiring,
+        widths: Mapping[int, float],
+        height: float = BOX_HEIGHT,
+        row_gap: float = ROW_GAP,
+    ) -> None:
         rows = Rows(wiring)
+        self._height, self._row_gap = height, row_gap
         pipe_at = {spot: pipe for pipe, spot in rows.pipes}
         self._width = {
             spot: max(widths[id(pipe)], PORT_GAP * len(spot.above), PORT_GAP * len(spot.below))
@@ -128,23 +135,24 @@ class PictureLayout:
         top = 0.0
         for row in reversed(rows.rows):
             found |= dict.fromkeys(row, top)
-            top += BOX_HEIGHT + self._gap_below(row)
+            top += self._height + self._gap_below(row)
         return found
 
     def _gap_below(self, row: Sequence[Spot]) -> float:
         middle = self._middle
         aside = (abs(middle[spot] - middle[reader]) for spot in row for reader in spot.below)
-        return min(ROW_GAP + ROW_GAP_SHARE * max(aside, default=0.0), WIDEST_ROW_GAP)
+        return min(self._row_gap + ROW_GAP_SHARE * max(aside, default=0.0), WIDEST_ROW_GAP)
 
     def _half(self, spot: Spot) -> float:
         return self._width.get(spot, 0.0) / 2
 
     def _box(self, pipe: Any, spot: Spot) -> Box:
-        return Box(pipe, self._middle[spot] - self._half(spot), self._top[spot], self._width[spot])
+        left = self._middle[spot] - self._half(spot)
+        return Box(pipe, left, self._top[spot], self._width[spot], self._height)
 
     def _points(self, spots: Sequence[Spot]) -> Iterator[Point]:
         for upper, lower in pairwise(spots):
-            yield self._port(upper, lower, upper.below), self._top[upper] + BOX_HEIGHT
+            yield self._port(upper, lower, upper.below), self._top[upper] + self._height
             yield self._port(lower, upper, lower.above), self._top[lower]
 
     def _port(self, spot: Spot, other: Spot, others: Sequence[Spot]) -> float:
@@ -350,13 +358,16 @@ def title(text: str) -> str:
 
 def arrow(points: Sequence[Point]) -> str:
     """Return an arrow; every other stretch of it may lead aside, the rest go straight on."""
-    x, y = points[0]
-    way = [f"M{x:.1f} {y:.1f}"]
-    way += [_stretch(*ends) for ends in pairwise(points)]
     return (
-        f'<path class="arrow" d="{" ".join(way)}" fill="none" stroke="{_LINE}"'
+        f'<path class="arrow" d="{way_along(points)}" fill="none" stroke="{_LINE}"'
         ' stroke-width="1.3" marker-end="url(#head)"/>'
     )
+
+
+def way_along(points: Sequence[Point]) -> str:
+    """Return the path of an arrow, as SVG writes it."""
+    x, y = points[0]
+    return " ".join([f"M{x:.1f} {y:.1f}", *(_stretch(*ends) for ends in pairwise(points))])
 
 
 def _stretch(start: Point, end: Point) -> str:

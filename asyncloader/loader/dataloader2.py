@@ -10,7 +10,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from asyncloader.adapters.base import AdapterFn, adapted
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_map_pipe
@@ -19,12 +19,14 @@ from asyncloader.datapipes.cursors import set_numbers
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.errors import IteratorInvalidated, LoaderClosed
 from asyncloader.graph.edit import as_run, copy_graph
+from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
 from asyncloader.loader.from_dataset import Recipe
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.loader.page.asking import is_asked_for
 from asyncloader.loader.stats import LoaderStats, stats_of
 from asyncloader.loader.torch_names import (
     batcher_of,
@@ -36,6 +38,9 @@ from asyncloader.places.elastic import Role
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
+
+if TYPE_CHECKING:
+    from asyncloader.loader.page.watch import Watch
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
@@ -85,6 +90,8 @@ class DataLoader2(Generic[T_co]):
         self._iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
+        # The graph as it is drawn, and the graph and the number of workers that it was made of.
+        self._outlined: tuple[Any, int, Outline] = (None, 0, NO_GRAPH)
         self._engine = Engine(Lifecycle(self.reading_service))
         self._loaded: dict[str, Any] | None = None
         _check_adapters(datapipe_adapter_fn)
@@ -318,12 +325,26 @@ class DataLoader2(Generic[T_co]):
             self.datapipe,
             self._engine.watching,
             self.reading_service.worker_stats(),
+            self._outline(),
             epochs=self._engine.epochs,
             items=self._buffer.passed,
             restarts=self.reading_service.restarts(),
             earlier=self._engine.earlier,
             choices=() if adjustable is None else tuple(adjustable.choices()),
         )
+
+    def watch(self, name: str = "") -> Watch:
+        """Show live how the loader is doing, on a page that this process serves to a browser.
+
+        ``watch().url`` is its address on this machine, with a token that is made for it. All
+        watched loaders share one page, each under its name. The page is there until ``close()``,
+        or the end of a ``with``, of the last of them. Nothing is looked at while nobody looks.
+        Needs the extra ``asyncloader[watch]``, otherwise it raises ImportError.
+        """
+        # Few programs need the server.
+        from asyncloader.loader.page.watch import PAGES
+
+        return PAGES.watch(self, name)
 
     async def start(self) -> None:
         """Start the reading service now, instead of with the first item."""
@@ -366,6 +387,14 @@ class DataLoader2(Generic[T_co]):
     def __repr__(self) -> str:
         return f"DataLoader2({self.datapipe!r}, reading_service={self.reading_service!r})"
 
+    def _outline(self) -> Outline:
+        datapipe, workers = self.datapipe, self.reading_service.worker_count()
+        known, of_workers, outline = self._outlined
+        if datapipe is not known or workers != of_workers:
+            outline = NO_GRAPH if datapipe is None else placed_outline_of(datapipe, workers)
+            self._outlined = datapipe, workers, outline
+        return outline
+
     def _use_graph(self, datapipe: Any) -> None:
         self.datapipe = datapipe
         # The user's own pipes stay as they are.
@@ -381,8 +410,15 @@ class DataLoader2(Generic[T_co]):
                 " load_state_dict first"
             )
 
+    def _repr_html_(self) -> str:
+        return self.stats()._repr_html_()
+
     def _next_buffer(self) -> ItemBuffer:
         self._check_has_graph()
+        if is_asked_for():
+            from asyncloader.loader.page.watch import PAGES
+
+            PAGES.show(self)
         self._buffer = self._buffer.renewed()
         return self._buffer
 

@@ -8,46 +8,28 @@ metrics for a program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from asyncloader.datapipes.edges import edges_of
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.watch.watching import UNCOUNTED, Tally, Watching
+from asyncloader.graph.outline import NO_GRAPH, Outline
 from asyncloader.graph.walk import breadth_first
+from asyncloader.loader.stage_stats import (
+    DISPATCHER,
+    LOADER,
+    WORKERS,
+    StageStats,
+    bytes_text,
+    percent_text,
+    rate_text,
+)
+from asyncloader.loader.stats_picture import Scene, in_notebook
 from asyncloader.workers.worker_stats import WorkerStats
 
-#: Where a pipe may run.
-LOADER, WORKERS, DISPATCHER = "loader", "workers", "dispatcher"
-
-
-@dataclass(frozen=True)
-class StageStats:
-    """Items, errors and time of one pipe in the present epoch, in all processes together."""
-
-    #: The name of the pipe: ``map(decode)``.
-    name: str
-    #: "loader", "workers" or "dispatcher": where it runs.
-    where: str
-    #: How many items it yielded, or None if neither it nor its reader counts them.
-    items: int | None
-    #: Items a second, or None.
-    rate: float | None
-    #: How many items its function failed on, if it tolerates failures.
-    errors: int
-    #: How many seconds threads spent in it, or waited for what it does. The consumer counts as
-    #: one where the last pipe runs on an event loop.
-    seconds: float
-    #: Those seconds as a part of the time of the threads or processes that run it, from 0 to 1.
-    share: float
-    #: How many items it holds or works on, and how many it may; 0 if there is no bound.
-    held: int
-    room: int
-    #: Whether those are calls in progress, so that the pipe is busy when it is full.
-    holds_calls: bool
-    #: Whether it reads from no other pipe.
-    is_source: bool
+Named = TypeVar("Named", "StageStats", WorkerStats)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,6 +56,8 @@ class LoaderStats:
     #: What was chosen for settings that are "auto", and why. After a change in the middle of the
     #: epoch, stages and workers are counted from there.
     choices: tuple[str, ...] = ()
+    #: The graph, as it is drawn.
+    outline: Outline = NO_GRAPH
 
     @property
     def rate(self) -> float:
@@ -87,7 +71,23 @@ class LoaderStats:
 
     def verdict(self) -> str:
         """Return what the bottleneck is, and what to do about it, in one sentence."""
-        return _verdict(self)
+        return _verdict(self).text
+
+    def bottleneck(self) -> StageStats | None:
+        """Return the pipe that the verdict blames, if it blames one."""
+        return _verdict(self).stage
+
+    def is_fast_enough(self) -> bool:
+        """Whether the consumer hardly waits, so that a faster loader would not help."""
+        return self.seconds >= _EARLY_SECONDS and self.waited / self.seconds <= _LITTLE
+
+    def since(self, before: LoaderStats) -> LoaderStats:
+        """Return the stats of the time since others were taken of the same loader.
+
+        They are those of the present epoch if it has begun since then. What is held or ready
+        is that of the present moment.
+        """
+        return _since(before, self)
 
     def as_metrics(self) -> Iterator[Metric]:
         """Yield ``(name, labels, value)`` for each number, named by the rules of Prometheus.
@@ -103,11 +103,30 @@ class LoaderStats:
     def __repr__(self) -> str:
         return _table(self)
 
+    def _repr_html_(self) -> str:
+        return in_notebook(self.scene())
+
+    def scene(self) -> Scene:
+        """Return what a picture shows."""
+        return Scene(
+            is_begun=self.epochs > 0,
+            headline=_headline(self),
+            verdict=self.verdict(),
+            bottleneck=self.bottleneck(),
+            is_fast_enough=self.is_fast_enough(),
+            rate=self.rate,
+            waited=self.waited / self.seconds if self.seconds else 0.0,
+            stages=self.stages,
+            workers=self.workers,
+            outline=self.outline,
+        )
+
 
 def stats_of(
     datapipe: Any,
     watching: Watching,
     workers: Sequence[WorkerStats],
+    outline: Outline,
     *,
     epochs: int,
     items: int,
@@ -138,6 +157,7 @@ def stats_of(
         stages=tuple(_stage(*each, seconds, pipes) for each in found),
         workers=tuple(workers),
         choices=choices,
+        outline=outline,
     )
 
 
@@ -159,6 +179,71 @@ def _stage(
         room=tally.room,
         holds_calls=tally.holds_calls,
         is_source=pipe is not None and not edges_of(pipe),
+        number=None if isinstance(tally.pipe, str) else tally.pipe,
+    )
+
+
+def _since(before: LoaderStats, after: LoaderStats) -> LoaderStats:
+    if before.epochs != after.epochs or before.seconds > after.seconds:
+        return after
+    workers = tuple(_worker_since(_same(each, before.workers), each) for each in after.workers)
+    seconds = after.seconds - before.seconds
+    totals = {LOADER: seconds}
+    for where, those in _by_place(workers):
+        totals[where] = sum(worker.working + worker.waiting for worker in those)
+    return replace(
+        after,
+        items=max(0, after.items - before.items),
+        seconds=seconds,
+        waited=min(seconds, max(0.0, after.waited - before.waited)),
+        stages=tuple(
+            _stage_since(_same(each, before.stages), each, totals[each.where], seconds)
+            for each in after.stages
+        ),
+        workers=workers,
+    )
+
+
+def _same(stage: Named, among: Iterable[Named]) -> Named | None:
+    """Return what was known of the same stage or worker before, if anything was."""
+    return next((each for each in among if _identity(each) == _identity(stage)), None)
+
+
+def _identity(of: StageStats | WorkerStats) -> tuple[object, ...]:
+    if isinstance(of, WorkerStats):
+        # A process that replaces another begins to count again.
+        return of.name, of.pid
+    return of.name, of.number, of.where
+
+
+def _stage_since(
+    before: StageStats | None, after: StageStats, total: float, seconds: float
+) -> StageStats:
+    items, took, errors = after.items, after.seconds, after.errors
+    if before is not None:
+        # What a worker that died had counted is not there any more.
+        took, errors = max(0.0, took - before.seconds), max(0, errors - before.errors)
+        if items is not None and before.items is not None:
+            items = max(0, items - before.items)
+    return replace(
+        after,
+        items=items,
+        rate=items / seconds if items is not None and seconds else None,
+        errors=errors,
+        seconds=took,
+        share=min(1.0, took / total) if total else 0.0,
+    )
+
+
+def _worker_since(before: WorkerStats | None, after: WorkerStats) -> WorkerStats:
+    if before is None or before.items > after.items:
+        return after
+    return replace(
+        after,
+        items=after.items - before.items,
+        working=max(0.0, after.working - before.working),
+        handing=max(0.0, after.handing - before.handing),
+        waiting=max(0.0, after.waiting - before.waiting),
     )
 
 
@@ -203,7 +288,6 @@ def _sum(one: Tally, other: Tally) -> Tally:
 
 #: The text for a loader that nobody has iterated.
 _NOT_BEGUN = "no epoch was begun yet"
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def _table(stats: LoaderStats) -> str:
@@ -218,20 +302,15 @@ def _table(stats: LoaderStats) -> str:
     return "\n".join(lines)
 
 
-def _percent(share: float) -> str:
-    """Return a part of a whole, from 0 to 1, as a text."""
-    return f"{100 * share:.0f} %"
-
-
 def _headline(stats: LoaderStats) -> str:
     if not stats.epochs:
         return _NOT_BEGUN
     text = f"epoch {stats.epochs}: {stats.items:,} items in {stats.seconds:.1f} s"
-    text += f" ({_rate(stats.rate)})"
+    text += f" ({rate_text(stats.rate)})"
     if stats.restarts:
         text += f", {stats.restarts} restarts"
     share = stats.waited / stats.seconds if stats.seconds else 0.0
-    return f"{text}; the consumer waited {_percent(share)} of the time"
+    return f"{text}; the consumer waited {percent_text(share)} of the time"
 
 
 _STAGE_HEADER = ("stage", "runs in", "items", "rate", "errors", "time", "share", "held")
@@ -242,10 +321,10 @@ def _stage_row(stage: StageStats) -> tuple[str, ...]:
         stage.name,
         stage.where,
         "?" if stage.items is None else f"{stage.items:,}",
-        "" if stage.rate is None else _rate(stage.rate),
+        "" if stage.rate is None else rate_text(stage.rate),
         str(stage.errors or ""),
         f"{stage.seconds:.2f} s" if stage.seconds else "",
-        _percent(stage.share) if stage.seconds else "",
+        percent_text(stage.share) if stage.seconds else "",
         f"{stage.held} of {stage.room}" if stage.room else "",
     )
 
@@ -280,12 +359,12 @@ def _worker_row(worker: WorkerStats) -> tuple[str, ...]:
         worker.name,
         str(worker.pid),
         f"{worker.items:,}",
-        _rate(worker.rate),
-        _percent((worker.working - worker.handing) / total),
-        _percent(worker.handing / total),
-        _percent(worker.waiting / total),
+        rate_text(worker.rate),
+        percent_text((worker.working - worker.handing) / total),
+        percent_text(worker.handing / total),
+        percent_text(worker.waiting / total),
         str(worker.ready),
-        f"{_bytes(worker.shared_used)} of {_bytes(worker.shared_bytes)}",
+        f"{bytes_text(worker.shared_used)} of {bytes_text(worker.shared_bytes)}",
         str(worker.restarts or ""),
     )
 
@@ -299,19 +378,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
-
-
-def _bytes(count: float) -> str:
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return (
-        f"{count:.0f} {_UNITS[unit]}" if count >= 10 or not unit else f"{count:.1f} {_UNITS[unit]}"
-    )
-
-
 #: In a shorter time too little was seen.
 _EARLY_SECONDS = 0.5
 
@@ -322,22 +388,33 @@ _LITTLE = 0.1
 _MUCH = 0.4
 
 
-def _verdict(stats: LoaderStats) -> str:
+class _Verdict(NamedTuple):
+    """A sentence, and the pipe that it blames, if it does."""
+
+    text: str
+    stage: StageStats | None = None
+
+    def after(self, text: str) -> _Verdict:
+        """Return this after another part of the sentence."""
+        return self._replace(text=f"{text}; {self.text}")
+
+
+def _verdict(stats: LoaderStats) -> _Verdict:
     """Return what the bottleneck is in the present epoch, and what to do about it."""
     if not stats.epochs:
-        return _NOT_BEGUN
+        return _Verdict(_NOT_BEGUN)
     if stats.seconds < _EARLY_SECONDS:
-        return f"too short to tell: the epoch has run for {stats.seconds:.2f} s"
-    share = stats.waited / stats.seconds
-    if share <= _LITTLE:
-        return (
-            f"the consumer is the bottleneck: it waits for items {_percent(share)} of the time,"
+        return _Verdict(f"too short to tell: the epoch has run for {stats.seconds:.2f} s")
+    share = percent_text(stats.waited / stats.seconds)
+    if stats.is_fast_enough():
+        return _Verdict(
+            f"the consumer is the bottleneck: it waits for items {share} of the time,"
             " and a faster loader would not help"
         )
-    return f"the consumer waits {_percent(share)} of the time; {_cause(stats)}"
+    return _cause(stats).after(f"the consumer waits {share} of the time")
 
 
-def _cause(stats: LoaderStats) -> str:
+def _cause(stats: LoaderStats) -> _Verdict:
     workers = [worker for worker in stats.workers if not worker.is_dispatcher]
     if not workers:
         return _busiest(_stages(stats, "loader"), "the loader's", _FROM_LOADER)
@@ -348,12 +425,13 @@ def _cause(stats: LoaderStats) -> str:
     dealt = max((stage.share for stage in stages if _is_dealt(stage)), default=0.0)
     if dealt > _MUCH:
         why = _busiest(_stages(stats, "dispatcher"), "the dispatching process's", _FROM_DISPATCHER)
-        idle = f"the workers wait {_percent(dealt)} of their time for the dispatching process"
-        return f"{idle}; {why}"
+        return why.after(
+            f"the workers wait {percent_text(dealt)} of their time for the dispatching process"
+        )
     if handing > _MUCH:
-        return (
-            f"{_percent(handing)} of a worker's time goes into sending items: send less data, or"
-            " give a larger prefetch_bytes if it waits for shared memory"
+        return _Verdict(
+            f"{percent_text(handing)} of a worker's time goes into sending items: send less data,"
+            " or give a larger prefetch_bytes if it waits for shared memory"
         )
     return _busiest(stages, "a worker's", "add workers or thread_map")
 
@@ -363,28 +441,32 @@ _FROM_DISPATCHER = "do it in the workers, after the dispatch, unless it must run
 _FROM_LOADERS_PART = "do it in the workers if it can be copied there"
 
 
-def _behind_workers(stats: LoaderStats, waiting: float) -> str:
-    idle = f"the workers are idle {_percent(waiting)} of their time, because their prefetch is full"
+def _behind_workers(stats: LoaderStats, waiting: float) -> _Verdict:
+    share = percent_text(waiting)
+    idle = f"the workers are idle {share} of their time, because their prefetch is full"
     stages = _stages(stats, "loader")
     if max((stage.share for stage in stages), default=0.0) > _MUCH:
-        why = _busiest(stages, "the loader's", _FROM_LOADERS_PART)
-        return f"{idle}; {why}"
-    return f"{idle}: look at what runs on the event loop between the workers and the consumer"
+        return _busiest(stages, "the loader's", _FROM_LOADERS_PART).after(idle)
+    return _Verdict(
+        f"{idle}: look at what runs on the event loop between the workers and the consumer"
+    )
 
 
-def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> str:
+def _busiest(stages: Sequence[StageStats], whose: str, advice: str) -> _Verdict:
     """Return which of the stages takes the time, and what to do about it."""
     seen = [stage for stage in stages if stage.seconds or _is_full(stage)]
     if not seen:
-        return "no sample of the pipes' work was taken yet"
+        return _Verdict("no sample of the pipes' work was taken yet")
     stage = max(seen, key=lambda each: (each.share > _MUCH, _is_full(each), each.seconds))
-    time = f"{_percent(stage.share)} of {whose} time is in {stage.name}"
+    time = f"{percent_text(stage.share)} of {whose} time is in {stage.name}"
     if _is_full(stage):
         full = f"{stage.name} has {stage.held} of {stage.room} calls in progress"
-        return f"{full}: raise its concurrency"
-    if stage.holds_calls or stage.name.startswith("thread"):
-        return f"{time}: raise its concurrency, or add workers"
-    return f"waiting for the source: {time}" if stage.is_source else f"{time}: {advice}"
+        text = f"{full}: raise its concurrency"
+    elif stage.holds_calls or stage.name.startswith("thread"):
+        text = f"{time}: raise its concurrency, or add workers"
+    else:
+        text = f"waiting for the source: {time}" if stage.is_source else f"{time}: {advice}"
+    return _Verdict(text, stage)
 
 
 def _stages(stats: LoaderStats, where: str) -> list[StageStats]:

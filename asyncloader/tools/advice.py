@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from asyncloader.loader.stats import StageStats
+from asyncloader.loader.stage_stats import StageStats
 
 #: As many rates as a trial has at first. Of so few the whole range counts.
 FEW = 5

@@ -3,7 +3,8 @@
 This file is about ``main``: arguments in, text out, and an exit status: 0 if it did what was
 asked, 2 if what was named does not exist or fails. ``graph`` and ``doctor`` are about a ``Target``,
 the graph that ``module:pipe`` names: the module or file is imported, and the name in it is a
-pipe, a ``DataLoader2``, or a function without arguments that returns one.
+pipe, a ``DataLoader2``, or a function without arguments that returns one. ``watch`` runs a
+program, whose errors and exit status are its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import io
 import signal
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -32,10 +33,11 @@ from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.tools.advice import apply_to, page
 from asyncloader.tools.doctor import ExaminationError, examine
 from asyncloader.tools.migrate import report
+from asyncloader.tools.watch import draw, watched_program
 
 WHAT_IT_DOES = (
-    "Draw a graph of datapipes, examine what its stages and its workers are worth, or rewrite"
-    " programs of torchdata."
+    "Draw a graph of datapipes, examine what its stages and its workers are worth, watch the"
+    " loaders of a program, or rewrite programs of torchdata."
 )
 
 NAMED = (
@@ -52,12 +54,14 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        program = options.run(options)
     except (ValueError, ExaminationError, OSError) as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"asyncloader {options.command}: {error}", file=sys.stderr)
         return 2
+    if program is not None:
+        program()
     return 0
 
 
@@ -98,6 +102,14 @@ def _parser() -> argparse.ArgumentParser:
         help="write the advised number of workers into this program, and print the changed lines",
     )
     doctor.set_defaults(run=_doctor)
+    watch = commands.add_parser("watch", help="run a program and show its loaders live")
+    watch.add_argument("--text", action="store_true", help="draw it in the terminal, too")
+    watch.add_argument("-m", action="store_true", dest="is_module", help="run a module")
+    watch.add_argument(
+        "target", metavar="SCRIPT", help="what to run, or with --text the address of a page"
+    )
+    watch.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the program")
+    watch.set_defaults(run=_watch)
     migrate = commands.add_parser("migrate", help="rewrite torchdata's imports in files")
     migrate.add_argument("files", type=Path, nargs="+", metavar="FILE")
     migrate.set_defaults(run=_migrate)
@@ -185,6 +197,18 @@ class Printed(io.TextIOBase):
 
     def flush(self) -> None:
         self._out.flush()
+
+
+def _watch(options: argparse.Namespace) -> Callable[[], None] | None:
+    if options.text and options.target.startswith("http://"):
+        draw(options.target, sys.stdout)
+        return None
+    return watched_program(
+        options.target,
+        options.arguments,
+        is_module=options.is_module,
+        as_text=options.text,
+    )
 
 
 def _migrate(options: argparse.Namespace) -> None:

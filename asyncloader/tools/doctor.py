@@ -28,7 +28,7 @@ from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import cut_graph
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.dataloader2 import DataLoader2
-from asyncloader.loader.stats import StageStats
+from asyncloader.loader.stage_stats import StageStats
 from asyncloader.machine import usable_cores
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.tools.advice import FEW, LITTLE, Advice, Trial, advise

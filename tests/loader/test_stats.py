@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from typing import Any
@@ -24,6 +25,7 @@ from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.watch import watching
+from asyncloader.graph.outline import Outline
 from asyncloader.loader.stats import LoaderStats, Metric, StageStats
 from asyncloader.workers.worker_stats import WorkerStats
 from tests.cpu_time import share_of_a_core
@@ -110,6 +112,26 @@ def test_a_for_shows_which_pipe_takes_the_time(often):
             if blames_heavy(stats) or time.monotonic() > end:
                 break
     assert_heavy_is_to_blame(stats)
+
+
+def summed(item: Any) -> Any:
+    """Compute in one call that holds the GIL, for less than the interpreter's switch interval."""
+    return sum(range(20_000))
+
+
+def blames_summed(stats: LoaderStats) -> bool:
+    seconds = {stage.name: stage.seconds for stage in stats.stages}
+    return seconds.get("map(summed)", 0.0) > 2 * seconds.get("batch(4)", 0.0)
+
+
+def test_short_calls_in_the_thread_of_a_prefetch_are_not_taken_for_its_reader(often):
+    end = time.monotonic() + IN_THE_END_SECONDS
+    with DataLoader2(numbers().map(summed).batch(4).prefetch(3)) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if blames_summed(stats) or time.monotonic() > end:
+                break
+    assert blames_summed(stats), stats
 
 
 class Private(IterDataPipe[int]):
@@ -739,3 +761,82 @@ def test_the_numbers_of_one_name_come_together():
         names = [metric.name for metric in loader.stats().as_metrics()]
     assert names.count("asyncloader_stage_seconds_total") == 3
     assert [name for name, _ in groupby(names)] == list(dict.fromkeys(names))
+
+
+# A part of an epoch ---------------------------------------------------------------------
+
+
+def of_decode(items: int | None, seconds: float) -> StageStats:
+    return stage("map(decode)", seconds / 10, "workers", items=items)
+
+
+def of_worker(items: int, working: float, waiting: float, pid: int = 1) -> WorkerStats:
+    return WorkerStats(items, working, 0.0, waiting, name="worker 0", pid=pid, ready=items)
+
+
+def of_epoch(epoch: int, items: int, seconds: float, *parts: Any) -> LoaderStats:
+    stages = tuple(part for part in parts if isinstance(part, StageStats))
+    workers = tuple(part for part in parts if isinstance(part, WorkerStats))
+    return LoaderStats(epoch, items, 0, seconds, seconds / 2, stages, workers)
+
+
+BEFORE = of_epoch(1, 100, 10.0, of_decode(200, 2.0), of_worker(100, 6.0, 4.0))
+AFTER = of_epoch(1, 160, 14.0, of_decode(300, 4.0), of_worker(150, 9.0, 5.0))
+
+
+def test_the_stats_since_others_are_those_of_the_time_between():
+    since = AFTER.since(BEFORE)
+    assert (since.items, since.seconds, since.waited, since.rate) == (60, 4.0, 2.0, 15.0)
+    (decode,), (process,) = since.stages, since.workers
+    assert (decode.items, decode.rate, decode.seconds) == (100, 25.0, 2.0)
+    assert decode.share == 2.0 / 4.0
+    assert (process.items, process.working, process.waiting) == (50, 3.0, 1.0)
+    assert process.ready == 150
+
+
+def test_an_epoch_that_began_since_then_is_told_whole():
+    later = of_epoch(2, 7, 1.0)
+    assert later.since(AFTER) == later
+
+
+def test_a_process_that_was_replaced_since_then_begins_again():
+    replaced = of_epoch(1, 160, 14.0, of_decode(120, 1.0), of_worker(20, 1.0, 1.0, pid=2))
+    since = replaced.since(BEFORE)
+    assert since.workers == replaced.workers
+    assert since.stages[0].items == since.stages[0].seconds == 0
+
+
+def test_a_stage_that_nobody_counts_stays_uncounted():
+    uncounted = of_epoch(1, 160, 14.0, of_decode(None, 4.0))
+    assert uncounted.since(BEFORE).stages[0].items is None
+
+
+def test_the_bottleneck_is_the_pipe_that_the_verdict_blames():
+    assert LoaderStats(1, 100, 0, 10.0, 6.2, (SOURCE, DECODE), (worker(9),)).bottleneck() is DECODE
+    fast = LoaderStats(1, 100, 0, 10.0, 0.5, (SOURCE, DECODE), (worker(1),))
+    assert fast.bottleneck() is None
+    assert fast.is_fast_enough()
+    assert not LoaderStats(0, 0).is_fast_enough()
+
+
+def test_a_picture_shows_who_waits_for_the_dispatching_process():
+    outline = Outline(("map(str)", "dispatch()"), ((1,), ()), places=("workers", "dispatcher"))
+    stages = (replace(DECODE, number=0), replace(SOURCE, number=1, where="dispatcher"), DEALT)
+    told = LoaderStats(1, 100, 0, 10.0, 9.0, stages, (worker(9, ready=7), DEALER), outline)
+    labels = re.findall(r'<text class="rate".*?>(.*?)</text>', told._repr_html_())
+    assert labels == ["10/s · 7 ready", "waited for 70 %"]
+
+
+def test_a_notebook_shows_a_loader_and_its_stats():
+    graph = numbers(2000).sharding_filter().map(light).batch(4)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+        assert "no epoch was begun yet" in loader._repr_html_()
+        list(loader)
+        stats = loader.stats()
+        html = stats._repr_html_()
+    assert re.findall(r'<th scope="row">(.*?)</th>', html) == ["worker 0", "worker 1"]
+    assert html.count('<g class="box workers') == 1 + len(stats.outline.names)
+    assert 'class="box consumer' in html
+    assert " ready</text>" in html
+    assert "prefers-color-scheme: dark" in html
+    assert 'style="' not in html

@@ -46,7 +46,7 @@ class CodeOwners:
 
     def __init__(self, pipes: Sequence[Any], made_elsewhere: Container[int] = ()) -> None:
         self._pipes = pipes
-        self._made_elsewhere = made_elsewhere
+        self.made_elsewhere = made_elsewhere
         self._places: dict[CodeType, list[int]] = {}
         for place, pipe in enumerate(pipes):
             for code in {*_codes_of(type(pipe)), *_codes_of(type(latest_pass(pipe)))}:
@@ -72,12 +72,12 @@ class CodeOwners:
         running, source = latest_pass(pipe), attribute(pipe, "source")
         if running is None:
             # A user's pipe may run ahead: it waits for its source if the thread of that works.
-            return ELSEWHERE if id(source) in self._made_elsewhere else place
+            return ELSEWHERE if id(source) in self.made_elsewhere else place
         held, room = running.fullness()
         if not running.runs_ahead or held >= room > 0:
             return place
         at = self._at(source, ELSEWHERE)
-        if at < 0 or id(source) in self._made_elsewhere:
+        if at < 0 or id(source) in self.made_elsewhere:
             return ELSEWHERE
         # On a loop a source may work at any time; in a thread of its own this one does not.
         return place if held and not _is_async(source) else self.awaited(at)

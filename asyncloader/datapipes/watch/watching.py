@@ -131,10 +131,13 @@ class Watching:
         return tuple(tallies)
 
     def owners(self) -> CodeOwners:
-        """Return which code belongs to which pipe at the moment."""
+        """Return which code belongs to which pipe, with the threads that work at the moment."""
+        return CodeOwners(self.pipes, self.made_elsewhere())
+
+    def made_elsewhere(self) -> set[int]:
+        """Return the ids of pipes that threads of their own iterate at the moment."""
         others = [each for each in list(self._threads) if each is not self.main]
-        working = {id(each.pipe) for each in others if not each.resting_since}
-        return CodeOwners(self.pipes, working)
+        return {id(each.pipe) for each in others if not each.resting_since}
 
 
 class Watched:
@@ -375,8 +378,9 @@ class Sampler:
         self.is_asleep = False
 
     def _look_at_all(self) -> None:
-        working = [each for each in self._looked if not each.resting_since]
-        looked = [(each, owners) for each in working if (owners := _owners_of(each)) is not None]
+        is_one_at_work = any(not each.resting_since for each in self._looked)
+        present = self._looked if is_one_at_work else []
+        looked = [(each, owners) for each in present if (owners := _owners_of(each)) is not None]
         places: list[list[int]] = [[] for _ in looked]
         weight = self._weight()
         pause = threading.Event()
@@ -385,10 +389,14 @@ class Sampler:
                 pause.wait(self._times.uniform(0.0, 2 * _BETWEEN_LOOKS))
                 with present_frames() as frames:
                     for (each, owners), at in zip(looked, places, strict=True):
+                        # Who works is known only now: before, this thread had to wait for the
+                        # GIL until another one began to rest.
                         if not each.resting_since:
+                            owners.made_elsewhere = each.watching.made_elsewhere()
                             at.append(each.place(owners, frames))
         for (each, _), at in zip(looked, places, strict=True):
-            each.note(at, weight)
+            if at:
+                each.note(at, weight)
         self._note_idleness()
 
     def _note_idleness(self) -> None:

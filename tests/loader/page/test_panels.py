@@ -1,0 +1,124 @@
+"""What the page shows of each loader."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.loader.page.panels import Panels, spark
+from asyncloader.loader.stats import LoaderStats
+
+
+def numbers(count: int = 100) -> Any:
+    return IterableWrapper(range(count)).map(str)
+
+
+def test_a_panel_says_how_a_loader_is_doing():
+    panels = Panels()
+    with DataLoader2(numbers()) as loader:
+        panels.add(loader, "training")
+        (before,) = panels.look()
+        assert before.summary == "not begun"
+        assert "no epoch was begun yet" in before.text
+        list(loader)
+        (after,) = panels.look()
+    assert after.title == "training"
+    assert after.text.startswith("training  ")
+    assert "epoch 1: 100 items" in after.html
+    assert '<g class="box loader' in after.html
+    assert "style=" not in after.html
+
+
+def test_an_epochs_end_is_said():
+    panels = Panels()
+    with DataLoader2(numbers()) as loader:
+        panels.add(loader)
+        list(loader)
+        panels.look()
+        (panel,) = panels.look()
+    assert panel.summary.endswith("(no epoch runs now)")
+
+
+def test_a_loader_that_is_shown_twice_has_one_panel():
+    panels = Panels()
+    loader = DataLoader2(numbers())
+    assert panels.add(loader) is panels.add(loader, "training")
+    assert [panel.title for panel in panels.look()] == ["training"]
+
+
+def test_several_loaders_have_their_own_names_and_keys():
+    panels, loaders = Panels("rank 1", "a1"), [DataLoader2(numbers()) for _ in range(2)]
+    shown = [panels.add(loader) for loader in loaders]
+    assert [each.title for each in panels.look()] == ["rank 1 · loader 1", "rank 1 · loader 2"]
+    assert [each.key for each in panels.look()] == ["a1-1", "a1-2"]
+    panels.remove(shown[0])
+    assert [each.key for each in panels.look()] == ["a1-2"]
+
+
+def test_a_loader_that_is_dropped_is_shown_no_more():
+    panels = Panels()
+    loader = DataLoader2(numbers())
+    panels.add(loader)
+    del loader
+    gc.collect()
+    assert panels.look() == []
+
+
+def test_stats_that_fail_now_are_asked_for_again_later():
+    class Changing:
+        fails = True
+
+        def stats(self) -> LoaderStats:
+            if self.fails:
+                raise RuntimeError("the graph changes")
+            return LoaderStats(0, 0)
+
+    panels, loader = Panels(), Changing()
+    panels.add(loader)
+    assert panels.look() == []
+    loader.fails = False
+    assert len(panels.look()) == 1
+
+
+def test_names_of_users_are_escaped_everywhere():
+    def stage(items: Any) -> Any:
+        return items
+
+    stage.__qualname__ = '<img src=x onerror="alert(1)">'
+    panels = Panels()
+    with DataLoader2(IterableWrapper(range(4)).map(stage)) as loader:
+        panels.add(loader, "<b>bold</b>")
+        list(loader)
+        (panel,) = panels.look()
+    assert "<img" not in panel.html
+    assert "<b>" not in panel.html
+    assert "&lt;img" in panel.html
+
+
+def test_workers_are_rows_with_plots():
+    panels = Panels()
+    graph = IterableWrapper(range(2000)).sharding_filter().map(str).batch(4)
+    service = MultiProcessingReadingService(2)
+    with DataLoader2(graph, reading_service=service) as loader:
+        panels.add(loader)
+        list(loader)
+        panels.look()
+        (panel,) = panels.look()
+        html = loader._repr_html_()
+    rows = re.findall(r'<th scope="row">(.*?)</th>', panel.html)
+    assert rows == ["worker 0", "worker 1"] == re.findall(r'<th scope="row">(.*?)</th>', html)
+    assert panel.html.count('class="spark small"') == 2
+    assert '<g class="box workers' in panel.html
+    assert " ready</text>" in html
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_a_plot_is_broken_where_nobody_looked():
+    whole = spark([(3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (0.0, 4.0)], "rate", "wide")
+    assert whole.count("<polyline") == 1
+    broken = spark([(40.0, 1.0), (39.0, 2.0), (1.0, 3.0), (0.0, 4.0)], "rate", "wide")
+    assert broken.count("<polyline") == 2
+    assert 'points="40.0,22.0 42.0,15.0"' in broken

@@ -1,0 +1,326 @@
+"""The page over real HTTP: who may look, what is seen, and what is left when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.loader.page import server
+from tests.cpu_time import share_of_a_core
+from tests.leaks import descendants
+from tests.loader.page.viewing import SECONDS, listening, viewing
+from tests.processes.scripts import run_script
+
+aiohttp = pytest.importorskip("aiohttp")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def numbers(count: int = 10**9) -> Any:
+    return IterableWrapper(range(count), deepcopy=False).sharding_filter()
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch):
+    """Look ten times a second, so that a test need not take long."""
+    monkeypatch.setattr(server, "TICK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def loader() -> Iterator[DataLoader2[int]]:
+    with DataLoader2(numbers(100).map(double)) as loader:
+        yield loader
+
+
+async def status(url: str, method: str = "GET", **request: Any) -> int:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, allow_redirects=False, **request) as answer,
+    ):
+        found: int = answer.status
+        return found
+
+
+# Who may look ---------------------------------------------------------------------------
+
+
+async def test_the_page_and_all_it_needs_come_from_one_address(loader):
+    with loader.watch() as watch:
+        async with aiohttp.ClientSession() as session:
+            for name in ("", "page.js", "page.css", "figure.css"):
+                async with session.get(watch.url + name) as answer:
+                    assert answer.status == 200
+                    text = await answer.text()
+                    assert "http://" not in text
+                    assert "https://" not in text
+            async with session.get(watch.url.rstrip("/")) as answer:
+                assert str(answer.url) == watch.url
+
+
+@pytest.mark.parametrize("path", ["", "wrong/", "wrong/events", "events", "page.js", "é/"])
+async def test_a_wrong_token_is_refused(path, loader):
+    with loader.watch() as watch:
+        place = urlsplit(watch.url)
+        assert await status(f"http://{place.netloc}/{path}") == 403
+        assert await status(f"http://{place.netloc}/wrong/report", "POST", data=b"{}") == 403
+        almost = watch.url[:-2] + ("a" if watch.url[-2] != "a" else "b") + "/"
+        assert await status(almost) == 403
+
+
+def test_each_page_has_a_token_of_its_own(loader):
+    urls = []
+    for _ in range(3):
+        with loader.watch() as watch:
+            urls.append(watch.url)
+    tokens = {urlsplit(url).path.strip("/") for url in urls}
+    assert len(tokens) == 3
+    assert all(len(token) >= 32 for token in tokens)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:1", ""]
+)
+async def test_a_page_of_another_name_is_refused(host, loader):
+    with loader.watch() as watch:
+        assert await status(watch.url, headers={"Host": host}) == 403
+        assert await status(watch.url + "events", headers={"Host": host}) == 403
+        # As through a tunnel, whose port is another.
+        assert await status(watch.url, headers={"Host": "localhost:8080"}) == 200
+
+
+@pytest.mark.parametrize("name", ["", "no-such-thing", "page.js"])
+async def test_every_answer_says_what_a_browser_may_do_with_it(name, loader):
+    with loader.watch() as watch:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(watch.url + name, headers={"Origin": "http://evil.example"}) as answer,
+        ):
+            headers = answer.headers
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert not [name for name in headers if name.lower().startswith("access-control-")]
+
+
+@ON_LINUX
+def test_it_listens_on_this_machines_own_address_only_and_only_when_asked_for(loader):
+    assert list(loader) == [double(number) for number in range(100)]
+    before = listening()
+    with loader.watch() as watch:
+        port = urlsplit(watch.url).port
+        assert sorted({*listening()} - {*before}) == [f"0100007F:{port:04X}"]
+    assert listening() == before
+
+
+async def test_no_more_than_so_many_may_look_at_once(loader, monkeypatch):
+    monkeypatch.setattr(server, "_MOST_VIEWERS", 1)
+    with loader.watch() as watch:
+        async with viewing(watch.url):
+            assert await status(watch.url + "events") == 503
+        async with asyncio.timeout(SECONDS):
+            while await status(watch.url + "events") == 503:
+                pass
+
+
+async def test_the_token_gets_into_no_log(loader, caplog):
+    caplog.set_level(logging.DEBUG)
+    with loader.watch() as watch:
+        assert await status(watch.url) == 200
+        assert await status(watch.url + "no-such-thing") == 404
+        async with viewing(watch.url) as viewer:
+            await viewer.panels()
+    assert urlsplit(watch.url).path.strip("/") not in caplog.text
+
+
+def test_without_the_extra_an_error_says_what_to_install(loader, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ImportError, match=r"pip install 'asyncloader\[watch\]'"):
+        loader.watch()
+
+
+# What is seen ---------------------------------------------------------------------------
+
+
+async def test_the_picture_follows_a_loader_over_the_ends_of_epochs():
+    async with DataLoader2(numbers(3000).map(double).batch(10)) as loader:
+        with loader.watch("training") as watch:
+            async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
+                assert (await viewer.until("no epoch was begun yet"))["title"] == "training"
+                for epoch in (1, 2):
+                    assert len([batch async for batch in loader]) == 300
+                    over = await viewer.until(f"epoch {epoch}: 300 items")
+                    assert "map(double)" in over["html"]
+                    await viewer.until("no epoch runs now")
+
+
+async def test_all_loaders_of_a_program_share_one_page(loader):
+    other = DataLoader2(numbers(10))
+    with loader.watch("training") as watch:
+        with other.watch("validation") as second:
+            assert second.url == watch.url
+            async with viewing(watch.url) as viewer:
+                assert await viewer.titles() == ["training", "validation"]
+        async with viewing(watch.url) as viewer:
+            assert await viewer.titles() == ["training"]
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await status(watch.url)
+
+
+async def test_a_loader_that_is_watched_twice_stays_until_both_are_closed(loader):
+    first, second = loader.watch(), loader.watch()
+    first.close()
+    first.close()
+    async with viewing(second.url) as viewer:
+        assert await viewer.titles() == ["loader 1"]
+    second.close()
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await status(second.url)
+
+
+async def test_the_picture_survives_the_death_of_a_worker():
+    service = MultiProcessingReadingService(2, on_worker_death="restart")
+    async with DataLoader2(numbers().map(double), reading_service=service) as loader:
+        with loader.watch() as watch:
+            async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
+                consuming = asyncio.create_task(consume(loader))
+                panel = await viewer.until('<th scope="row">worker 1</th>')
+                pid = loader.stats().workers[1].pid
+                await viewer.until(f"<td>{pid}</td>")
+                os.kill(pid, signal.SIGKILL)
+                panel = await viewer.until("1 restarts")
+                while f"<td>{pid}</td>" in panel["html"]:
+                    panel = await viewer.until("worker 1")
+                consuming.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await consuming
+
+
+async def consume(loader: DataLoader2[int]) -> None:
+    async for _ in loader:
+        pass
+
+
+def test_a_watch_says_where_to_look(loader):
+    with loader.watch("training") as watch:
+        assert repr(watch) == f"<Watch of training at {watch.url}>"
+        assert f'<a href="{watch.url}"' in watch._repr_html_()
+
+
+# What it costs, and what is left --------------------------------------------------------
+
+
+@ON_LINUX
+async def test_nothing_is_done_while_nobody_looks(loader):
+    async with DataLoader2(numbers().map(double)) as loader:
+        with loader.watch() as watch:
+            items = aiter(loader)
+            await anext(items)
+            async with viewing(watch.url) as viewer:
+                await viewer.panels()
+            assert await asyncio.to_thread(share_of_a_core, enough=0.005) < 0.005
+
+
+@ON_LINUX
+@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+async def test_workers_do_not_hold_the_port_nor_who_is_connected(method):
+    service = MultiProcessingReadingService(1, method)
+    async with DataLoader2(numbers().map(double), reading_service=service) as loader:
+        watch = loader.watch()
+        async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
+            await viewer.panels()
+            assert await anext(aiter(loader)) == 0
+            assert [listening(pid) for pid in descendants() if listening(pid)] == []
+            await asyncio.to_thread(watch.close)
+            await viewer.until_closed()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await status(watch.url)
+
+
+async def test_closing_ends_what_viewers_receive_and_the_thread(loader):
+    threads = {each.name for each in threading.enumerate()}
+    assert "asyncloader watch" not in threads
+    watch = loader.watch()
+    async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
+        await viewer.panels()
+        began = time.monotonic()
+        await asyncio.to_thread(watch.close)
+        assert time.monotonic() - began < 2.0
+        await viewer.until_closed()
+    assert "asyncloader watch" not in {each.name for each in threading.enumerate()}
+
+
+FORKING = """
+import os, urllib.request
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
+from tests.loader.page.viewing import listening
+
+loader = DataLoader2(IterableWrapper(range(4)))
+watch = loader.watch()
+answer = urllib.request.urlopen(watch.url + "events")
+answer.readline()
+child = os.fork()
+if not child:
+    assert listening() == []
+    watch.close()
+    other = loader.watch()
+    assert other.url != watch.url
+    assert urllib.request.urlopen(other.url).status == 200
+    other.close()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert answer.readline()
+assert urllib.request.urlopen(watch.url).status == 200
+answer.close()
+print("ended")
+"""
+
+
+@ON_LINUX
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_has_no_part_in_the_page_and_may_have_its_own(tmp_path):
+    source = FORKING.replace("child = os.fork()", "import warnings\n"
+        "warnings.simplefilter('ignore')\nchild = os.fork()")  # fmt: skip
+    done = run_script(tmp_path, source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+LEAVING = """
+import sys, urllib.request
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
+
+loader = DataLoader2(IterableWrapper(range(4)))
+watch = loader.watch()
+answer = urllib.request.urlopen(watch.url + "events")
+answer.readline()
+print(list(loader))
+loader.shutdown()
+"""
+
+
+def test_a_program_ends_with_its_page_open_and_looked_at(tmp_path):
+    done = run_script(tmp_path, LEAVING)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0, 1, 2, 3]\n"
+    assert "Traceback" not in done.stderr
