@@ -41,7 +41,7 @@ NEEDING = [
 #: examples of the reference beside its signatures.
 OTHER_OPENINGS = {"sh", "text", "python sketch", "python never ends"}
 OPENINGS_OF_REFERENCE = {"python signature", "pycon"}
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 #: Such packages take long to import, and some do it in each worker again.
 LIMIT_SECONDS_OF_PACKAGES = 240
 #: A block's own functions and lists need no types; what it does with pipes, loaders and Python
