@@ -23,6 +23,7 @@ import os
 import pickle
 import platform
 import re
+import socket
 import sys
 import threading
 import time
@@ -62,6 +63,7 @@ _AVOID_SECONDS = 120.0
 #: How long the cluster may take to say what is free.
 _ASK_SECONDS = 5.0
 _DISPATCH = "workers.dispatcher"
+_MOST_RINGS = 1 << 10
 #: How long a worker that hangs may take to say where its threads stand.
 _STACK_SECONDS = 1.0
 
@@ -199,7 +201,9 @@ class Mailbox:
         self._changed = threading.Condition()
         self._arena: Arena | None = None
         #: Readable while a frame waits.
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell, self._ringing = socket.socketpair()
+        for end in (self._bell, self._ringing):
+            end.setblocking(False)
         self._frames: deque[Frame] = deque()
         self._heard = InTurn()
         self._count = 0
@@ -214,7 +218,9 @@ class Mailbox:
         with self._changed:
             for told, things in self._heard.add(number, (letters, sent)):
                 self._add(told, things)
-            os.eventfd_write(self._bell, 1)
+            # If it is full, it rings already.
+            with contextlib.suppress(BlockingIOError):
+                self._ringing.send(b"!")
             self._changed.notify_all()
 
     def fetch(self) -> tuple[list[Letter], int | None]:
@@ -273,7 +279,7 @@ class Mailbox:
     def receive_ready(self) -> list[Frame]:
         with self._changed:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+                self._bell.recv(_MOST_RINGS)
             if self._is_closed and not self._frames:
                 raise EOFError("the other end of the channel is closed")
             frames = list(self._frames)
@@ -285,7 +291,7 @@ class Mailbox:
         return LinkEnd(fd) if isinstance(fd, Link) else self._box_of(fd)
 
     def fileno(self) -> int:
-        return self._bell
+        return self._bell.fileno()
 
     def close(self) -> None:
         with self._changed:
