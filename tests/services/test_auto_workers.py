@@ -71,11 +71,13 @@ def untuned(**settings: Any) -> Untuned:
     return Untuned("auto", max_workers=3, **settings)
 
 
+@pytest.mark.parametrize("ahead", [0, 10])
 @pytest.mark.parametrize("name", FITTING)
-def test_a_number_that_changes_after_any_item_changes_no_item(name):
+def test_a_number_that_changes_after_any_item_changes_no_item(name, ahead):
     make = FITTING[name]
     epochs = expected(make)
-    with loader_of(make, untuned()) as loader:
+    # Without prefetching, no workers means that the consumer's own thread makes the items.
+    with loader_of(make, untuned(main_prefetch_cnt=ahead)) as loader:
         for items in epochs:
             seen = []
             numbers = list(NUMBERS)
