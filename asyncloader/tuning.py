@@ -196,15 +196,21 @@ def _fewer(found: Mapping[int, Found], number: int) -> tuple[int, str] | None:
 
 def _more(found: Mapping[int, Found], bounds: Bounds) -> tuple[int, str] | None:
     """Return a number with which the consumer may wait less."""
-    best, _ = _best(found)
-    top = found[best]
-    if bounds.least == 0 and 0 not in found and max(e.alone for e in found.values()) > top.rate:
-        return 0, "making the items takes less than passing them on: trying none"
-    above = [number for number in found if number > best]
-    below = [number for number in found if number < best]
+    # None at all is no neighbour of one: it is looked at apart.
+    some = {number: each for number, each in found.items() if number}
+    if not some:
+        return 2, "the consumer waits with 0: trying more"
+    best, _ = _best(some)
+    top = some[best]
+    above = [number for number in some if number > best]
+    below = [number for number in some if number < best]
     if not above and best < bounds.most:
-        is_far = len(found) == 1 and top.waited > 0.5 and top.busy > 0.9 and best >= 4
+        is_far = len(some) == 1 and top.waited > 0.5 and top.busy > 0.9 and best >= 4
         return max(2, best * (4 if is_far else 2)), f"the consumer waits with {best}: trying more"
+    if bounds.least == 0 and 0 not in found and max(e.alone for e in some.values()) > top.rate:
+        return 0, "making the items takes less than passing them on: trying none"
+    if 0 in found and found[0].rate >= top.rate:
+        return None
     if not below and best > max(1, bounds.least):
         return best // 2, f"more than {best} are no better: trying fewer"
     if below and (number := _knee(found, max(below), best)) is not None:

@@ -106,6 +106,7 @@ class Tuner:
         # Where the present window began, and what was lost before it.
         self._before: _Counts | None = None
         self._lost = 0.0
+        self._has_noted = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to measure; from any thread."""
@@ -134,19 +135,29 @@ class Tuner:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=time_left(CLOSE_SECONDS))
-        adjustable, now = self._adjustable(), self._counts()
-        if adjustable is not None and self._before is not None and not adjustable.wants_change():
-            self._note(adjustable, now, _REST_SECONDS)
+        adjustable, now, least_items = self._adjustable(), self._counts(), _WINDOW_ITEMS
+        if adjustable is None or adjustable.running() < 0 or adjustable.wants_change():
+            return
+        if not self._has_noted:
+            # The epoch was too short for a window: it is one.
+            self._before, least_items = _Counts(self._passed, 0.0, 0.0, 0.0, 0.0, 0), 1
+        self._note(adjustable, now, _REST_SECONDS, least_items)
 
-    def _note(self, adjustable: Adjustable, now: _Counts, least_seconds: float) -> bool:
+    def _note(
+        self,
+        adjustable: Adjustable,
+        now: _Counts,
+        least_seconds: float,
+        least_items: int = _WINDOW_ITEMS,
+    ) -> bool:
         """Tell the service what happened since the last time, if that is enough to tell."""
         before = self._before
         assert before is not None
         items, seconds = now.items - before.items, now.seconds() - before.seconds()
-        is_enough = seconds >= least_seconds and items >= _WINDOW_ITEMS
+        is_enough = seconds >= least_seconds and items >= least_items
         if is_enough or (items > 0 and seconds > _MOST_SECONDS):
             adjustable.note(now.window(before, adjustable.running(), self._lost))
-            self._before, self._lost = now, 0.0
+            self._before, self._lost, self._has_noted = now, 0.0, True
             return True
         return False
 

@@ -30,6 +30,7 @@ from asyncloader.datapipes.edges import (
     goes_by_clock,
     is_dispatch,
     is_filter_of_shards,
+    is_splitter,
     is_without_order,
     lives_with_loader,
 )
@@ -114,11 +115,27 @@ def fits_any_number(datapipe: Any) -> bool:
         return False
     if read_without_fork(datapipe) or not all(part.is_sharded for part in parts):
         return False
+    if not _is_chain_to(datapipe, parts):
+        return False
     try:
         check_division(parts, 0)
     except SnapshotError:
         return False
     return bool(parts)
+
+
+def _is_chain_to(datapipe: Any, parts: Iterable[WorkerPart]) -> bool:
+    """Whether one pipe after the other follows what workers run.
+
+    The branches of a split keep the cursors of what they read inside of their own.
+    """
+    ends = {id(part.end) for part in parts}
+    for pipe in _way_up(datapipe):
+        if id(pipe) in ends:
+            return True
+        if is_splitter(pipe):
+            return False
+    return False
 
 
 def _resumes_anywhere(pipe: Any) -> bool:

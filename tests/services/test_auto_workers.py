@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import signal
 import time
 from typing import Any
@@ -71,11 +72,13 @@ def untuned(**settings: Any) -> Untuned:
     return Untuned("auto", max_workers=3, **settings)
 
 
+@pytest.mark.parametrize("ahead", [0, 10])
 @pytest.mark.parametrize("name", FITTING)
-def test_a_number_that_changes_after_any_item_changes_no_item(name):
+def test_a_number_that_changes_after_any_item_changes_no_item(name, ahead):
     make = FITTING[name]
     epochs = expected(make)
-    with loader_of(make, untuned()) as loader:
+    # Without prefetching, no workers means that the consumer's own thread makes the items.
+    with loader_of(make, untuned(main_prefetch_cnt=ahead)) as loader:
         for items in epochs:
             seen = []
             numbers = list(NUMBERS)
@@ -215,6 +218,46 @@ def test_where_the_order_depends_on_the_number_it_changes_between_epochs_only(na
         assert loader.num_workers == 3 - before
 
 
+class Own(it.IterDataPipe[int]):
+    """A user's own source, of which nothing is known."""
+
+    def __iter__(self) -> Any:
+        return iter(range(9))
+
+
+def split(pipe: Any) -> Any:
+    one, other = pipe.sharding_filter().demux(2, is_multiple_of_three)
+    return one.concat(other)
+
+
+def is_multiple_of_three(number: int) -> int:
+    return int(number % 3 == 0)
+
+
+NUMBERS_HERE = it.IterableWrapper(range(9))
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        it.IterableWrapper(dict.fromkeys(range(9)).keys(), deepcopy=False).sharding_filter(),
+        Own().sharding_filter().map(double),
+        split(NUMBERS_HERE.shuffle()),
+        NUMBERS_HERE.sharding_filter().async_map(double_soon, ordered=False),
+        NUMBERS_HERE.sharding_filter().map(double, on_error="skip"),
+    ],
+)
+def test_what_would_be_read_again_or_has_no_order_is_not_changed_in_an_epoch(pipe):
+    with loader_of(lambda: pipe, untuned()) as loader:
+        assert not loader.reading_service.is_elastic
+        assert len(list(loader)) == 9
+
+
+def test_items_that_come_in_any_order_are_not_changed_in_an_epoch():
+    with loader_of(FITTING["maps"], untuned(in_order=False)) as loader:
+        assert not loader.reading_service.is_elastic
+
+
 def test_a_state_from_the_middle_of_an_epoch_that_depends_on_the_number_resumes_with_it():
     make = CLASHING["batch"][0]
     with loader_of(make, MultiProcessingReadingService(3)) as loader:
@@ -260,7 +303,8 @@ def test_more_workers_are_used_for_a_function_that_waits_and_the_log_says_so_onc
             if caplog.messages:
                 break
         stats = loader.stats()
-        assert loader.num_workers > first or first >= 4
+    tried = [int(number) for number in re.findall(r"(\d+): ", caplog.messages[0])]
+    assert max(tried) > first or first >= 4
     assert len(set(seen)) == len(seen)
     assert stats.items == len(seen)
     assert caplog.messages == [str(stats.choices[0])]
