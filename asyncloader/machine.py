@@ -47,7 +47,7 @@ def cgroup_cores(files: tuple[Path, ...] = _CGROUP_QUOTAS) -> float | None:
     return None
 
 
-def available_memory(folder: Path = Path("/proc")) -> int | None:
+def available_memory(folder: Path = system.PROC) -> int | None:
     """Return how many bytes a program may still use, or None if the system does not say."""
     free = _kibibytes(folder / "meminfo", "MemAvailable:")
     if free is None:
@@ -60,7 +60,7 @@ def available_memory(folder: Path = Path("/proc")) -> int | None:
     return free
 
 
-def private_memory(pid: int, folder: Path = Path("/proc")) -> int | None:
+def private_memory(pid: int, folder: Path = system.PROC) -> int | None:
     """Return how many bytes a process shares with no other, or None if that is not known."""
     file = folder / str(pid) / "smaps_rollup"
     parts = [_kibibytes(file, f"Private_{kind}:") for kind in ("Clean", "Dirty")]

@@ -45,6 +45,9 @@ NAME: Final = platform.system() + (
     ", the portable way" if sys.platform == "linux" and PORTABLE else ""
 )
 
+#: Where Linux says what it and each of its processes has.
+PROC: Final = Path("/proc")
+
 #: Where POSIX shared memory is, if it is in a folder.
 SHARED_MEMORY: Final = "/dev/shm"
 

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from asyncloader.graph.figure import style
 from asyncloader.loader.page.panels import Panel, Panels
 from asyncloader.runtime import LoopThread, descriptors_for
+from asyncloader.system import in_forked_child
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -130,13 +130,10 @@ class Server:
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
+@in_forked_child
 def _leave_to_parent() -> None:
     for server in list(_servers):
         server.leave_to_parent()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @dataclass

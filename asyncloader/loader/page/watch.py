@@ -20,6 +20,7 @@ from asyncloader.loader.page.reporter import Reporter
 from asyncloader.loader.page.server import Server
 from asyncloader.ranks import is_initialized, own_rank
 from asyncloader.runtime import at_exit
+from asyncloader.system import in_forked_child
 
 
 class Watch:
@@ -134,6 +135,7 @@ PAGES = Pages()
 at_exit(PAGES.close)
 
 
+@in_forked_child
 def _forget_parents() -> None:
     # Its thread does not exist in a forked child, but the end of the object would stop it.
     _of_parents.append(PAGES.page)
@@ -141,7 +143,3 @@ def _forget_parents() -> None:
 
 
 _of_parents: list[Page | None] = []
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_parents)
