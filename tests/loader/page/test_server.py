@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.loader.page import server
 from tests.cpu_time import share_of_a_core
 from tests.leaks import descendants
-from tests.loader.page.viewing import SECONDS, listening, viewing
+from tests.loader.page.viewing import SECONDS, Viewer, listening, viewing
 from tests.processes.scripts import run_script
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -238,6 +239,38 @@ async def test_nothing_is_done_while_nobody_looks(loader):
             async with viewing(watch.url) as viewer:
                 await viewer.panels()
             assert await asyncio.to_thread(share_of_a_core, enough=0.005) < 0.005
+
+
+#: It takes 2 ms on most machines, once a second; a crowded machine makes that a little more.
+LOOK_SECONDS = 0.01
+
+
+@ON_LINUX
+async def test_a_look_takes_less_than_a_hundredth_of_a_second_of_a_processor():
+    graph = numbers().shuffle().map(double).map(double).batch(4).prefetch(2)
+    async with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+        with loader.watch() as watch:
+            async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
+                consuming = asyncio.create_task(consume(loader))
+                await viewer.until("worker 1")
+                least = min([await seconds_of_five_looks(viewer) for _ in range(4)])
+                consuming.cancel()
+                await asyncio.wait([consuming])
+    assert least / 5 < LOOK_SECONDS
+
+
+async def seconds_of_five_looks(viewer: Viewer) -> float:
+    """Return how long a processor worked for the page's thread during five looks."""
+    before = processor_seconds()
+    for _ in range(5):
+        await viewer.panels()
+    return processor_seconds() - before
+
+
+def processor_seconds() -> float:
+    (thread,) = [each for each in threading.enumerate() if each.name == "asyncloader watch"]
+    text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+    return int(text.split()[0]) / 1e9
 
 
 @ON_LINUX
