@@ -24,8 +24,10 @@ FOR, ASYNC = "asyncloader, for", "asyncloader, async for"
 
 
 def cases_of(job: Job, peers_job: Job, take: Take) -> list[Case]:
+    ours = Case(ASYNC, our_rate, args=(job, "async", take))
     return [
-        Case(ASYNC, our_rate, args=(job, "async", take)),
+        ours,
+        ours.portable(),
         Case("asyncloader, uvloop", our_rate, ("uvloop",), (job, "uvloop", take)),
         Case(FOR, our_rate, args=(job, "sync", take)),
         *cases(PROCESSES, peer_rate, peers_job, take, EPOCHS),
