@@ -124,7 +124,7 @@ def _fds() -> Iterator[str]:
 def _maps() -> Iterator[str]:
     with open(f"{PROC}/self/maps", errors="replace") as file:
         for line in file:
-            if "/memfd:" in line or "/dev/shm/" in line or "/asyncloader-" in line:
+            if "/dev/shm/" in line or "(deleted)" in line:
                 yield f"mapping {line.split(maxsplit=5)[-1].strip()}"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
+import uvloop
 
 from asyncloader import system
 
@@ -29,3 +31,6 @@ needs_uvloop = pytest.mark.skipif(
 needs_dev_shm = pytest.mark.skipif(
     not os.access(system.SHARED_MEMORY, os.W_OK), reason="POSIX shared memory is no folder here"
 )
+
+#: How a loop is made, by asyncio and by uvloop.
+LOOPS = [asyncio.new_event_loop, pytest.param(uvloop.new_event_loop, marks=needs_uvloop)]

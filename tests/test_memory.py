@@ -12,6 +12,7 @@ from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import Segment, SharedBytes
 from tests.descriptors import only_free
 from tests.eyes import PROC
+from tests.needs import needs_sealed_memory
 
 
 def open_fds() -> int:
@@ -20,7 +21,7 @@ def open_fds() -> int:
 
 def mappings() -> int:
     with open(f"{PROC}/self/maps") as maps:
-        return sum("asyncloader" in line for line in maps)
+        return sum("(deleted)" in line for line in maps)
 
 
 def attached(segment: Segment) -> Segment:
@@ -61,6 +62,7 @@ def test_a_mapping_holds_no_descriptor():
     segment.close()
 
 
+@needs_sealed_memory
 def test_attach_closes_the_descriptor_even_when_it_refuses():
     fd = os.memfd_create("plain")
     os.ftruncate(fd, 4096)
@@ -70,11 +72,13 @@ def test_attach_closes_the_descriptor_even_when_it_refuses():
         os.fstat(fd)
 
 
+@needs_sealed_memory
 def test_attach_refuses_an_empty_segment():
     with pytest.raises(TransportError, match="at least 1 byte, got 0"):
         Segment.attach(os.memfd_create("empty"))
 
 
+@needs_sealed_memory
 @pytest.mark.parametrize("size", [1, 8192])
 def test_a_peer_cannot_change_the_size(size):
     segment = Segment.create(4096)
@@ -114,10 +118,10 @@ def test_descriptors_are_not_inherited():
 
 
 def test_a_full_memory_says_what_is_needed_and_what_is_there(monkeypatch):
-    def full(fd, offset, size):
+    def full(fd, size):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(system, "reserve", full)
     fds, maps = open_fds(), mappings()
     with pytest.raises(
         ResourceExhausted, match=r"needs 4096 bytes, but about \d+ .* fewer workers"
@@ -126,6 +130,7 @@ def test_a_full_memory_says_what_is_needed_and_what_is_there(monkeypatch):
     assert (open_fds(), mappings()) == (fds, maps)
 
 
+@needs_sealed_memory
 @pytest.mark.parametrize("make", [lambda: Segment.create(4096), lambda: SharedBytes.of([b"x"])])
 def test_where_no_file_can_be_opened_the_system_says_why(make, monkeypatch):
     def refuse(*_):
@@ -156,6 +161,7 @@ def no_memfd(request, monkeypatch):
     system.can_seal.cache_clear()
 
 
+@needs_sealed_memory
 def test_a_process_that_had_no_descriptor_for_it_still_seals_its_segments():
     system.can_seal.cache_clear()
     # The one that is left is the segment's.

@@ -15,6 +15,7 @@ from asyncloader.errors import ResourceExhausted, TransportError
 from asyncloader.memory import SharedBytes
 from asyncloader.transport.code import dumps_code, loads_code, pack_code
 from tests.leaks import leaves_nothing
+from tests.needs import needs_sealed_memory
 
 DATA = [b"some ", b"bytes"]
 
@@ -35,6 +36,7 @@ def _posted(code):
     return parcel.data, parcel.fds()
 
 
+@needs_sealed_memory
 def test_nobody_can_change_them():
     shared = SharedBytes.of(DATA)
     assert shared.view.readonly
@@ -132,6 +134,7 @@ def test_a_parcel_that_cannot_be_opened_leaves_nothing():
         loads_code(large.data, large.fds())
 
 
+@needs_sealed_memory
 @pytest.mark.parametrize("seals", [0, system._SEALS])
 def test_what_a_peer_could_change_is_refused(seals):
     import fcntl

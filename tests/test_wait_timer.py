@@ -5,13 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
 
 from asyncloader.waiting import WaitTimer
+from tests.needs import LOOPS
 
-on_every_loop = pytest.mark.parametrize(
-    "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
-)
+on_every_loop = pytest.mark.parametrize("factory", LOOPS, ids=["asyncio", "uvloop"])
 
 
 class CountingLoop:

@@ -16,13 +16,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.benchmarks.cost import Rate
-from tests.benchmarks.environments import HERE, ROOT, Environment
+from tests.benchmarks.environments import HERE, PORTABLE, ROOT, Environment
 
 #: The seconds that a case may take; a peer that hangs is reported, not waited for.
 LIMIT = 900
@@ -46,6 +46,10 @@ class Case:
     needs: tuple[str, ...] = ()
     args: tuple[Any, ...] = ()
     environment: Environment = HERE
+
+    def portable(self) -> Case:
+        """Return the same without Linux's own calls."""
+        return replace(self, name=f"{self.name}, portable", environment=PORTABLE)
 
     def missing(self) -> list[str]:
         """Return what it needs and what is not installed."""

@@ -75,4 +75,12 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+class Portable(ThisEnvironment):
+    """The same, where the package goes without Linux's own calls."""
+
+    def variables(self) -> dict[str, str]:
+        return {**super().variables(), "ASYNCLOADER_PORTABLE": "1"}
+
+
 HERE = ThisEnvironment("here", ())
+PORTABLE = Portable("portable", ())

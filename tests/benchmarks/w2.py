@@ -25,8 +25,10 @@ FOR, ASYNC = "asyncloader, for", "asyncloader, async for"
 
 
 def cases_of(job: Job, peers_job: Job, take: Take) -> list[Case]:
+    ours = Case(ASYNC, our_rate, args=(job, "async", take))
     return [
-        Case(ASYNC, our_rate, args=(job, "async", take)),
+        ours,
+        ours.portable(),
         Case("asyncloader, uvloop", our_rate, ("uvloop",), (job, "uvloop", take)),
         Case(FOR, our_rate, args=(job, "sync", take)),
         Case(BARE_ASYNC, bare_rate, args=(job, "async", take)),

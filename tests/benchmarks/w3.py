@@ -119,7 +119,7 @@ def made_and_copied(nbytes: int, items: int) -> float:
     """Return what two processes make and copy, a core each, where nothing is sent."""
     import torch
 
-    from asyncloader.workers.process.setup import keep_freed_memory
+    from asyncloader.system import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -183,6 +183,7 @@ def comparison(
         Case(limit, memcpy, args=(nbytes, items)),
         Case(made, made_and_copied, args=(nbytes, items)),
         Case(ASYNC, ours, args=(job, "async", take)),
+        Case(ASYNC, ours, args=(job, "async", take)).portable(),
         Case(FOR, ours, args=(job, "sync", take)),
         *bare,
         *cases(PROCESSES, theirs, replace(job, count=peers_items), take),
@@ -202,6 +203,7 @@ def batches(size: str, times: float) -> Comparison:
     job = Job(items * BATCH, Ones(nbytes // BATCH), BATCH, collated, nbytes)
     compared = [
         Case(ASYNC, our_batches, args=(job, "async")),
+        Case(ASYNC, our_batches, args=(job, "async")).portable(),
         Case(FOR, our_batches, args=(job, "sync")),
         *cases(PROCESSES, their_batches, replace(job, count=peers_items * BATCH)),
     ]

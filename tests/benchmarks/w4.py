@@ -145,6 +145,7 @@ CASES = [
     Case(LIMIT, process_limit),
     Case("limit: a thread for each core", thread_limit),
     Case(ASYNC, workers, args=("async",)),
+    Case(ASYNC, workers, args=("async",)).portable(),
     Case("asyncloader, 2 workers, for", workers, args=("sync",)),
     Case(THREAD_MAP, threads, args=("async",)),
     Case("asyncloader, thread_map, for", threads, args=("sync",)),

@@ -9,7 +9,6 @@ import warnings
 from itertools import pairwise
 
 import pytest
-import uvloop
 
 from asyncloader import (
     DataLoader2,
@@ -27,6 +26,7 @@ from asyncloader.runtime import LoopThread
 from asyncloader.waiting import LoopWaiter, ThreadWaiter
 from tests.descriptors import only_free
 from tests.leaks import leaves_nothing
+from tests.needs import LOOPS
 
 
 def numbers(count: int = 1000) -> IterDataPipe[int]:
@@ -62,7 +62,7 @@ async def one(iterator):
     return await anext(iterator)
 
 
-@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("factory", LOOPS)
 def test_a_loop_closed_under_an_epoch_is_one_warning(factory, graph, caplog):
     loop = factory()
     loader = DataLoader2(graph)

@@ -4,10 +4,10 @@ import asyncio
 import time
 
 import pytest
-import uvloop
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper
+from tests.needs import LOOPS
 
 # On a quiet machine no gap is over 20 ms; `python -m tests.benchmarks w9` prints it.
 # A busy machine adds its own gaps, so the bound here only tells a blocked loop from a free one,
@@ -55,7 +55,7 @@ async def load(graph) -> None:
             pass
 
 
-@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("factory", LOOPS)
 @pytest.mark.parametrize(
     "graph",
     [

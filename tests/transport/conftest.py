@@ -5,20 +5,19 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import uvloop
 
+from asyncloader.runtime import new_event_loop
 from tests.eyes import PROC
+from tests.needs import LOOPS
 from tests.transport.channels import channel_pair
 
 torch.set_num_threads(1)  # its own threads spin, and are in the way of everything here
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=LOOPS, ids=["asyncio", "uvloop"])
 def run(request):
     """Run a coroutine in a new loop of either kind, which is closed afterwards."""
-    factory: Callable = (
-        asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
-    )
+    factory: Callable = request.param
 
     def run(coroutine):
         async def bounded():
@@ -43,7 +42,7 @@ def pair():
 @pytest.fixture(scope="session")
 def warm():
     """The first uvloop of a process opens descriptors that stay open."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(asyncio.to_thread(int))
 
 
@@ -61,7 +60,7 @@ def leaves_nothing(warm):
 
 def kernel_resources() -> tuple[int, int]:
     with open(f"{PROC}/self/maps") as maps:
-        shared = sum("memfd:asyncloader" in line for line in maps)
+        shared = sum("(deleted)" in line for line in maps)
     return len(os.listdir(f"{PROC}/self/fd")), shared
 
 

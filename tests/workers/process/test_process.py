@@ -20,7 +20,6 @@ from typing import Any
 
 import anyio
 import pytest
-import uvloop
 
 from asyncloader import system
 from asyncloader.deadline import ends_within
@@ -33,7 +32,7 @@ from asyncloader.workers.process.process import (
 )
 from asyncloader.workers.process.start import start_process
 from tests.leaks import Belongings, descendants, leaves_nothing, left_since
-from tests.needs import needs_deaths_told, needs_prctl, needs_template_with_imports, needs_uvloop
+from tests.needs import LOOPS, needs_deaths_told, needs_prctl, needs_template_with_imports
 
 METHODS = [None, "fork", "spawn", "forkserver"]
 MAINS = "tests.processes.mains"
@@ -275,10 +274,7 @@ def on_a_loop(
 
 
 @every_method
-@pytest.mark.parametrize(
-    "factory",
-    [asyncio.new_event_loop, pytest.param(uvloop.new_event_loop, marks=needs_uvloop)],
-)
+@pytest.mark.parametrize("factory", LOOPS)
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_a_death_is_seen_soon(
     method: str | None, factory: Callable[[], asyncio.AbstractEventLoop], thread: str
