@@ -234,6 +234,15 @@ def is_readable(fd: int, timeout: float = 0.0) -> bool:
     return is_any_readable([fd], timeout)
 
 
+def is_hung_up(fd: int) -> bool:
+    """Whether nobody has the other end of a socket any more."""
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(found & select.POLLHUP for _, found in poll.poll(0))
+
+
 def is_any_readable(fds: Iterable[int], timeout: float) -> bool:
     """Whether one of the descriptors is readable within ``timeout`` seconds."""
     if sys.platform == "win32":

@@ -26,6 +26,7 @@ from asyncloader.system import (
     ask_for_last_words,
     exitcode_of_unreaped,
     in_forked_child,
+    is_hung_up,
     is_readable,
     oom_kills,
     open_last_words,
@@ -99,7 +100,11 @@ class Process:
 
     def is_dead(self) -> bool:
         """Whether the process has ended, be its exit code known already or not."""
-        return self._released or self.exitcode is not None or is_readable(self.death_fd)
+        if self._released or self.exitcode is not None or is_readable(self.death_fd):
+            return True
+        # Whoever has to reap it may not have done so yet.
+        fd = self.sock.fileno()
+        return fd >= 0 and is_hung_up(fd)
 
     def how_it_ended(self) -> str:
         """Say how the dead process ended."""
