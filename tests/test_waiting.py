@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from asyncloader import waiting
 from asyncloader.waiting import Bell, Patience
 
 SOON = 10.0
@@ -105,8 +107,12 @@ def test_a_bell_may_be_rung_wherever_a_thread_is_interrupted_in_the_midst_of_rin
 def _lines_of_a_ring(bell: Bell, at_each: Callable[[], None]) -> list[int]:
     """Ring a bell and call a function before each line of that, as a collector of garbage may."""
     lines: list[int] = []
+    ring_files = {waiting.__file__, contextlib.__file__}
 
     def trace(frame: Any, event: str, _: Any) -> Any:
+        # Other code may run in between, a collector of garbage say.
+        if frame.f_code.co_filename not in ring_files:
+            return None
         if event == "line":
             lines.append(frame.f_lineno)
             at_each()

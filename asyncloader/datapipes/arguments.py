@@ -32,7 +32,7 @@ def checked_auto(name: str, value: Any, *, at_least: int) -> Any:
     """Return an integer that is large enough, or "auto"."""
     if isinstance(value, str):
         if value != AUTO:
-            raise ValueError(f'{name} must be a number or "auto", got {value!r}')
+            raise TypeError(f'{name} must be a number or "auto", got {value!r}')
         return value
     return checked_count(name, value, at_least=at_least)
 

@@ -822,7 +822,7 @@ def test_the_bottleneck_is_the_pipe_that_the_verdict_blames():
 def test_a_picture_shows_who_waits_for_the_dispatching_process():
     outline = Outline(("map(str)", "dispatch()"), ((1,), ()), places=("workers", "dispatcher"))
     stages = (replace(DECODE, number=0), replace(SOURCE, number=1, where="dispatcher"), DEALT)
-    told = LoaderStats(1, 100, 0, 10.0, 9.0, stages, (worker(9, ready=7), DEALER), outline)
+    told = LoaderStats(1, 100, 0, 10.0, 9.0, stages, (worker(9, ready=7), DEALER), outline=outline)
     labels = re.findall(r'<text class="rate".*?>(.*?)</text>', told._repr_html_())
     assert labels == ["10/s · 7 ready", "waited for 70 %"]
 

@@ -336,16 +336,20 @@ def test_it_is_copied_and_pickled_as_it_was_made():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "error", "message"),
     [
-        ({"num_workers": "many"}, "num_workers must be a number or \"auto\", got 'many'"),
-        ({"worker_prefetch_cnt": "all"}, 'worker_prefetch_cnt must be a number or "auto"'),
-        ({"num_workers": "auto", "max_workers": 0}, "max_workers must be at least 1, got 0"),
-        ({"num_workers": 2, "max_workers": 3}, 'max_workers goes with num_workers="auto"'),
+        (
+            {"num_workers": "many"},
+            TypeError,
+            "num_workers must be a number or \"auto\", got 'many'",
+        ),
+        ({"worker_prefetch_cnt": "all"}, TypeError, 'prefetch_cnt must be a number or "auto"'),
+        ({"num_workers": "auto", "max_workers": 0}, ValueError, "max_workers must be at least 1"),
+        ({"num_workers": 2, "max_workers": 3}, ValueError, 'max_workers goes with num_workers="'),
     ],
 )
-def test_bad_values_are_refused_by_name(settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_values_are_refused_by_name(settings, error, message):
+    with pytest.raises(error, match=message):
         MultiProcessingReadingService(**settings)
 
 
