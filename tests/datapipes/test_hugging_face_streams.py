@@ -68,7 +68,9 @@ OTHERS: Streams = {
         lambda batch: {"number": batch["number"]}, batched=True, batch_size=5
     ),
     "skip, take": lambda folder: new_stream(folder).skip(3).take(9),
-    "two": lambda folder: datasets.interleave_datasets([new_stream(folder), new_stream(folder)]),
+    "two": lambda folder: datasets.interleave_datasets(
+        [new_stream(folder).take(5), new_stream(folder).take(5)]
+    ),
 }
 
 
