@@ -293,7 +293,7 @@ _CHOICE = 16, Bounds(1, 256)
 HELD_PER_CALL = 2
 
 
-class Window(RunningAhead, Generic[T]):
+class CallWindow(RunningAhead, Generic[T]):
     """The running calls, and the results that were not taken yet.
 
     ``resource`` is what the calls share; it is closed after the last call. ``call_with``
@@ -521,10 +521,10 @@ class AsyncMapper(IterDataPipe[T]):
     def has_no_order(self) -> bool:
         return not self.ordered
 
-    def window(self, running: AheadPass[T]) -> Window[T]:
+    def window(self, running: AheadPass[T]) -> CallWindow[T]:
         """Return the window of one pass, before it starts."""
         shared = nullcontext() if self.resource is None else SharedResource(self.resource, self)
-        return Window(
+        return CallWindow(
             running,
             kept(id(self), shared),
             self.call_with,
@@ -577,7 +577,7 @@ class AsyncMapPass(AheadPass[T]):
         return self._groups(most=GROUP_ITEMS)
 
     async def _groups(self, most: int) -> AsyncGenerator[list[T], None]:
-        window: Window[T] = self.pipe.window(self)
+        window: CallWindow[T] = self.pipe.window(self)
         window.start(repr(self.pipe))
         try:
             while window.has_something() or await window.has_next():

@@ -27,7 +27,7 @@ from asyncloader.graph.walk import Wiring
 
 
 @dataclass(frozen=True)
-class Note:
+class PipeNote:
     """What a picture says of one pipe."""
 
     #: The second line in its box.
@@ -49,7 +49,7 @@ _PLACES = {
 #: Stands for what is no pipe, but reads the last one.
 CONSUMER = -1
 
-_NO_NOTE = Note()
+_NO_NOTE = PipeNote()
 
 #: How wide a character is on most machines, in a name and elsewhere, and how many of a name are
 #: shown.
@@ -83,7 +83,7 @@ def drawn(
     names: Sequence[str],
     reads: Sequence[Sequence[int]],
     places: Sequence[str],
-    notes: Mapping[int, Note],
+    notes: Mapping[int, PipeNote],
     about: str = "",
 ) -> str:
     """Return the SVG of a graph: the names of its pipes, who reads whom, what runs where.
@@ -116,7 +116,7 @@ class _Drawing:
         names: Mapping[int, str],
         reads: Mapping[int, Sequence[int]],
         places: Mapping[int, str],
-        notes: Mapping[int, Note],
+        notes: Mapping[int, PipeNote],
     ) -> None:
         self._names, self._places, self._notes = names, places, notes
         wiring = _Numbered(reads)
@@ -151,7 +151,7 @@ class _Drawing:
             yield from self._box(box)
         yield "</g></svg>"
 
-    def _note(self, number: int) -> Note:
+    def _note(self, number: int) -> PipeNote:
         return self._notes.get(number, _NO_NOTE)
 
     def _width_of(self, number: int) -> float:

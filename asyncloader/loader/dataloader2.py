@@ -22,7 +22,7 @@ from asyncloader.graph.edit import as_run, copy_graph
 from asyncloader.graph.outline import NO_GRAPH, Outline, placed_outline_of
 from asyncloader.graph.walk import breadth_first
 from asyncloader.loader.engine import CLOSED, Engine
-from asyncloader.loader.from_dataset import Recipe
+from asyncloader.loader.from_dataset import DataSetSettings
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, SyncIterator
 from asyncloader.loader.lifecycle import Lifecycle
@@ -149,7 +149,7 @@ class DataLoader2(Generic[T_co]):
         the loader; otherwise it is drawn from ``generator``, if there is one. ``distributed``
         divides the batches among the ranks of a torch.distributed run.
         """
-        recipe = Recipe(
+        recipe = DataSetSettings(
             dataset=dataset,
             batch_size=batch_size,
             shuffle=shuffle,

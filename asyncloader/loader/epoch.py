@@ -543,7 +543,7 @@ class DirectEpoch(Epoch):
         self._thread = thread
         self._watching = watching
         self._caller = watching.main
-        self._error: LastingError | _Change | None = None
+        self._error: LastingError | _NewSettings | None = None
         # How it ended, if it has.
         self._end: LastingError | None = None
         self._is_closed = False
@@ -594,7 +594,7 @@ class DirectEpoch(Epoch):
 
     def change_settings(self) -> None:
         if self._error is None and not self._is_closed:
-            self._error = _Change(self)
+            self._error = _NewSettings(self)
 
     async def aclose(self) -> None:
         self.leave()
@@ -622,7 +622,7 @@ class DirectEpoch(Epoch):
         return run
 
 
-class _Change:
+class _NewSettings:
     """In the place of an epoch's error: its settings change, unless it has ended meanwhile."""
 
     def __init__(self, epoch: DirectEpoch) -> None:

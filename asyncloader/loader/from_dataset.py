@@ -1,7 +1,7 @@
 """The graph and the service of a loader that is made as torch's DataLoader is.
 
-This file is about ``Recipe``: the settings of ``DataLoader2.from_dataset``, which have torch's
-names and defaults, and what they make.
+This file is about ``DataSetSettings``: the settings of ``DataLoader2.from_dataset``, which have
+torch's names and defaults, and what they make.
 
     a map-style data set      looked up, shuffled, in batches ─ sharding_filter ─ collate
     with a sampler            looked up as it says, in batches ─ sharding_filter ─ collate
@@ -35,7 +35,7 @@ from asyncloader.worker_info import WorkerInfo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class DataSetSettings:
     """The settings of ``DataLoader2.from_dataset``; ValueError for some that contradict."""
 
     dataset: Any

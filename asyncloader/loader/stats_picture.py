@@ -22,7 +22,7 @@ from asyncloader.loader.stage_stats import (
 from asyncloader.workers.worker_stats import WorkerStats
 
 if TYPE_CHECKING:
-    from asyncloader.graph.figure import Note
+    from asyncloader.graph.figure import PipeNote
 
 
 class Scene(NamedTuple):
@@ -82,15 +82,15 @@ def _columns(
     return outline.names, outline.reads, outline.places
 
 
-def _notes(scene: Scene) -> dict[int, Note]:
-    from asyncloader.graph.figure import CONSUMER, Note
+def _notes(scene: Scene) -> dict[int, PipeNote]:
+    from asyncloader.graph.figure import CONSUMER, PipeNote
 
     if not scene.is_begun:
         return {}
     stages = {stage.number: stage for stage in sorted(scene.stages, key=_seconds)}
     found = {number: _note(scene, number, stages) for number in range(len(scene.outline.names))}
     works = f"waits {percent_text(scene.waited)}"
-    found[CONSUMER] = Note(works, 1.0 - scene.waited, "", scene.is_fast_enough)
+    found[CONSUMER] = PipeNote(works, 1.0 - scene.waited, "", scene.is_fast_enough)
     return found
 
 
@@ -98,12 +98,12 @@ def _seconds(stage: StageStats) -> float:
     return stage.seconds
 
 
-def _note(scene: Scene, number: int, stages: Mapping[int | None, StageStats]) -> Note:
-    from asyncloader.graph.figure import Note
+def _note(scene: Scene, number: int, stages: Mapping[int | None, StageStats]) -> PipeNote:
+    from asyncloader.graph.figure import PipeNote
 
     stage = stages.get(number)
     parts = [] if stage is None else list(_figures(stage))
-    return Note(
+    return PipeNote(
         text=" · ".join(parts),
         share=stage.share if stage is not None and stage.seconds else None,
         rate=" · ".join(_beside_arrow(scene, number, stage)),

@@ -225,14 +225,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if is_guarded or functions != (None, None):
             self._tuned.bound(least=1)
 
-    async def _started(self, datapipe: Any, workers: int) -> Running:
+    async def _started(self, datapipe: Any, workers: int) -> RunningGraph:
         """Divide a graph among so many workers, and start them."""
         if workers == 0:
             return await self._started_here(datapipe)
         _check_is_here(datapipe)
         division = await in_thread(divide, datapipe, workers)
         if not division.outlets:
-            return Running(datapipe)
+            return RunningGraph(datapipe)
         self._check_may_restart(division)
         _check_read_once(division)
         if workers > 1:
@@ -247,7 +247,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             division.forget_lengths()
         is_last = isinstance(division.root, FromWorkers)
         root = division.root if is_last else self._prefetched(division.root)
-        return Running(root, division, pool, partial(check_division, division.parts), workers)
+        return RunningGraph(root, division, pool, partial(check_division, division.parts), workers)
 
     def _check_may_restart(self, division: Division) -> None:
         refusal = no_order_in_dealing(division.dispatch) or _no_place(division)
@@ -431,7 +431,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return NO_RESETS
         return await in_thread(_pickled_resets, iter_reset_fn, self.worker_reset_fn)
 
-    async def _started_here(self, datapipe: Any) -> Running:
+    async def _started_here(self, datapipe: Any) -> RunningGraph:
         given = datapipe
         pipes = pipes_of(given)
         init_fn = self.worker_init_fn
@@ -445,7 +445,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             if taken_with:
                 check_division(cut_graph(given).parts, taken_with)
 
-        return Running(self._prefetched(datapipe), check_refit=check_refit)
+        return RunningGraph(self._prefetched(datapipe), check_refit=check_refit)
 
     def _prefetched(self, datapipe: Any) -> Any:
         # With a Feed nothing runs ahead: waiting requests can still join a batch.
@@ -490,7 +490,7 @@ def _nothing_to_check(taken_with: int) -> None:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningGraph:
     """A graph that was divided among workers, which run; or one that runs in this process."""
 
     #: What the loader iterates.
@@ -503,7 +503,7 @@ class Running:
 
 
 #: What runs before the start and after the end: nothing.
-NOTHING = Running(None, workers=-1)
+NOTHING = RunningGraph(None, workers=-1)
 
 
 async def all_closed(pools: Iterable[WorkerPool]) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.graph import cut_graph, to_html
-from asyncloader.graph.figure import CONSUMER, Note, drawn
+from asyncloader.graph.figure import CONSUMER, PipeNote, drawn
 from asyncloader.graph.outline import outline_of, placed_outline_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -88,7 +88,10 @@ def test_labels_are_drawn_with_a_legend():
 
 
 def test_what_is_known_of_a_pipe_stands_in_its_box():
-    notes = {0: Note("81 %", 0.81, "39/s", is_bottleneck=True), CONSUMER: Note("waits 88 %", 0.12)}
+    notes = {
+        0: PipeNote("81 %", 0.81, "39/s", is_bottleneck=True),
+        CONSUMER: PipeNote("waits 88 %", 0.12),
+    }
     svg = drawn(["map(str)", "IterableWrapper()"], [(1,), ()], ["loader", "loader"], notes, "why")
     assert "your loop | consumer | waits 88 %" in boxes(svg)
     assert "map(str) | this process | 81 % | 39/s | the bottleneck" in boxes(svg)
@@ -100,6 +103,6 @@ def test_what_is_known_of_a_pipe_stands_in_its_box():
 
 def test_names_of_users_are_escaped():
     hostile = "<script>alert(1)</script> & \"'"
-    svg = drawn([hostile], [()], [""], {0: Note(hostile)})
+    svg = drawn([hostile], [()], [""], {0: PipeNote(hostile)})
     assert "<script" not in svg
     assert hostile in boxes(svg)[0]

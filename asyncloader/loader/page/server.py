@@ -1,6 +1,6 @@
 """The server of the live picture.
 
-This file is about ``Server``: a page on this machine's own address 127.0.0.1, behind a token
+This file is about ``PageServer``: a page on this machine's own address 127.0.0.1, behind a token
 that is made for it, served by a thread and a loop of its own. It looks at the loaders once a
 second while somebody looks at it, and not at all otherwise. Other processes of the program may
 report their panels to it (``Reporter`` does).
@@ -82,7 +82,7 @@ def check_installed() -> None:
     del starlette, uvicorn
 
 
-class Server:
+class PageServer:
     """Serves the panels until it is closed, or the process ends."""
 
     def __init__(self, panels: Panels) -> None:
@@ -127,7 +127,7 @@ class Server:
         await self._listening.aclose()
 
 
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_servers: weakref.WeakSet[PageServer] = weakref.WeakSet()
 
 
 @in_forked_child

@@ -1,8 +1,8 @@
 """Watching loaders.
 
 This file is about ``Watch``, which ``loader.watch()`` returns, and about the one page that the
-loaders of a process share: a ``Server`` of this process, or the page of another process, to which
-a ``Reporter`` reports. It is there as long as somebody has a ``Watch``, or for good where
+loaders of a process share: a ``PageServer`` of this process, or the page of another process, to
+which a ``Reporter`` reports. It is there as long as somebody has a ``Watch``, or for good where
 ASYNCLOADER_WATCH asks for it.
 """
 
@@ -17,7 +17,7 @@ from typing import Self
 from asyncloader.loader.page.asking import VARIABLE
 from asyncloader.loader.page.panels import HasStats, Panels, Shown
 from asyncloader.loader.page.reporter import Reporter
-from asyncloader.loader.page.server import Server
+from asyncloader.loader.page.server import PageServer
 from asyncloader.ranks import is_initialized, own_rank
 from asyncloader.runtime import at_exit
 from asyncloader.system import in_forked_child
@@ -53,7 +53,7 @@ class Watch:
         return f"<p>The live picture of {escape(self._shown.name)}: {link}</p>"
 
 
-Page = Server | Reporter
+Page = PageServer | Reporter
 
 
 class Pages:
@@ -85,7 +85,7 @@ class Pages:
             is_new = self.page is None
             page = self._opened()
             self.is_lasting = True
-        if is_new and isinstance(page, Server):
+        if is_new and isinstance(page, PageServer):
             # Ranks and other children of this process show their loaders here.
             os.environ[VARIABLE] = page.url
             who = f"{name} of the program" if (name := _process_name()) else "the program"
@@ -118,7 +118,7 @@ class Pages:
         if self.page is None:
             asked, where = os.environ.get(VARIABLE, ""), _process_name()
             is_address = "://" in asked
-            self.page = Reporter(asked, where) if is_address else Server(Panels(where))
+            self.page = Reporter(asked, where) if is_address else PageServer(Panels(where))
         return self.page
 
 

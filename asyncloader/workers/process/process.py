@@ -387,7 +387,7 @@ class DeathWatch:
 # What a loader asks ---------------------------------------------------------------------
 
 
-class Watch(Protocol):
+class DetachableWatch(Protocol):
     """A callback that waits for a death."""
 
     def detach(self) -> None:
@@ -426,7 +426,9 @@ class WorkerProcess(Protocol):
         """Return the loader's view of what the process's items are in; call this once."""
         ...
 
-    def on_death(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Watch:
+    def on_death(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
+    ) -> DetachableWatch:
         """Have the loop call ``callback`` once when the process is dead, if it is not detached."""
         ...
 

@@ -17,7 +17,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.loader.page import server
 from asyncloader.loader.page.panels import Panel, Panels
 from asyncloader.loader.page.reporter import Reporter
-from asyncloader.loader.page.server import Server, report, report_of
+from asyncloader.loader.page.server import PageServer, report, report_of
 from tests.loader.page.viewing import SECONDS, viewing
 from tests.processes.scripts import ROOT, run_script
 
@@ -32,9 +32,9 @@ def _often(monkeypatch):
 
 
 @pytest.fixture
-def page() -> Iterator[Server]:
+def page() -> Iterator[PageServer]:
     """A page of a program that has no loaders itself."""
-    found = Server(Panels())
+    found = PageServer(Panels())
     yield found
     found.close()
 
@@ -109,7 +109,7 @@ async def test_a_process_that_ends_while_nobody_looks_is_not_shown_later(page):
 
 async def test_a_reporter_waits_for_a_page_that_is_not_there(page, monkeypatch):
     monkeypatch.setattr("asyncloader.loader.page.reporter._FIRST_PAUSE_SECONDS", 0.01)
-    gone = Server(Panels())
+    gone = PageServer(Panels())
     await asyncio.to_thread(gone.close)
     reporter = Reporter(gone.url, "rank 1")
     await asyncio.to_thread(reporter.close)
