@@ -71,27 +71,66 @@ def _refitted(datapipe: Any, cursors: Cursors, taken_with: int, run_with: int) -
         f" {_workers(run_with)}"
     )
     for part in cut_graph(datapipe).parts:
-        division = _worker_division(part.end, clash)
+        fit = _Fit.of(datapipe, part, _worker_division(part.end, clash), taken_with, run_with)
+        fitted = fit.fitted(fitted)
+    return fitted
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How the cursors of a part's pipes become those of another number of workers."""
+
+    part: WorkerPart
+    division: Any
+    #: The numbers of the pipes that the division reads, and of those that read the part.
+    above: set[int | None]
+    below: set[int]
+    taken_with: int
+    run_with: int
+
+    @classmethod
+    def of(
+        cls, datapipe: Any, part: WorkerPart, division: Any, taken_with: int, run_with: int
+    ) -> _Fit:
         above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
-        own = fitted.pop(_number(part.end), None)
-        found = {number: fitted.pop(number) for number in list(fitted) if number in above}
+        below = {
+            _number(pipe)
+            for pipe in breadth_first(datapipe)
+            if any(each is part.end for each in breadth_first(pipe))
+        }
+        return cls(part, division, above, below, taken_with, run_with)
+
+    def fitted(self, cursors: Cursors) -> Cursors:
+        """Return the cursors of a run, or those that a branch keeps inside of its own."""
+        fitted = self._of_part(cursors)
+        for number, cursor in list(fitted.items()):
+            inside = dict(cursor.get("above", ()))
+            if inside and number in self.below:
+                pairs = list(map(list, self.fitted(inside).items()))
+                fitted[number] = {**cursor, "above": pairs}
+        return fitted
+
+    def _of_part(self, cursors: Cursors) -> Cursors:
+        fitted, end = dict(cursors), _number(self.part.end)
+        own = fitted.pop(end, None)
+        found = {number: fitted.pop(number) for number in list(fitted) if number in self.above}
         if own is not None and not own.get("in_order", True):
             raise SnapshotError(
-                f"the state was taken with {_workers(taken_with)} and in_order=False, so it"
-                f" cannot be resumed with {_workers(run_with)}: use as many workers as before"
+                f"the state was taken with {_workers(self.taken_with)} and in_order=False, so it"
+                f" cannot be resumed with {_workers(self.run_with)}: use as many workers as before"
             )
         if own is not None and "workers" in own:
-            found = _least_advanced(own, above)
+            found = _least_advanced(own, self.above)
         elif own is not None and SPREAD in own:
             found = dict(own[SPREAD])
-        for pipe in part.pipes:
+        for pipe in self.part.pipes:
             fitted.pop(_number(pipe), None)
-        if run_with:
-            deals = _number(division) if is_dispatch(division) else None
-            fitted[_number(part.end)] = {SPREAD: list(map(list, found.items())), "deals": deals}
+        if self.run_with:
+            deals = _number(self.division) if is_dispatch(self.division) else None
+            fitted[end] = {SPREAD: list(map(list, found.items())), "deals": deals}
         else:
             fitted |= found
-    return fitted
+        return fitted
 
 
 def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
+from asyncloader.datapipes import marks
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from tests.samples import double, double_soon, is_odd, twice
@@ -88,6 +90,48 @@ def test_another_number_of_workers_goes_on_exactly(name):
         state = state_after(make, taken_with, step)
         with loader_of(make, run_with, state) as loader:
             assert [list(loader), list(loader)] == [epochs[0][step:], epochs[1]]
+
+
+def slowly(item: Any) -> Any:
+    """Take so long that the pipes' places are noted again before the next item."""
+    time.sleep(0.002)
+    return item
+
+
+def forked() -> Any:
+    batches = it.IterableWrapper(range(120)).sharding_filter().batch(2, across_workers=True)
+    one, other = batches.fork(2)
+    return one.map(slowly).zip(other)
+
+
+def forked_twice() -> Any:
+    pairs = forked()
+    one, other = pairs.demux(2, is_even_pair)
+    return one.map(slowly).zip(other)
+
+
+def is_even_pair(pair: Any) -> int:
+    return int(pair[0][0] // 2 % 2 == 0)
+
+
+@pytest.mark.parametrize("make", [forked, forked_twice])
+@pytest.mark.parametrize("counts", [(3, 2), (2, 0), (0, 2)])
+def test_the_place_that_branches_in_the_loader_keep_is_made_that_of_another_number(
+    make, counts, monkeypatch
+):
+    monkeypatch.setattr(marks, "_SHARE", 0)
+    taken_with, run_with = counts
+    with loader_of(make, 0) as loader:
+        items = list(loader)
+    with loader_of(make, taken_with) as loader:
+        for step, _ in enumerate(loader, 1):
+            state = loader.state_dict(include_datapipe=False)
+            keeps_a_place = '"above":[[' in state["position"]["cursors"]
+            if keeps_a_place or (taken_with == 0 and step == 20):
+                break
+    assert keeps_a_place or taken_with == 0
+    with loader_of(make, run_with, state) as loader:
+        assert list(loader) == items[step:]
 
 
 @pytest.mark.parametrize("name", CLASHING)
