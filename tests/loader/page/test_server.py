@@ -278,13 +278,13 @@ def processor_seconds() -> float:
 async def test_workers_do_not_hold_the_port_nor_who_is_connected(method):
     service = MultiProcessingReadingService(1, method)
     async with DataLoader2(numbers().map(double), reading_service=service) as loader:
-        watch = loader.watch()
-        async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
-            await viewer.panels()
-            assert await anext(aiter(loader)) == 0
-            assert [listening(pid) for pid in descendants() if listening(pid)] == []
-            await asyncio.to_thread(watch.close)
-            await viewer.until_closed()
+        with loader.watch() as watch:
+            async with viewing(watch.url) as viewer, asyncio.timeout(SECONDS):
+                await viewer.panels()
+                assert await anext(aiter(loader)) == 0
+                assert [listening(pid) for pid in descendants() if listening(pid)] == []
+                await asyncio.to_thread(watch.close)
+                await viewer.until_closed()
         with pytest.raises(aiohttp.ClientConnectionError):
             await status(watch.url)
 

@@ -62,6 +62,13 @@ async def viewing(url: str) -> AsyncIterator[Viewer]:
 
 def listening(pid: int | str = "self") -> list[str]:
     """Return the addresses at which a process listens to TCP, as the kernel writes them."""
+    with contextlib.suppress(FileNotFoundError):
+        return _listening(pid)
+    # It has ended, or is dead and was not reaped.
+    return []
+
+
+def _listening(pid: int | str) -> list[str]:
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         # It may have been closed meanwhile.
