@@ -26,6 +26,8 @@ from asyncloader.errors import (
 )
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.loader.iterators import DataLoader2Iterator
+from asyncloader.loader.stage_stats import StageStats
+from asyncloader.loader.stats import LoaderStats, Metric
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     CheckpointableReadingServiceInterface,
@@ -37,10 +39,12 @@ from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.ray import RayReadingService
 from asyncloader.services.sequential import SequentialReadingService
 from asyncloader.worker_info import WorkerInfo, get_worker_info
+from asyncloader.workers.worker_stats import WorkerStats
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
     from asyncloader.serving.feed import Feed
+    from asyncloader.serving.requests import FeedStats
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -49,6 +53,7 @@ __all__ = [
     "DataLoader2Iterator",
     "DistributedReadingService",
     "Feed",
+    "FeedStats",
     "ForkedError",
     "HttpError",
     "HttpUnavailable",
@@ -57,8 +62,10 @@ __all__ = [
     "IteratorInvalidated",
     "LoaderClosed",
     "LoaderError",
+    "LoaderStats",
     "LoopMismatchError",
     "MapDataPipe",
+    "Metric",
     "MultiProcessingReadingService",
     "Overloaded",
     "PipelineError",
@@ -70,11 +77,13 @@ __all__ = [
     "SeedGenerator",
     "SequentialReadingService",
     "SnapshotError",
+    "StageStats",
     "TooManyErrors",
     "TransportError",
     "WorkerDied",
     "WorkerInfo",
     "WorkerStartupError",
+    "WorkerStats",
     "WorkerTimeout",
     "functional_datapipe",
     "get_worker_info",
@@ -93,6 +102,8 @@ def __getattr__(name: str) -> Any:
     module: Any
     if name == "Feed":
         from asyncloader.serving import feed as module
+    elif name == "FeedStats":
+        from asyncloader.serving import requests as module
     elif name in ("IterDataPipe", "functional_datapipe"):
         from asyncloader.datapipes import iter as module
     elif name == "MapDataPipe":

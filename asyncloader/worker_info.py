@@ -21,7 +21,9 @@ class WorkerInfo:
     ['0 of worker 0', '1 of worker 1']
     """
 
+    #: How many workers there are.
     num_workers: int
+    #: Which of them this is, from 0.
     worker_id: int
 
 

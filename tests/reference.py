@@ -67,6 +67,7 @@ LOADER = Page(
         "Answering requests": ("Feed",),
         "Seeds": ("SeedGenerator",),
         "In a worker": ("get_worker_info", "WorkerInfo"),
+        "How it is doing": ("LoaderStats", "StageStats", "WorkerStats", "FeedStats", "Metric"),
         "Debugging": ("set_debug",),
     },
 )
@@ -184,6 +185,16 @@ METHODS = {
     ),
     "CheckpointableReadingServiceInterface": ("checkpoint", "restore"),
     "Feed": ("ask", "serve", "close", "drain", "fail_all", "stats"),
+    "LoaderStats": (
+        "rate",
+        "errors",
+        "verdict",
+        "bottleneck",
+        "is_fast_enough",
+        "since",
+        "as_metrics",
+    ),
+    "WorkerStats": ("rate",),
     "SeedGenerator": ("seed", "generate_shared_seed", "generate_seed", "spawn", "clone"),
     "WorkerDied": ("signal",),
     "EndOnDiskCacheHolder": ("set_timeout", "invalidate"),
@@ -193,7 +204,17 @@ METHODS = {
 }
 
 #: Classes whose objects users are given and never make.
-GIVEN = {"DataLoader2Iterator", "WorkerInfo", "Cut", "WorkerPart"}
+GIVEN = {
+    "DataLoader2Iterator",
+    "WorkerInfo",
+    "Cut",
+    "WorkerPart",
+    "LoaderStats",
+    "StageStats",
+    "WorkerStats",
+    "FeedStats",
+    "Metric",
+}
 
 SIGNATURE_WIDTH = 88
 
@@ -312,6 +333,9 @@ def entry_of(module: str, name: str) -> Iterator[str]:
     elif name not in GIVEN and not (inspect.isclass(value) and issubclass(value, BaseException)):
         yield block("python signature", signature_of(name, value))
     yield from paragraphs_of(inspect.getdoc(value) or "", module)
+    if name in GIVEN and (fields := fields_of(value)):
+        rows = (f"| `{field}` | {text} |" for field, text in fields.items())
+        yield "\n".join(["| field | what it is |", "|---|---|", *rows])
     for method in METHODS.get(name, ()):
         if method in dir(value):
             yield from method_of(module, name, value, method)
@@ -325,6 +349,22 @@ def method_of(module: str, name: str, value: type, method: str) -> Iterator[str]
     else:
         yield block("python signature", signature_of(method, getattr(value, method)))
     yield from paragraphs_of(inspect.getdoc(found) or "", module)
+
+
+def fields_of(value: type) -> dict[str, str]:
+    """Return the fields of a class, its bases' first, with the comment above each."""
+    fields: dict[str, str] = {}
+    for each in reversed(value.__mro__):
+        if not each.__module__.startswith("asyncloader"):
+            continue
+        for comment, field in _FIELD.findall(inspect.getsource(each)):
+            text = " ".join(line.strip().removeprefix("#:") for line in comment.splitlines())
+            fields[field] = markdown_of(" ".join(text.split()))
+    return fields
+
+
+#: A field of a class, with the lines of its comment.
+_FIELD = re.compile(r"^((?: {4}#: .*\n)+) {4}(\w+): ", re.MULTILINE)
 
 
 def paragraphs_of(docstring: str, module: str) -> Iterator[str]:

@@ -47,14 +47,16 @@ def test_the_reference_has_no_name_that_does_not_exist():
 @pytest.mark.filterwarnings("ignore:pin_memory")
 @pytest.mark.parametrize(("page", "name"), ENTRIES)
 def test_an_example_runs_with_nothing_but_what_it_imports(page, name):
-    (example,) = re.findall(r"^```pycon\n(.*?)^```$", ENTRIES[page, name], re.M | re.S)
+    examples = re.findall(r"^```pycon\n(.*?)^```$", ENTRIES[page, name], re.M | re.S)
+    assert examples
     # Its classes are those of tests/test_docs.py again, so that their fluent names are free.
     home = dict(reference.public_names(reference.pages()[page].module))[name].__module__
-    known = {"__name__": home}
-    parsed = doctest.DocTestParser().get_doctest(f"{example}\n", known, name, page, 0)
-    result = doctest.DocTestRunner().run(parsed)
-    assert result.attempted
-    assert result.failed == 0
+    for example in examples:
+        known = {"__name__": home}
+        parsed = doctest.DocTestParser().get_doctest(f"{example}\n", known, name, page, 0)
+        result = doctest.DocTestRunner().run(parsed)
+        assert result.attempted
+        assert result.failed == 0
 
 
 @pytest.mark.parametrize("name", [name for name in ERRORS if name != "LoaderError"])

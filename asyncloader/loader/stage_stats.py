@@ -13,7 +13,16 @@ LOADER, WORKERS, DISPATCHER = "loader", "workers", "dispatcher"
 
 @dataclass(frozen=True)
 class StageStats:
-    """Items, errors and time of one pipe in the present epoch, in all processes together."""
+    """Items, errors and time of one pipe in the present epoch, in all processes together.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with DataLoader2(IterableWrapper(range(7)).batch(2)) as loader:
+    ...     assert len(list(loader)) == 4
+    ...     source, batches = loader.stats().stages
+    >>> batches.name, batches.where, batches.items, source.is_source
+    ('batch(2)', 'loader', 4, True)
+    """
 
     #: The name of the pipe: ``map(decode)``.
     name: str
@@ -30,8 +39,9 @@ class StageStats:
     seconds: float
     #: Those seconds as a part of the time of the threads or processes that run it, from 0 to 1.
     share: float
-    #: How many items it holds or works on, and how many it may; 0 if there is no bound.
+    #: How many items it holds or works on.
     held: int
+    #: How many it may; 0 if there is no bound.
     room: int
     #: Whether those are calls in progress, so that the pipe is busy when it is full.
     holds_calls: bool

@@ -38,6 +38,14 @@ class LoaderStats:
 
     Printed, it is a table. The time in the pipes is sampled about 20 times a second, so
     nothing is known about the pipes of a very short epoch.
+
+    >>> from asyncloader import DataLoader2
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> with DataLoader2(IterableWrapper(range(7)).batch(2)) as loader:
+    ...     assert len(list(loader)) == 4
+    ...     stats = loader.stats()
+    >>> stats.epochs, stats.items, [stage.name for stage in stats.stages]
+    (1, 4, ['IterableWrapper()', 'batch(2)'])
     """
 
     #: Epochs that were begun.
@@ -46,8 +54,9 @@ class LoaderStats:
     items: int
     #: Processes that died and were replaced since the loader was started.
     restarts: int = 0
-    #: How many seconds the epoch has run, and for how many of them the consumer waited.
+    #: How many seconds the epoch has run.
     seconds: float = 0.0
+    #: For how many of them the consumer waited.
     waited: float = 0.0
     #: The pipes, sources first.
     stages: tuple[StageStats, ...] = ()
@@ -487,10 +496,17 @@ def _share(workers: Sequence[WorkerStats], field: str) -> float:
 
 
 class Metric(NamedTuple):
-    """One number: a counter if its name ends in ``_total``, a gauge otherwise."""
+    """One number: a counter if its name ends in ``_total``, a gauge otherwise.
 
+    >>> str(Metric("asyncloader_stage_items_total", {"stage": "map(decode)"}, 7))
+    'asyncloader_stage_items_total{stage="map(decode)"} 7'
+    """
+
+    #: Named by the rules of Prometheus.
     name: str
+    #: What it is counted of: the stage, the worker.
     labels: dict[str, str]
+    #: How many, or how much: seconds, bytes.
     value: float
 
     def __str__(self) -> str:

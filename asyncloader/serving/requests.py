@@ -305,12 +305,26 @@ _RECENT = 1024
 
 @dataclass(frozen=True)
 class FeedStats:
-    """How a feed is doing at one moment."""
+    """How a feed is doing at one moment.
+
+    >>> import asyncio
+    >>> from asyncloader import DataLoader2, Feed
+    >>> async def main():
+    ...     feed = Feed()
+    ...     async with DataLoader2(feed.map(str.upper)) as loader:
+    ...         async with feed.serve(loader):
+    ...             await feed.ask("yes")
+    ...             return feed.stats()
+    >>> stats = asyncio.run(main())
+    >>> stats.answered, stats.failed, stats.queued
+    (1, 0, 0)
+    """
 
     #: Requests that wait to be worked on, now.
     queued: int
     #: Requests that are being worked on, now; also those that nobody wants any more.
     under_way: int
+    #: Requests that were answered.
     answered: int
     #: Requests that were answered with an error.
     failed: int
@@ -322,8 +336,9 @@ class FeedStats:
     refused: int
     #: Requests that were tried again, because the worker that had them died.
     retried: int
-    #: How many seconds requests wait before they are worked on: mean, and the longest.
+    #: How many seconds the latest requests waited before they were worked on: the mean.
     mean_wait: float
+    #: The longest of those waits.
     longest_wait: float
     #: How full batches are, from 0 to 1; 0 before the first.
     batch_fill: float

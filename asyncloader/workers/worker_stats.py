@@ -27,26 +27,42 @@ _BETWEEN_REPORTS = 0.25
 class WorkerTally:
     """What a worker has done in the present epoch, as it reports."""
 
+    #: Items that it made.
     items: int = 0
-    #: Seconds in which it worked, those of them between the pipes and the loader (encoding,
-    #: sending), and seconds in which it waited until the loader wanted more.
+    #: Seconds in which it worked.
     working: float = 0.0
+    #: Those of them between the pipes and the loader: encoding, sending.
     handing: float = 0.0
+    #: Seconds in which it waited until the loader wanted more.
     waiting: float = 0.0
-    #: Bytes of shared memory that hold items or are held by the consumer, and all there are.
+    #: Bytes of its shared memory that hold items or are held by the consumer.
     shared_used: int = 0
+    #: Bytes of shared memory that it has.
     shared_bytes: int = 0
+    #: What each pipe has done here; ``LoaderStats.stages`` has that of all processes together.
     pipes: tuple[Tally, ...] = ()
 
 
 @dataclass(frozen=True)
 class WorkerStats(WorkerTally):
-    """A worker's statistics in the present epoch."""
+    """What one worker, or the dispatching process, has done in the present epoch.
 
+    >>> from asyncloader import DataLoader2, MultiProcessingReadingService
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(8)).sharding_filter()
+    >>> with DataLoader2(pipe, None, MultiProcessingReadingService(2)) as loader:
+    ...     assert len(list(loader)) == 8
+    ...     [(worker.name, worker.items, worker.restarts) for worker in loader.stats().workers]
+    [('worker 0', 4, 0), ('worker 1', 4, 0)]
+    """
+
+    #: Its name: "worker 0" is the first one; or "the dispatching process".
     name: str = ""
+    #: Its process's number.
     pid: int = 0
     #: The node of a cluster on which it runs; empty on the loader's own machine.
     node: str = ""
+    #: Whether it is the dispatching process.
     is_dispatcher: bool = False
     #: Items that have arrived from it and were not taken yet.
     ready: int = 0
