@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.benchmarks.cases import Case
 from tests.benchmarks.comparison import Comparison, is_ours
-from tests.benchmarks.environments import Environment, earlier
+from tests.benchmarks.environments import HERE, Environment, earlier
 from tests.benchmarks.harness import Settings, run
 from tests.benchmarks.sizes import QUICK
 
@@ -104,7 +104,7 @@ def with_earlier(comparison: Comparison, environment: Environment) -> Comparison
     cases = []
     for case in comparison.cases:
         cases.append(case)
-        if is_ours(case.name):
+        if is_ours(case.name) and case.environment is HERE:
             cases.append(replace(case, name=f"earlier {case.name}", environment=environment))
     return replace(comparison, cases=cases)
 
