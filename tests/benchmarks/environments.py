@@ -51,7 +51,7 @@ class Environment:
 
 def earlier(revision: str) -> Environment:
     """Return an environment with asyncloader as it was at a revision of this repository."""
-    return Environment(f"asyncloader-{revision}", (f"asyncloader @ git+file://{ROOT}@{revision}",))
+    return Environment(f"asyncloader-{revision}", (f"git+file://{ROOT}@{revision}",))
 
 
 class ThisEnvironment(Environment):
