@@ -189,7 +189,7 @@ class DataPipe:
     #: The tree that runs this pipe, if it is a built-in one; see ``RunTree``.
     _tree: RunTree | None = None
 
-    #: Its name in messages, if it replaces another pipe and keeps that pipe's name.
+    #: Its name in messages, if it is a part of another pipe, or replaces one and keeps its name.
     known_as: str = ""
 
     #: Whether this pipe replaces pipes that run in another process.

@@ -153,6 +153,10 @@ class Share(IterDataPipe[T]):
         self.source = split
         self.key = key
 
+    @property
+    def known_as(self) -> str:  # type: ignore[override]
+        return f"{stage_name(self.source)}[{self.key!r}]"
+
     def __len__(self) -> int:
         expected = self.source.expected_lengths()
         if not all(length.is_integer() for length in expected):
@@ -193,9 +197,6 @@ class Share(IterDataPipe[T]):
             at_most("yielded", "taken"),
             ("what is to come was not taken", split.adds_up),
         )
-
-    def __repr__(self) -> str:
-        return f"{stage_name(self.source)}[{self.key!r}]"
 
 
 @dataclass

@@ -45,6 +45,10 @@ class Branch(IterDataPipe[T]):
         self.source = splitter
         self.index = index
 
+    @property
+    def known_as(self) -> str:  # type: ignore[override]
+        return f"{stage_name(self.source)}[{self.index}]"
+
     def __len__(self) -> int:
         return self.source.branch_length(self.index)
 
@@ -68,9 +72,6 @@ class Branch(IterDataPipe[T]):
         """Whether the next iterator joins a pass in which other branches have drawn items."""
         split = self.split_in(tree)
         return split is not None and split.is_open_to(self.index)
-
-    def __repr__(self) -> str:
-        return f"{stage_name(self.source)}[{self.index}]"
 
 
 @dataclass

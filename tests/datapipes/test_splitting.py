@@ -17,7 +17,7 @@ from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.datapipes.split_pass import SplitStart
 from asyncloader.datapipes.watch.frames import latest_pass
-from asyncloader.errors import IteratorInvalidated
+from asyncloader.errors import IteratorInvalidated, SnapshotError
 from tests.datapipes.resuming import (
     assert_goes_on,
     assert_goes_on_twice,
@@ -470,3 +470,10 @@ def test_a_branch_that_stays_behind_does_not_make_a_pass_remember_more_and_more(
         assert list(items) == wanted[2_000:]
     with DataLoader2.from_state(state, datapipe=graph()) as loader:
         assert list(loader) == wanted[2_000:]
+
+
+def test_an_error_names_a_branch_after_its_splitter():
+    left, right = IterableWrapper(range(8)).demux(2, parity)
+    with DataLoader2(left.zip(left).concat(right)) as loader:
+        with pytest.raises(SnapshotError, match=r"demux\(2, classifier_fn=parity\)\[0\] is read"):
+            loader.state_dict()

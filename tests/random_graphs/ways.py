@@ -133,8 +133,12 @@ class Case:
     def _standing_service(self, way: Way) -> Standing:
         key = way.workers, way.ahead
         if key not in self._standing:
-            self._standing[key] = Standing(way.workers, worker_prefetch_cnt=way.ahead)
+            self._standing[key] = self.standing_service(way)
         return self._standing[key]
+
+    def standing_service(self, way: Way) -> Standing:
+        """Return a service whose workers stay for the next loader."""
+        return Standing(way.workers, worker_prefetch_cnt=way.ahead)
 
     def expected(self, way: Way) -> list[list[Any]]:
         """Return the epochs of an undisturbed loader with as many workers."""

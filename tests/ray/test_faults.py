@@ -15,43 +15,15 @@ import pytest
 
 pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 
-import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, RayReadingService
 from asyncloader.errors import WorkerDied
 from tests.leaks import descendants
 from tests.ray.cluster import Nodes, no_actors
+from tests.ray.kills import exact_rounds, kill, node_of, numbers, processes, undisturbed
 
 #: How long the replacement of a worker may keep the consumer waiting. An empty actor takes most
 #: of it to start on a machine of two cores.
 LIMIT = 30.0
-
-
-def slow(number: int) -> int:
-    time.sleep(0.002)
-    return number
-
-
-def numbers(count: int) -> Any:
-    return it.IterableWrapper(range(count)).shuffle().sharding_filter().map(slow)
-
-
-def undisturbed(count: int) -> list[int]:
-    with DataLoader2(numbers(count)) as loader:
-        loader.seed(3)
-        return list(loader)
-
-
-def processes(loader: Any) -> list[Any]:
-    return [handle.process for handle in loader.reading_service._pool.all_handles()]
-
-
-def kill(process: Any) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-
-
-def node_of(nodes: Nodes, process: Any) -> Any:
-    (node,) = (node for node in nodes.nodes if node.node_id[:8] in process.node)
-    return node
 
 
 def test_a_killed_actor_is_replaced_and_every_item_comes_once_and_in_order(nodes: Nodes):
@@ -131,28 +103,14 @@ def test_the_workers_of_a_frozen_node_are_replaced_after_the_timeout(nodes: Node
 
 def test_random_kills_of_actors_and_nodes_lose_and_double_nothing(nodes: Nodes):
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # noqa: T201  shown if the test fails
-    luck = random.Random(seed)
-    expected = undisturbed(600)
-    with DataLoader2(numbers(600), reading_service=RayReadingService(2, max_restarts=20)) as loader:
-        for round_ in range(4):
-            loader.seed(3)
-            items = iter(loader)
-            taken = [next(items) for _ in range(luck.randrange(500))]
-            victim = luck.choice(processes(loader))
-            if round_ == 3:
-                nodes.lose(node_of(nodes, victim).node_id)
-            else:
-                kill(victim)
-            taken += items
-            assert taken == expected, round_
+    print(f"seed {seed}")
+    assert len(list(exact_rounds(nodes, 4, seed))) == 4
 
 
 DRIVER = """
 import logging, sys, time
 import ray
 from asyncloader import DataLoader2, RayReadingService
-import asyncloader.datapipes.iter as it
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
 def sleeps(number):
     time.sleep(60)

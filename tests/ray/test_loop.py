@@ -77,7 +77,7 @@ async def gaps() -> dict[str, float]:
 def test_the_loop_goes_on_while_actors_start_load_are_replaced_and_end():
     for _ in range(ATTEMPTS):
         figures = asyncio.run(gaps())
-        print(*(f"{name} {1000 * gap:.1f} ms" for name, gap in figures.items()), sep=", ")  # noqa: T201
+        print(*(f"{name} {1000 * gap:.1f} ms" for name, gap in figures.items()), sep=", ")
         if max(figures.values()) < MOST_SECONDS:
             return
     raise AssertionError(f"the loop is held up each time: {figures}")
