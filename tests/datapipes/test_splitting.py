@@ -474,6 +474,7 @@ def test_a_branch_that_stays_behind_does_not_make_a_pass_remember_more_and_more(
 
 def test_an_error_names_a_branch_after_its_splitter():
     left, right = IterableWrapper(range(8)).demux(2, parity)
-    with DataLoader2(left.zip(left).concat(right)) as loader:
-        with pytest.raises(SnapshotError, match=r"demux\(2, classifier_fn=parity\)\[0\] is read"):
-            loader.state_dict()
+    name = r"demux\(2, classifier_fn=parity\)\[0\] is read"
+    loader: DataLoader2[Any] = DataLoader2(left.zip(left).concat(right))
+    with loader, pytest.raises(SnapshotError, match=name):
+        loader.state_dict()
