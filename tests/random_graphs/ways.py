@@ -451,9 +451,10 @@ def _read_with_changes(loader: DataLoader2[Any], changes: dict[int, int]) -> lis
     items, iterator = [], iter(loader)
     for step, number in changes.items():
         items += _read(iterator, step - len(items))
-        if not _has_failed(items):
-            _change(loader, number)
-    return items if _has_failed(items) else items + _read(iterator)
+        if _has_failed(items):
+            return items
+        _change(loader, number)
+    return items + _read(iterator)
 
 
 def _read_async_with_changes(loader: DataLoader2[Any], changes: dict[int, int]) -> list[Any]:
