@@ -328,6 +328,8 @@ def _workers(case: Case, way: Way, luck: random.Random) -> None:
         if likeness == SAME_ORDER:
             case.compare(f"epoch {number}, against no workers", epoch, expected, way)
         else:
+            if case.is_refused_late(epoch, epoch):
+                raise ValueError(epoch[-1].message)
             one, other = (sorted(items, key=repr) for items in (epoch, expected))
             case.compare(f"epoch {number} in any order, against no workers", one, other, way)
 
