@@ -312,7 +312,8 @@ class WorkerDied(LoaderError):
     ``exitcode`` and ``signal`` have them as attributes.
 
     What to do: after a SIGKILL look at the memory of the machine and use fewer workers or
-    a smaller ``prefetch_bytes``. ``on_worker_death="restart"`` replaces workers that die.
+    a smaller ``prefetch_bytes``. ``on_worker_death="restart"`` replaces workers that die. If
+    the worker has printed a traceback that ends in asyncloader, please report it.
 
     >>> import os, signal
     >>> from asyncloader import DataLoader2, MultiProcessingReadingService

@@ -19,7 +19,9 @@ from operator import or_
 from typing import Any, Literal
 
 from asyncloader.datapipes.base import is_iter_pipe
+from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.edges import (
+    edges_of,
     functional_name,
     goes_by_clock,
     is_dispatch,
@@ -268,6 +270,25 @@ def read_without_fork(datapipe: Any) -> list[Any]:
         for pipe in wiring.pipes
         if is_iter_pipe(pipe) and not is_splitter(pipe) and _has_several_passes(pipe, wiring)
     ]
+
+
+def without_a_place(datapipe: Any) -> str | None:
+    """Return why no cursors of a graph's pipes say where it is, or None."""
+    for pipe in read_without_fork(datapipe):
+        return (
+            f"{stage_name(pipe)} is read several times, each in a pass of its own, so no single"
+            " place in it says how far the graph is; read it through fork()"
+        )
+    for pipe in breadth_first(datapipe):
+        if has_own_state(pipe) and (edges := edges_of(pipe)):
+            names = ", ".join(map(stage_name, edges))
+            return (
+                f"{stage_name(pipe)} has load_state_dict and reads {names}, which would begin again"
+                " at its first item. Leave out state_dict and load_state_dict, so that it is run"
+                " again up to its place; or give the class edges = (), if its state includes that"
+                " of what it reads"
+            )
+    return None
 
 
 def _has_several_passes(pipe: Any, wiring: Wiring) -> bool:

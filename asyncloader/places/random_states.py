@@ -7,6 +7,7 @@ keeps the random numbers of several streams in one process apart.
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -143,7 +144,9 @@ def _states() -> dict[str, Any]:
         kind, keys, *others = numpy_random.get_state()
         states["numpy.random"] = (kind, keys.tobytes(), *others)
     if torch is not None and hasattr(torch, "get_rng_state"):
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
+        state = torch.get_rng_state()
+        # Not by numpy(): torch may be installed without NumPy.
+        states["torch"] = ctypes.string_at(state.data_ptr(), state.nbytes)
     return states
 
 

@@ -9,6 +9,7 @@ whatever it holds.
 from __future__ import annotations
 
 import base64
+import ctypes
 import hashlib
 import json
 import math
@@ -322,10 +323,9 @@ def _read(value: Any) -> Any:
 
 
 def _tensor_bytes(tensor: Any) -> bytes:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+    whole = tensor.detach().cpu().contiguous()
+    # Not by numpy(): torch may be installed without NumPy.
+    return ctypes.string_at(whole.data_ptr(), whole.nbytes) if whole.nbytes else b""
 
 
 def _tensor(dtype: str, shape: list[int], data: bytes) -> Any:

@@ -28,7 +28,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
 from asyncloader.datapipes.unordered import settled
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.cut import cut_graph, no_order_in_dealing, read_without_fork
+from asyncloader.graph.cut import cut_graph, no_order_in_dealing, without_a_place
 from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import RankPlace, Role, divides_alike, refit, regroup
@@ -173,12 +173,7 @@ class LoaderStates:
                 return (
                     f"{stage_name(pipe)} depends on time, so its items would not be the same again"
                 )
-        for pipe in read_without_fork(self._datapipe):
-            return (
-                f"{stage_name(pipe)} is read several times, each in a pass of its own, so no single"
-                " place in it says how far the graph is; read it through fork()"
-            )
-        return None
+        return without_a_place(self._datapipe)
 
     @functools.cached_property
     def _fingerprint(self) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ from asyncloader.graph.cut import (
     no_order_in_dealing,
     no_order_in_dividing,
     read_again,
-    read_without_fork,
+    without_a_place,
 )
 from asyncloader.graph.edit import copy_graph, replaced
 from asyncloader.graph.settings import SeedPlaces, SharedPipes
@@ -524,12 +524,7 @@ def _check_is_here(datapipe: Any) -> None:
 def _no_place(division: Division) -> str | None:
     """Return why no process could resume where one that died was, or None."""
     ends = [*division.ends, *([] if division.dispatch is None else [division.dispatch])]
-    for pipe in (pipe for end in ends for pipe in read_without_fork(end)):
-        return (
-            f"{stage_name(pipe)} is read in several passes at once, so its place is not known."
-            " Use fork() to read it several times"
-        )
-    return None
+    return next(filter(None, map(without_a_place, ends)), None)
 
 
 def _check_divided_alike(division: Division) -> None:

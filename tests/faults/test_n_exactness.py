@@ -321,7 +321,7 @@ def test_n5_one_pipe_read_twice_at_once_is_refused_where_workers_are_to_be_repla
     made = IterableWrapper(range(COUNT)).sharding_filter().map(str)
     service = MultiProcessingReadingService(2, on_worker_death="restart")
     loader = loader_from(made.zip(made), service)
-    with pytest.raises(ValueError, match=r"map\(str\) is read in several passes at once.*fork\(\)"):
+    with pytest.raises(ValueError, match=r"map\(str\) is read several times.*fork\(\)"):
         next(iter(loader))
     loader.shutdown()
 

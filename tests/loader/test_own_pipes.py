@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncloader import DataLoader2, IterDataPipe
+from asyncloader import DataLoader2, IterDataPipe, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import SnapshotError
 from asyncloader.graph import breadth_first
 from tests.datapipes.resuming import assert_goes_on
 
@@ -50,6 +51,38 @@ class Numbers(IterDataPipe[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.at = state["at"]
+
+
+class Windows(IterDataPipe[Any]):
+    """Has a memory, which it saves, and reads another pipe, whose place it cannot save."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.last: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.source:
+            self.last = [*self.last, number][-3:]
+            yield list(self.last)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last = state["last"]
+
+
+class OwnWindows(Windows):
+    """Saves the place of what it reads, too."""
+
+    edges = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last, "source": self.source.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last = state["last"]
+        self.source.load_state_dict(state["source"])
 
 
 class Backwards(IterableWrapper[Any]):
@@ -120,3 +153,30 @@ def test_a_copy_that_is_made_in_the_midst_of_an_iteration_begins_afresh(make: An
 @every_graph
 def test_a_graph_with_users_pipes_goes_on_from_everywhere(make: Any) -> None:
     assert_goes_on(make)
+
+
+def test_a_state_of_a_pipe_that_leaves_out_what_it_reads_is_refused() -> None:
+    with DataLoader2(Windows(IterableWrapper(range(9)).map(str))) as loader:
+        next(iter(loader))
+        with pytest.raises(SnapshotError, match=r"Windows\(\) has load_state_dict and reads map"):
+            loader.state_dict()
+
+
+def test_workers_that_would_begin_again_above_such_a_pipe_are_refused() -> None:
+    graph = Windows(IterableWrapper(range(9)).sharding_filter())
+    service = MultiProcessingReadingService(1, on_worker_death="restart")
+    loader: DataLoader2[Any] = DataLoader2(graph, reading_service=service)
+    with pytest.raises(ValueError, match=r"restart.* is not possible: Windows\(\) has"), loader:
+        list(loader)
+
+
+def test_a_pipe_that_says_that_its_state_is_whole_resumes() -> None:
+    with DataLoader2(OwnWindows(Numbers())) as loader:
+        items = iter(loader)
+        assert [next(items) for _ in range(5)][-1] == [2, 3, 4]
+        state = loader.state_dict()
+        rest = list(items)
+    assert len(rest) == 7
+    with DataLoader2(OwnWindows(Numbers())) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest

@@ -241,3 +241,44 @@ print(next(items))
 def test_a_script_that_leaves_an_iterator_open_ends_in_silence(tmp_path):
     done = run_script(tmp_path, LEFT_OPEN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+WITHOUT_NUMPY = """
+import os, sys, warnings
+missing = os.path.join(os.path.dirname(__file__), "missing")
+sys.path.insert(0, missing)
+os.environ["PYTHONPATH"] = os.pathsep.join([missing, os.environ["PYTHONPATH"]])
+warnings.simplefilter("ignore")  # torch itself warns
+import torch
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+def tensors(number):
+    return torch.full((2,), float(number)), torch.rand(2), torch.zeros(100, 100)
+
+def loader():
+    graph = IterableWrapper(range(20)).shuffle().sharding_filter().map(tensors).batch(2).collate()
+    return DataLoader2(graph, reading_service=MultiProcessingReadingService(2))
+
+with loader() as first:
+    items = iter(first)
+    next(items)
+    state = first.state_dict()
+    rest = list(items)
+with loader() as second:
+    second.load_state_dict(state)
+    again = list(second)
+same = all(torch.equal(one[at], other[at]) for one, other in zip(rest, again) for at in (0, 1))
+try:
+    import numpy
+except ImportError:
+    print(len(again) == len(rest), same)
+"""
+
+
+def test_workers_load_and_resume_tensors_where_numpy_is_not_installed(tmp_path):
+    missing = tmp_path / "missing"
+    missing.mkdir()
+    (missing / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy')")
+    done = run_script(tmp_path, WITHOUT_NUMPY)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
