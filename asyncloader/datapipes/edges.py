@@ -301,10 +301,11 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
 def drawn_above(pipe: Any) -> Any | None:
     """Return a pipe that this one reads whose order is random in each pass, or None."""
     above = (each for each in pipes_from(pipe) if each is not pipe)
-    return next((each for each in above if is_without_order(each) or _draws(each)), None)
+    return next((each for each in above if is_without_order(each) or draws(each)), None)
 
 
-def _draws(pipe: Any) -> bool:
+def draws(pipe: Any) -> bool:
+    """Whether a pipe draws an order, or a choice, from its seed."""
     if is_shuffler(pipe):
         return bool(getattr(pipe, "shuffles", getattr(pipe, "_enabled", True)))
     return is_random(pipe)

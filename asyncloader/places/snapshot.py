@@ -20,7 +20,7 @@ from typing import Any
 
 from asyncloader.errors import SnapshotError
 
-VERSION = 5
+VERSION = 6
 
 #: The cursors of a graph's pipes, by their numbers in it.
 Cursors = dict[int, dict[str, Any]]
@@ -35,7 +35,7 @@ _FIELDS = (
     "checksums",
 )
 _CHECKED = _FIELDS[1:-1]
-_POSITION = "items workers in_order rank ranks ahead cursors"
+_POSITION = "items workers in_order rank ranks ahead cursors lengths"
 
 # More items, and epochs, than any loader has counted: ten million a second for most of a year.
 _MOST = 2**48
@@ -65,6 +65,8 @@ class Snapshot:
     #: How many of the items were handed out more than on the rank with the fewest.
     ahead: int = 0
     cursors: Cursors = field(default_factory=dict)
+    #: How many items the sources had, by their numbers, where the order depends on that.
+    lengths: dict[int, int] = field(default_factory=dict)
     fingerprint: list[dict[str, Any]] = field(default_factory=list)
     service_state: bytes | None = None
     #: The pickled graph, if it is to travel along.
@@ -74,8 +76,9 @@ class Snapshot:
 class SnapshotEncoder:
     """Writes the snapshots of one graph; what is as in the one before is not made anew."""
 
-    def __init__(self, fingerprint: list[dict[str, Any]]) -> None:
+    def __init__(self, fingerprint: list[dict[str, Any]], lengths: dict[int, int]) -> None:
         self._fingerprint = to_text(fingerprint, "fingerprint")
+        self._lengths = json.dumps(sorted(lengths.items()))
         # Each is replaced as a whole: several threads may take states at a time.
         self._sums: dict[str, tuple[Any, str]] = {}
         self._cursors: tuple[Cursors, str] = ({}, to_text({}, "the state of a pipe"))
@@ -99,6 +102,7 @@ class SnapshotEncoder:
                 "ranks": snapshot.ranks,
                 "ahead": snapshot.ahead,
                 "cursors": self._cursors_text(snapshot.cursors),
+                "lengths": self._lengths,
             },
         }
         sums = {name: self._sum(name, value) for name, value in checked.items()}
@@ -168,6 +172,7 @@ def decode(state: Any) -> Snapshot:
         ranks=ranks,
         ahead=_count(position["ahead"], "position.ahead", items),
         cursors=_cursors(from_text(position["cursors"], "position.cursors")),
+        lengths=_lengths(from_text(position["lengths"], "position.lengths")),
         fingerprint=_list(from_text(state["fingerprint"], "fingerprint"), "fingerprint"),
         service_state=_bytes(state["reading_service_state"], "reading_service_state"),
         graph=graph,
@@ -210,6 +215,16 @@ def _cursors(value: Any) -> Cursors:
         if not isinstance(cursor, dict):
             raise SnapshotError(f"{name}[{number!r}] must be a dict, not {_kind(cursor)}")
     return {int(number): cursor for number, cursor in value.items()}
+
+
+def _lengths(value: Any) -> dict[int, int]:
+    name = "position.lengths"
+    lengths = {}
+    for pair in _list(value, name):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise SnapshotError(f"{name} must hold pairs of numbers, got {_shown(pair)}")
+        lengths[_count(pair[0], f"a pipe in {name}")] = _count(pair[1], f"a length in {name}")
+    return lengths
 
 
 def _count(value: Any, name: str, most: int = _MOST) -> int:

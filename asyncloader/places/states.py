@@ -23,7 +23,7 @@ from asyncloader.datapipes.cursor_forms import (
     no_cursor,
 )
 from asyncloader.datapipes.cursors import Cursor, Cursors
-from asyncloader.datapipes.edges import goes_by_clock, lives_with_loader
+from asyncloader.datapipes.edges import draws, edges_of, goes_by_clock, lives_with_loader
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import is_one_to_one
 from asyncloader.datapipes.unordered import settled
@@ -95,6 +95,11 @@ class LoaderStates:
         for snapshot in snapshots:
             self._check_graph(snapshot)
         own = own_snapshot(snapshots, role)
+        is_between = own.epoch_seed is None
+        if not is_between and (own.rank, own.ranks) == (role.rank, role.ranks):
+            self._check_lengths(own)
+        for snapshot in snapshots:
+            self._check_cursors(snapshot)
         start = _start_for(self._datapipe, snapshots, role)
         return EpochSeeds(own.seed, own.epoch), start, own.service_state
 
@@ -102,6 +107,8 @@ class LoaderStates:
         different = differences(snapshot.fingerprint, self._fingerprint)
         if different:
             raise SnapshotError(f"the state is of another graph: {'; '.join(different)}")
+
+    def _check_cursors(self, snapshot: Snapshot) -> None:
         for number in snapshot.cursors:
             if number >= len(self._fingerprint):
                 raise SnapshotError(
@@ -111,6 +118,19 @@ class LoaderStates:
         form_of = self._forms(snapshot.workers, in_order=snapshot.in_order)
         check_cursors(snapshot.cursors, "position.cursors", form_of)
         self._check_reach(snapshot)
+
+    def _check_lengths(self, snapshot: Snapshot) -> None:
+        """Raise SnapshotError if there are more or fewer items to draw an order of."""
+        pipes = breadth_first(self._datapipe)
+        for number, before in snapshot.lengths.items():
+            now = self._lengths.get(number, before)
+            if now != before and number < len(pipes):
+                raise SnapshotError(
+                    f"the state does not fit the data: {stage_name(pipes[number])} had {before}"
+                    f" items and has {now}, so the rest of its epoch would come in another order,"
+                    " with items twice or not at all. Resume with the data of before, or with a"
+                    " state that was taken between two epochs"
+                )
 
     def _check_reach(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if a pipe had yielded more items than the loader."""
@@ -176,6 +196,16 @@ class LoaderStates:
         return without_a_place(self._datapipe)
 
     @functools.cached_property
+    def _lengths(self) -> dict[int, int]:
+        """How many items each source has that knows it, where an order is drawn of them."""
+        pipes = breadth_first(self._datapipe)
+        if not any(map(draws, pipes)):
+            return {}
+        sources = ((number, pipe) for number, pipe in enumerate(pipes) if not edges_of(pipe))
+        known = ((number, _length_of(pipe)) for number, pipe in sources)
+        return {number: length for number, length in known if length is not None}
+
+    @functools.cached_property
     def _fingerprint(self) -> list[dict[str, Any]]:
         return fingerprint(self._datapipe)
 
@@ -191,13 +221,20 @@ class LoaderStates:
 
     @functools.cached_property
     def _encoder(self) -> SnapshotEncoder:
-        return SnapshotEncoder(self._fingerprint)
+        return SnapshotEncoder(self._fingerprint, self._lengths)
 
 
 def _yielded_at(pipe: Any, cursor: Cursor) -> int:
     # A source with a state of its own may be the user's class.
     yielded: int = cursor["yielded"] if has_own_state(pipe) else pipe.yielded_at(cursor)
     return yielded
+
+
+def _length_of(source: Any) -> int | None:
+    try:
+        return len(source)
+    except Exception:  # noqa: BLE001 - a user's ``__len__`` ran; most say TypeError
+        return None
 
 
 def _settled(start: EpochStart | None, has_order: bool) -> Cursors:

@@ -7,7 +7,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from asyncloader import (
     CheckpointableReadingServiceInterface,
     DataLoader2,
     InProcessReadingService,
+    MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
 )
@@ -363,6 +364,51 @@ def test_a_state_of_another_graph_is_refused_by_name(other, words):
         loader.load_state_dict(state)
 
 
+def shuffled_stream(count: int) -> Any:
+    return it.IterableWrapper(list(range(count))).shuffle().sharding_filter().batch(4)
+
+
+def shuffled_keys(count: int) -> Any:
+    return mp.SequenceWrapper(list(range(count))).shuffle().batch(4).sharding_filter()
+
+
+def in_order(count: int) -> Any:
+    return it.IterableWrapper(list(range(count))).sharding_filter().batch(4)
+
+
+def part_of_an_epoch(graph: Any, service: Any, count: int) -> tuple[list[Any], Any]:
+    with DataLoader2(graph, reading_service=service) as loader:
+        loader.seed(1)
+        return list(islice(loader, count)), loader.state_dict(include_datapipe=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [shuffled_stream, shuffled_keys])
+def test_a_state_within_an_epoch_is_refused_where_an_order_is_drawn_of_more_items(make, workers):
+    service = MultiProcessingReadingService(workers) if workers else None
+    _, state = part_of_an_epoch(make(40), service, 3)
+    for now in (39, 44):
+        with DataLoader2(make(now), reading_service=service) as loader:
+            with pytest.raises(SnapshotError, match=rf"Wrapper.* had 40 items and has {now}, so"):
+                loader.load_state_dict(state)
+            assert len(list(chain(*loader))) == now
+
+
+def test_a_state_between_two_epochs_goes_on_with_more_items():
+    items, state = part_of_an_epoch(shuffled_keys(40), None, 11)
+    assert len(items) == 10
+    with DataLoader2(shuffled_keys(44)) as loader:
+        loader.load_state_dict(state)
+        assert sorted(chain(*loader)) == list(range(44))
+
+
+def test_items_that_were_added_come_where_nothing_is_drawn():
+    items, state = part_of_an_epoch(in_order(40), None, 3)
+    with DataLoader2(in_order(44)) as loader:
+        loader.load_state_dict(state)
+        assert list(chain(*items, *loader)) == list(range(44))
+
+
 def mutations(state: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield states with one thing in them that is not as it was."""
     for name in state:
@@ -420,6 +466,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
             [],
             {},
         ),
+        "lengths": (None, 1, "", "{}", "[1]", "[[1]]", '[["1", 2]]', "[[1, -2]]", "[[1, 2.0]]", []),
     },
     "randomness_state": {
         "seed": (-1, 2**64, 1.0, True, "1", [], {}),
