@@ -88,17 +88,20 @@ class Advice:
                 f" it, and it mostly {how}"
             )
         if self.workers != self.now:
-            yield (
+            of_workers = (
                 f"use num_workers={self.workers}: about {self.gain:.1f} times as many items a"
                 f" second as with num_workers={self.now}"
             )
         else:
-            yield (
+            of_workers = (
                 f"keep num_workers={self.now}: what other numbers gain or lose is smaller than the"
                 " noise, or less than 5 %"
             )
-        if self.instead:
-            yield self.instead
+        # Many calls may wait at a time in one process, which gains more than a few workers.
+        others = [of_workers, *filter(None, [self.instead])]
+        first, *others = others if self.is_computing else reversed(others)
+        yield first
+        yield from (f"or {other}" for other in others)
 
 
 def advise(
@@ -137,12 +140,15 @@ def _better(trials: Sequence[Trial], now: int) -> tuple[int, float]:
 
 def _instead(stage: StageStats, *, is_computing: bool) -> str:
     if stage.holds_calls or stage.name.startswith("thread"):
-        return f'or give {stage.name} concurrency="auto"'
+        return f'give {stage.name} concurrency="auto"'
     if stage.is_source:
-        return "or read in parallel: yield names from the source, and read behind it with async_map"
+        return "read in parallel: yield names from the source, and read behind it with async_map"
     if is_computing:
-        return "or use thread_map in place of map, if the function releases the GIL"
-    return "or use async_map or thread_map in place of map: a function that waits needs no process"
+        return "use thread_map in place of map, if the function releases the GIL"
+    return (
+        "use thread_map or async_map in place of map, with a high concurrency: calls that wait"
+        " need no process"
+    )
 
 
 # Applying it ------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from asyncloader.graph.cut import Place, cut_graph
 from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
 from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.tools.advice import apply_to, page
-from asyncloader.tools.doctor import ExaminationError, examine
+from asyncloader.tools.doctor import ExaminationError, examine, what_is_tried
 from asyncloader.tools.migrate import report
 from asyncloader.tools.watch import draw, watched_program
 
@@ -180,6 +180,9 @@ def _doctor(options: argparse.Namespace) -> None:
         if found.advice.workers == found.advice.now:
             print("nothing to apply: the number of workers stays as it is")
             return
+        _, missing = what_is_tried(target.graph)
+        if missing:
+            raise ValueError(f"{options.apply_to} was not changed: {missing}")
         for line in apply_to(options.apply_to, found.advice.workers):
             print(line)
 

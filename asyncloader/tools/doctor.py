@@ -272,8 +272,8 @@ def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
     if all(part.is_sharded for part in parts):
         return [], ""
     return [ShardingPolicy()], (
-        "nothing shards this graph: it was tried as ShardingPolicy() divides it; to use workers,"
-        " divide it the same way (see sharding_filter)"
+        "nothing shards this graph: it was tried with a sharding_filter behind the shuffle. Put"
+        " .sharding_filter() there before you use workers, or each will yield every item"
     )
 
 

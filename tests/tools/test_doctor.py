@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from asyncloader.machine import cgroup_cores, usable_cores
-from asyncloader.tools import doctor
-from asyncloader.tools.advice import Trial
+from asyncloader.tools import command, doctor
+from asyncloader.tools.advice import Advice, Trial
 from asyncloader.tools.command import main
 from asyncloader.tools.doctor import (
     Stretches,
@@ -96,7 +96,22 @@ def test_what_nobody_counts_and_an_epoch_that_is_too_short_are_told(capsys):
 def test_an_unsharded_graph_is_tried_as_a_policy_would_shard_it(capsys):
     status, out, _ = report_on("unsharded", "--workers", "0", capsys=capsys)
     assert status == 0
-    assert "nothing shards this graph: it was tried as ShardingPolicy() divides it" in out
+    assert "nothing shards this graph: it was tried with a sharding_filter" in out
+
+
+def test_workers_are_not_written_into_a_program_whose_graph_nothing_shards(
+    capsys, tmp_path, monkeypatch
+):
+    async def examined(*arguments, **settings):
+        return doctor.Examination(Advice(None, 0.0, True, 0, 2, 1.9, ""), [], [])
+
+    monkeypatch.setattr(command, "examine", examined)
+    program = tmp_path / "train.py"
+    program.write_text("service = MultiProcessingReadingService(0)\n")
+    status, _, err = report_on("unsharded", "--apply-to", str(program), capsys=capsys)
+    assert status == 2
+    assert "train.py was not changed: nothing shards this graph" in err
+    assert program.read_text() == "service = MultiProcessingReadingService(0)\n"
 
 
 def test_a_graph_that_workers_cannot_run_says_so(capsys):
