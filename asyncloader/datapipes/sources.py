@@ -71,7 +71,9 @@ class IterableWrapper(IterDataPipe[T]):
                 " pipe, .to_iter_datapipe()"
             )
         if not isinstance(iterable, Iterable | AsyncIterable):
-            raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}")
+            is_looked_up = hasattr(type(iterable), "__getitem__")
+            hint = "; what is looked up by index goes into SequenceWrapper" * is_looked_up
+            raise TypeError(f"iterable must be iterable, got {type(iterable).__name__}{hint}")
         self.iterable = iterable
         self.deepcopy = deepcopy
         self.shards_itself = (

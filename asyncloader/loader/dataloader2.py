@@ -123,7 +123,7 @@ class DataLoader2(Generic[T_co]):
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -142,7 +142,8 @@ class DataLoader2(Generic[T_co]):
     ) -> DataLoader2[Any]:
         """Return a loader of a data set, made as torch's ``DataLoader`` is made.
 
-        The parameters are torch's, and ``loader.datapipe`` is the graph that they make. Workers
+        The parameters are torch's, and ``loader.datapipe`` is the graph that they make.
+        ``num_workers="auto"`` measures how many workers are best. Workers
         stay alive between epochs, whatever ``persistent_workers`` says. An iterable data set takes
         each worker's share itself, by ``get_worker_info``. Random samplers draw from the loader's
         seed, also those with a generator of their own, so that they resume. ``seed`` is that of

@@ -43,7 +43,7 @@ class DataSetSettings:
     shuffle: bool | None
     sampler: Iterable[Any] | None
     batch_sampler: Iterable[Any] | None
-    num_workers: int
+    num_workers: int | Literal["auto"]
     collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool

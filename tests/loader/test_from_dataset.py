@@ -233,3 +233,27 @@ def test_unshuffled_batches_of_a_map_pipe_are_divided_as_they_are() -> None:
     with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
         assert len(loader) == 3
         assert list(loader) == [[*range(8)], [*range(8, 16)], [*range(16, COUNT)]]
+
+
+def test_a_number_of_workers_may_be_left_to_the_loader() -> None:
+    def batches(**settings: Any) -> list[Any]:
+        with DataLoader2.from_dataset(
+            Squares(), batch_size=4, shuffle=True, seed=3, **settings
+        ) as loader:
+            return [batch.tolist() for batch in loader]
+
+    assert batches(num_workers="auto") == batches()
+
+
+def test_a_data_set_given_as_a_stream_is_told_where_it_belongs() -> None:
+    with pytest.raises(TypeError, match=r"got KeyedOnly; what is looked up .* SequenceWrapper"):
+        IterableWrapper(KeyedOnly())  # type: ignore[arg-type]
+
+
+class KeyedOnly:
+    """Has no iterator."""
+
+    __iter__ = None
+
+    def __getitem__(self, number: int) -> int:
+        return number
