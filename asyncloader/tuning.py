@@ -237,9 +237,13 @@ def _best(found: Mapping[int, Found]) -> tuple[int, str]:
     highest = max(each.rate for each in found.values())
     best = min(n for n, each in found.items() if each.rate >= (1 - ALIKE) * highest)
     rates = ", ".join(f"{n}: {found[n].rate:.3g}/s" for n in sorted(found))
-    return best, f"the highest rate ({rates})" if len(
-        found
-    ) > 1 else f"the only one tried ({rates})"
+    if len(found) == 1:
+        why = "the only one tried"
+    elif found[best].rate == highest:
+        why = "the highest rate"
+    else:
+        why = f"the smallest within {ALIKE:.0%} of the highest rate"
+    return best, f"{why} ({rates})"
 
 
 def _change(kept: Found, windows: tuple[Window, ...]) -> str:

@@ -156,6 +156,12 @@ def test_it_takes_little_where_the_consumer_does_not_wait():
     assert "hardly waits" in simulation.tuning.why
 
 
+def test_it_says_that_more_were_hardly_better_where_it_takes_fewer():
+    simulation = Simulation(Bounds(1, 4), 2).run(30, Load(each=100.0, top=202.0))
+    assert simulation.tuning.number == 2
+    assert "the smallest within 3% of the highest rate" in simulation.tuning.why
+
+
 def test_it_takes_none_where_items_take_less_than_passing_them_on():
     simulation = Simulation(Bounds(0, 8), 2).run(30, LOADS["tiny items"])
     assert simulation.tuning.number == 0
