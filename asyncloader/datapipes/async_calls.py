@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
@@ -48,11 +49,12 @@ from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, OnError, Tolerance, failure_of
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
 from asyncloader.runtime import Exit, begin_task, contained, released, running_loop
-from asyncloader.safe_error_text import note
+from asyncloader.safe_error_text import note, repr_of
 from asyncloader.tuning import AUTO, Bounds
 
 T = TypeVar("T")
 
+logger = logging.getLogger("asyncloader")
 
 #: The longest wait before a retry.
 MOST_SECONDS = 30.0
@@ -95,6 +97,10 @@ class Attempts:
                 return await once(item)
             except self.retry_on as error:
                 seconds = self._seconds_before_next(number, error)
+                logger.info(
+                    "%s is called again in %.2g s, retry %d of %d: %s",
+                    *(function_name(once), seconds, number + 1, self.retries, repr_of(error)),
+                )
             await asyncio.sleep(seconds)
         try:
             return await once(item)

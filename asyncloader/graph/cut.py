@@ -280,11 +280,12 @@ def without_a_place(datapipe: Any) -> str | None:
             " place in it says how far the graph is; read it through fork()"
         )
     for pipe in breadth_first(datapipe):
-        if has_own_state(pipe) and (edges := edges_of(pipe)):
-            names = ", ".join(map(stage_name, edges))
+        # A map pipe is looked up and has no place.
+        streams = [stage_name(edge) for edge in edges_of(pipe) if is_iter_pipe(edge)]
+        if streams and has_own_state(pipe):
             return (
-                f"{stage_name(pipe)} has load_state_dict and reads {names}, which would begin again"
-                " at its first item. Leave out state_dict and load_state_dict, so that it is run"
+                f"{stage_name(pipe)} has load_state_dict and reads {', '.join(streams)}, which would"
+                " begin again at its first item. Leave out state_dict and load_state_dict, so that it is run"
                 " again up to its place; or give the class edges = (), if its state includes that"
                 " of what it reads"
             )

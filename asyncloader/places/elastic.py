@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncloader.datapipes.base import is_map_pipe
+from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
 from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.edges import (
@@ -182,7 +182,7 @@ def _resumes_anywhere(pipe: Any) -> bool:
     if is_without_order(pipe) or goes_by_clock(pipe) or lives_with_loader(pipe):
         return False
     if has_own_state(pipe):
-        return not edges_of(pipe)
+        return not any(map(is_iter_pipe, edges_of(pipe)))
     if isinstance(pipe, IterableWrapper):
         return isinstance(pipe.iterable, Sequence)
     # A map pipe is looked up, at any key.

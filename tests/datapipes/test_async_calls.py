@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
+import re
 import weakref
 from collections import Counter
 from functools import partial
@@ -76,6 +78,15 @@ async def test_errors_that_may_pass_are_tried_again():
     pipe = numbers().async_map(flaky, retries=2, backoff=0.001)
     assert await drained(pipe) == list(range(20))
     assert set(flaky.calls.values()) == {3}
+
+
+async def test_each_retry_is_told_to_the_log(caplog):
+    caplog.set_level(logging.INFO, "asyncloader")
+    await drained(numbers(1).async_map(Flaky(1), retries=2, backoff=0.001))
+    (message,) = caplog.messages
+    assert re.fullmatch(r"Flaky is called again in \S+ s, retry 1 of 2: \w+Error\(.*\)", message), (
+        message
+    )
 
 
 async def test_errors_that_do_not_pass_say_how_often_it_was_tried():
