@@ -284,10 +284,10 @@ def without_a_place(datapipe: Any) -> str | None:
         streams = [stage_name(edge) for edge in edges_of(pipe) if is_iter_pipe(edge)]
         if streams and has_own_state(pipe):
             return (
-                f"{stage_name(pipe)} has load_state_dict and reads {', '.join(streams)}, which would"
-                " begin again at its first item. Leave out state_dict and load_state_dict, so that it is run"
-                " again up to its place; or give the class edges = (), if its state includes that"
-                " of what it reads"
+                f"{stage_name(pipe)} has load_state_dict and reads {', '.join(streams)}, which"
+                " would begin again at its first item. Leave out state_dict and load_state_dict,"
+                " so that it is run again up to its place; or give the class edges = (), if its"
+                " state includes that of what it reads"
             )
     return None
 

@@ -99,7 +99,8 @@ def slowly(item: Any) -> Any:
 
 
 def forked() -> Any:
-    batches = it.IterableWrapper(range(120)).sharding_filter().batch(2, across_workers=True)
+    numbers = it.IterableWrapper(range(120)).sharding_filter().map(slowly)
+    batches = numbers.batch(2, across_workers=True)
     one, other = batches.fork(2)
     return one.map(slowly).zip(other)
 
