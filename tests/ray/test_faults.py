@@ -111,6 +111,7 @@ DRIVER = """
 import logging, sys, time
 import ray
 from asyncloader import DataLoader2, RayReadingService
+import asyncloader.datapipes.iter as it
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.ERROR)
 def sleeps(number):
     time.sleep(60)
