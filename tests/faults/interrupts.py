@@ -245,7 +245,7 @@ _LINES = re.compile(
     r"Traceback \(most recent call last\):|  .*|"
     r"(During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):|"
-    r"(asyncio\.exceptions\.)?CancelledError|KeyboardInterrupt|"
+    r"(asyncio\.exceptions\.)?CancelledError|GeneratorExit|KeyboardInterrupt|"
 )
 
 
