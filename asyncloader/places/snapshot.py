@@ -76,9 +76,8 @@ class Snapshot:
 class SnapshotEncoder:
     """Writes the snapshots of one graph; what is as in the one before is not made anew."""
 
-    def __init__(self, fingerprint: list[dict[str, Any]], lengths: dict[int, int]) -> None:
+    def __init__(self, fingerprint: list[dict[str, Any]]) -> None:
         self._fingerprint = to_text(fingerprint, "fingerprint")
-        self._lengths = json.dumps(sorted(lengths.items()))
         # Each is replaced as a whole: several threads may take states at a time.
         self._sums: dict[str, tuple[Any, str]] = {}
         self._cursors: tuple[Cursors, str] = ({}, to_text({}, "the state of a pipe"))
@@ -102,7 +101,7 @@ class SnapshotEncoder:
                 "ranks": snapshot.ranks,
                 "ahead": snapshot.ahead,
                 "cursors": self._cursors_text(snapshot.cursors),
-                "lengths": self._lengths,
+                "lengths": json.dumps(sorted(snapshot.lengths.items())),
             },
         }
         sums = {name: self._sum(name, value) for name, value in checked.items()}

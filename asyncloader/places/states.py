@@ -44,6 +44,8 @@ class LoaderStates:
 
     def __init__(self, datapipe: Any) -> None:
         self._datapipe = datapipe
+        #: The latest epoch of which a state was taken, and the lengths of the sources in it.
+        self._epoch_lengths: tuple[int | None, dict[int, int]] = (None, {})
 
     def take(
         self,
@@ -79,6 +81,7 @@ class LoaderStates:
             ranks=role.ranks,
             ahead=0 if start is None else start.ahead,
             cursors=_settled(start, has_order),
+            lengths=self._lengths_in(seeds.epoch),
             service_state=service_state,
             graph=self._pickled if include_datapipe else None,
         )
@@ -122,8 +125,9 @@ class LoaderStates:
     def _check_lengths(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError if there are more or fewer items to draw an order of."""
         pipes = breadth_first(self._datapipe)
+        lengths = self._lengths()
         for number, before in snapshot.lengths.items():
-            now = self._lengths.get(number, before)
+            now = lengths.get(number, before)
             if now != before and number < len(pipes):
                 raise SnapshotError(
                     f"the state does not fit the data: {stage_name(pipes[number])} had {before}"
@@ -195,9 +199,16 @@ class LoaderStates:
                 )
         return without_a_place(self._datapipe)
 
-    @functools.cached_property
+    def _lengths_in(self, epoch: int) -> dict[int, int]:
+        """Return the lengths of the sources, asked for once an epoch: data may grow between two."""
+        known, lengths = self._epoch_lengths
+        if known != epoch:
+            lengths = self._lengths()
+            self._epoch_lengths = epoch, lengths
+        return lengths
+
     def _lengths(self) -> dict[int, int]:
-        """How many items each source has that knows it, where an order is drawn of them."""
+        """Return how many items each source has that knows it, where an order is drawn of them."""
         pipes = breadth_first(self._datapipe)
         if not any(map(draws, pipes)):
             return {}
@@ -221,7 +232,7 @@ class LoaderStates:
 
     @functools.cached_property
     def _encoder(self) -> SnapshotEncoder:
-        return SnapshotEncoder(self._fingerprint, self._lengths)
+        return SnapshotEncoder(self._fingerprint)
 
 
 def _yielded_at(pipe: Any, cursor: Cursor) -> int:

@@ -402,6 +402,26 @@ def test_a_state_between_two_epochs_goes_on_with_more_items():
         assert sorted(chain(*loader)) == list(range(44))
 
 
+def test_data_may_grow_between_the_epochs_of_a_loader():
+    data = list(range(40))
+
+    def make() -> Any:
+        return mp.SequenceWrapper(data, deepcopy=False).shuffle().batch(4)
+
+    with DataLoader2(make()) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            next(iterator)
+            state = loader.state_dict(include_datapipe=False)
+            rest = list(iterator)
+            if len(data) == 40:
+                data += range(40, 44)
+    assert len(rest) == 10
+    with DataLoader2(make()) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
 def test_items_that_were_added_come_where_nothing_is_drawn():
     items, state = part_of_an_epoch(in_order(40), None, 3)
     with DataLoader2(in_order(44)) as loader:
