@@ -161,62 +161,54 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
+_Job = tuple[Statement, "Future[list[Statement]]"]
+
+
 class GlooGroup:
-    """A gloo group of our own; its collectives run in a thread of its own."""
+    """A gloo group of our own. A thread opens the group, talks, and destroys the group."""
 
     def __init__(self, timeout: float) -> None:
         import torch.distributed as dist
 
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._thread = _GroupThread(self.rank, self.size, timeout)
+        self._timeout = timeout
+        #: What the thread is to say, until None.
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._opened: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        # Who stops waiting for these does not undo them.
+        self._opened.set_running_or_notify_cancel()
+        self._ended.set_running_or_notify_cancel()
+        self._group: Any = None
+        self._under_way: list[Any] = []
+        threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
 
     async def open(self) -> None:
         """Wait until all ranks have opened it; a RankError if they do not."""
         try:
-            await asyncio.wrap_future(self._thread.opened)
+            await asyncio.wrap_future(self._opened)
         except asyncio.CancelledError:
-            self._thread.jobs.put(None)
+            self._jobs.put(None)
             raise
 
     async def exchange(self, statement: Statement) -> list[Statement]:
         """Say something to all ranks; return what each of them says, by rank."""
         answer: Future[list[Statement]] = Future()
-        self._thread.jobs.put((statement, answer))
+        self._jobs.put((statement, answer))
         return await asyncio.wrap_future(answer)
 
     async def aclose(self) -> None:
         """Destroy the group, within a bounded time."""
-        self._thread.jobs.put(None)
-        ended = asyncio.wrap_future(self._thread.ended)
+        self._jobs.put(None)
+        ended = asyncio.wrap_future(self._ended)
         await asyncio.wait([ended], timeout=time_left(_PATIENCE_SECONDS))
         if not ended.done():
-            self._thread.abort()
+            self._abort()
             await asyncio.wait([ended], timeout=time_left(_ABORT_SECONDS))
 
-
-_Job = tuple[Statement, "Future[list[Statement]]"]
-
-
-class _GroupThread:
-    """The thread of a group: it opens the group, talks, and destroys the group."""
-
-    def __init__(self, rank: int, size: int, timeout: float) -> None:
-        self.rank = rank
-        self.size = size
-        self.timeout = timeout
-        self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self.opened: Future[None] = Future()
-        self.ended: Future[None] = Future()
-        # Who stops waiting for these does not undo them.
-        self.opened.set_running_or_notify_cancel()
-        self.ended.set_running_or_notify_cancel()
-        self._group: Any = None
-        self._under_way: list[Any] = []
-        threading.Thread(target=self._run, name="asyncloader ranks", daemon=True).start()
-
-    def abort(self) -> None:
-        """End the exchange that is under way, from another thread."""
+    def _abort(self) -> None:
+        """End the exchange that is under way in the thread."""
         import torch
         import torch.distributed as dist
 
@@ -234,20 +226,20 @@ class _GroupThread:
     def _run(self) -> None:
         self._open_and_answer()
         # The group is gone by now. Its own threads must not outlive the interpreter.
-        self.ended.set_result(None)
+        self._ended.set_result(None)
 
     def _open_and_answer(self) -> None:
         import torch.distributed as dist
 
         began = time.monotonic()
         try:
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
         except Exception as error:  # noqa: BLE001 - whatever it is, a rank is missing
             # Gloo does not say which, but of two it is the other.
             missing = {1 - self.rank: error} if self.size == 2 else {-1: error}
-            self.opened.set_exception(self._lost(missing, began))
+            self._opened.set_exception(self._lost(missing, began))
             return
-        self.opened.set_result(None)
+        self._opened.set_result(None)
         self._answer()
         self._under_way = []
         # Its connections are closed when nobody refers to it any more.
@@ -256,30 +248,40 @@ class _GroupThread:
 
     def _answer(self) -> None:
         lost: RankError | None = None
-        while (job := self.jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None:
             statement, answer = job
             if not answer.set_running_or_notify_cancel():
                 continue
             if lost is None:
-                began, unheard = time.monotonic(), _Errors()
-                said = self._exchanged(statement, began, unheard)
-                if not unheard.by_rank:
+                began = time.monotonic()
+                said, unheard = self._exchanged(statement, began)
+                if not unheard:
                     answer.set_result(said)
                     continue
-                lost = self._lost(unheard.by_rank, began)
+                lost = self._lost(unheard, began)
             answer.set_exception(lost.with_traceback(None))
 
-    def _exchanged(self, statement: Statement, began: float, unheard: _Errors) -> list[Statement]:
-        """Tell each rank and hear each, so that it is known which one cannot be heard."""
+    def _exchanged(
+        self, statement: Statement, began: float
+    ) -> tuple[list[Statement], dict[int, Exception]]:
+        """Tell each rank and hear each; return what they say, and why some cannot be heard."""
         import torch
         import torch.distributed as dist
+
+        unheard: dict[int, Exception] = {}
+
+        def attempt(rank: int, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            try:
+                return act(*given, **named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
+                unheard[rank] = error
 
         own = torch.tensor(statement.words(), dtype=torch.int64)
         said = [own.clone() for _ in range(self.size)]
         others = [rank for rank in range(self.size) if rank != self.rank]
         group, calls = self._group, ((dist.irecv, said), (dist.isend, [own] * self.size))
         works: list[tuple[int, Any]] = [
-            (rank, unheard.of(rank, call, words[rank], rank, group=group))
+            (rank, attempt(rank, call, words[rank], rank, group=group))
             for call, words in calls
             for rank in others
         ]
@@ -288,22 +290,22 @@ class _GroupThread:
         # All that can be told are told by now, so that each finds out for itself who is gone.
         for rank, work in works:
             # In time, one that cannot be heard is enough. Later gloo says it of each at once.
-            if unheard.by_rank and not self._is_late(began):
+            if unheard and not self._is_late(began):
                 break
-            left = max(began + self.timeout - time.monotonic(), 0.001)
-            if rank not in unheard.by_rank:
-                unheard.of(rank, work.wait, timedelta(seconds=left))
-        return [Statement.from_words(words.tolist()) for words in said]
+            left = max(began + self._timeout - time.monotonic(), 0.001)
+            if rank not in unheard:
+                attempt(rank, work.wait, timedelta(seconds=left))
+        return [Statement.from_words(words.tolist()) for words in said], unheard
 
     def _is_late(self, began: float) -> bool:
-        return time.monotonic() - began >= 0.9 * self.timeout
+        return time.monotonic() - began >= 0.9 * self._timeout
 
     def _lost(self, errors: dict[int, Exception], began: float) -> RankError:
         known = tuple(rank for rank in sorted(errors) if rank >= 0)
         who = ranks_in_words(known) if known else "another rank"
         if self._is_late(began):
             lost: RankError = RankTimeout(
-                f"rank {self.rank} waited {self.timeout:g} s for {who}; give the reading service"
+                f"rank {self.rank} waited {self._timeout:g} s for {who}; give the reading service"
                 " a longer timeout if that may happen",
                 ranks=known,
             )
@@ -315,21 +317,6 @@ class _GroupThread:
             )
         lost.__cause__ = next(iter(errors.values())).with_traceback(None)
         return lost
-
-
-class _Errors:
-    """What gloo says of the ranks that cannot be heard."""
-
-    def __init__(self) -> None:
-        self.by_rank: dict[int, Exception] = {}
-
-    def of(self, rank: int, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Do something with a rank; note what it raises."""
-        try:
-            return act(*given, **named)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rank is not heard
-            self.by_rank[rank] = error
-            return None
 
 
 def _destroy(group: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401 - uvloop needs it, and it cannot be imported at exit
 import contextlib
 import contextvars
 import errno
@@ -18,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from asyncloader.errors import ResourceExhausted
@@ -169,6 +171,9 @@ def process_for(what: str) -> Iterator[None]:
 
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread; raise ResourceExhausted at the thread limit, and clean up."""
+    if sys.is_finalizing():
+        # Later versions of Python say so themselves. In 3.11 the thread never runs.
+        raise RuntimeError("can't create new thread at interpreter shutdown")
     try:
         thread.start()
     except RuntimeError as error:
@@ -255,19 +260,44 @@ _exit_functions: list[Callable[[], None]] = []
 
 
 class LoopThread:
-    """An event loop in a daemon thread of its own, for callers that have none."""
+    """An event loop in a daemon thread of its own, for callers that have none.
+
+    The thread starts when somebody asks for the loop, as many never do.
+    """
 
     def __init__(self, name: str = "asyncloader loop") -> None:
-        self._running = running = _Running()
-        self._thread = threading.Thread(target=running.run, name=name, daemon=True)
-        try:
-            start_thread(self._thread)
-            # The thread makes the loop, because Ctrl-C could interrupt that here.
-            self.loop = running.loop.result()
-        except BaseException:
-            running.stop()
-            raise
-        _loop_threads.add(self)
+        self._name = name
+        self._starting = threading.Lock()
+        self._is_stopped = False
+        self._running: _Running | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop."""
+        return self._loop or self.start()
+
+    def start(self) -> asyncio.AbstractEventLoop:
+        """Start the thread, unless it was started; return the loop."""
+        with self._starting:
+            if self._loop is not None:
+                return self._loop
+            if self._is_stopped:
+                raise RuntimeError("this loop was closed before it was started")
+            running = _Running(self._name)
+            try:
+                start_thread(running.thread)
+                # The thread makes the loop, because Ctrl-C could interrupt that here.
+                loop = running.loop.result()
+            except BaseException:
+                running.stop()
+                raise
+            self._running, self._loop = running, loop
+            _loop_threads.add(self)
+            if self._is_stopped:
+                # Another thread did so meanwhile, when there was nothing to stop yet.
+                running.stop()
+            return loop
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for what it returns."""
@@ -287,29 +317,33 @@ class LoopThread:
 
     def stop(self) -> None:
         """Let the loop and its thread end, without waiting for them; from any thread."""
-        self._running.stop()
+        self._is_stopped = True
+        if self._running is not None:
+            self._running.stop()
 
     def close(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, at most ``seconds``."""
         _loop_threads.discard(self)
-        self._running.stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+        self.stop()
+        if self._running is not None and self._running.thread is not threading.current_thread():
+            self._running.thread.join(seconds)
 
     async def aclose(self, seconds: float = 3.0) -> None:
         """Stop the loop and wait for its thread, from another loop."""
         _loop_threads.discard(self)
-        self._running.stop()
-        await asyncio.wait([asyncio.wrap_future(self._running.ended)], timeout=seconds)
+        self.stop()
+        if self._running is not None:
+            await asyncio.wait([asyncio.wrap_future(self._running.ended)], timeout=seconds)
 
     def __del__(self) -> None:
-        self._running.stop()
+        self.stop()
 
 
 class _Running:
     """A loop in its thread, from its creation to its close."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.thread = threading.Thread(target=self.run, name=name, daemon=True)
         self.loop: Future[asyncio.AbstractEventLoop] = uncancellable()
         self.ended: Future[None] = uncancellable()
         self._is_stopped = False
@@ -379,13 +413,45 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function in a thread of its own and wait for its result."""
     future: Future[T] = uncancellable()
     thread = threading.Thread(
-        target=_call_into, args=(future, function, *args), name="asyncloader work", daemon=True
+        target=call_into, args=(future, function, *args), name="asyncloader work", daemon=True
     )
     start_thread(thread)
     return await asyncio.wrap_future(future)
 
 
-def _call_into(future: Future[T], function: Callable[..., T], *args: Any) -> None:
+class CallThread:
+    """A daemon thread that makes calls, one after the other, in the order of ``submit``."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._turn = threading.Lock()
+        start_thread(threading.Thread(target=self._run, name=name, daemon=True))
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Make a call after all that were submitted before; from any thread."""
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """End the thread after what was submitted."""
+        self._calls.put(None)
+
+    def retire(self, timeout: float) -> None:
+        """Begin no other call; wait for the one that runs, for ``timeout`` seconds at most.
+
+        The thread stays, for ever waiting for its turn: its end might end what it has started.
+        """
+        self._turn.acquire(timeout=timeout)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            with self._turn:
+                call()
+            # An idle thread keeps nothing alive.
+            del call
+
+
+def call_into(future: Future[T], function: Callable[..., T], *args: Any) -> None:
+    """Call a function, and let a future have its result or its error."""
     try:
         result = function(*args)
     except BaseException as error:  # noqa: BLE001 - the waiter raises it

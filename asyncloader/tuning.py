@@ -13,7 +13,7 @@ the smallest. Where it does not wait, the smallest number with which it does not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
 from typing import Literal
@@ -49,7 +49,7 @@ class Window:
     """What was seen in a stretch of time, with the same number throughout."""
 
     seconds: float
-    items: int
+    items: float
     #: For which share of the time the consumer waited, from 0 to 1.
     waited: float
     #: For which share of the time those who make the items were at work.
@@ -64,6 +64,10 @@ class Window:
         """Items a second."""
         return self.items / self.seconds
 
+    def is_enough(self) -> bool:
+        """Whether the consumer hardly waits."""
+        return self.waited <= ENOUGH
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -77,28 +81,15 @@ class Bounds:
         return max(self.least, min(number, self.most))
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was measured with one number."""
-
-    rate: float
-    waited: float
-    busy: float
-    alone: float
-
-    @classmethod
-    def of(cls, windows: tuple[Window, ...]) -> Found:
-        """Return what several windows say together."""
-        return cls(
-            median(each.rate for each in windows),
-            median(each.waited for each in windows),
-            median(each.busy for each in windows),
-            median(each.alone for each in windows),
-        )
-
-    def is_enough(self) -> bool:
-        """Whether the consumer hardly waits."""
-        return self.waited <= ENOUGH
+def _together(windows: Sequence[Window]) -> Window:
+    """Return what several windows say together: the medians, as if in one second."""
+    return Window(
+        1.0,
+        median(each.rate for each in windows),
+        median(each.waited for each in windows),
+        median(each.busy for each in windows),
+        median(each.alone for each in windows),
+    )
 
 
 @dataclass(frozen=True)
@@ -107,9 +98,9 @@ class Tuning:
 
     number: int
     #: What was measured under the present load, by number.
-    found: Mapping[int, Found] = field(default_factory=dict)
+    found: Mapping[int, Window] = field(default_factory=dict)
     #: What this number was found to do when it was kept; None while others are tried.
-    kept: Found | None = None
+    kept: Window | None = None
     why: str = "the first number"
     _windows: tuple[Window, ...] = ()
     _is_filling: bool = True
@@ -136,7 +127,7 @@ class Tuning:
         windows = (*self._windows, window)
         if len(windows) < WINDOWS:
             return replace(noted, _windows=windows)
-        found = {**self.found, self.number: Found.of(windows)}
+        found = {**self.found, self.number: _together(windows)}
         return replace(noted, found=found)._searching(bounds)
 
     def _searching(self, bounds: Bounds) -> Tuning:
@@ -155,14 +146,14 @@ class Tuning:
         windows, kept_for = (*self._windows, window), self._kept_for + window.seconds
         if kept_for <= _HOLD_SECONDS:
             # More windows say more exactly what is to be expected.
-            return replace(self, kept=Found.of(windows), _windows=windows, _kept_for=kept_for)
+            return replace(self, kept=_together(windows), _windows=windows, _kept_for=kept_for)
         windows = windows[-_CHANGE_WINDOWS:]
         watched = replace(self, _windows=windows, _kept_for=kept_for)
         is_held = kept_for < self._hold or len(windows) < _CHANGE_WINDOWS
         if is_held or not (why := _change(self.kept, windows)) or not self._may_change():
             return watched
         hold = min(2 * self._hold, _MOST_HOLD_SECONDS)
-        now = {self.number: Found.of(windows)}
+        now = {self.number: _together(windows)}
         return replace(watched, found=now, kept=None, why=why, _hold=hold)._searching(bounds)
 
     def _using(self, number: int, why: str) -> Tuning:
@@ -174,7 +165,7 @@ class Tuning:
         return self._lost + self._last_lost <= allowed
 
 
-def _candidate(found: Mapping[int, Found], bounds: Bounds) -> tuple[int, str] | None:
+def _candidate(found: Mapping[int, Window], bounds: Bounds) -> tuple[int, str] | None:
     """Return a number that may be better than all that were tried, and why; None if none may."""
     enough = [number for number, each in found.items() if each.is_enough()]
     wanted = _fewer(found, min(enough)) if enough else _more(found, bounds)
@@ -184,7 +175,7 @@ def _candidate(found: Mapping[int, Found], bounds: Bounds) -> tuple[int, str] | 
     return None if number in found else (number, wanted[1])
 
 
-def _fewer(found: Mapping[int, Found], number: int) -> tuple[int, str] | None:
+def _fewer(found: Mapping[int, Window], number: int) -> tuple[int, str] | None:
     """Return a smaller number that may be enough, as ``number`` is."""
     # Those who are at work all the time are needed, with some room.
     wanted = max(1, math.ceil(1.15 * number * found[number].busy))
@@ -194,7 +185,7 @@ def _fewer(found: Mapping[int, Found], number: int) -> tuple[int, str] | None:
     return wanted, f"with {number} the consumer does not wait: trying fewer"
 
 
-def _more(found: Mapping[int, Found], bounds: Bounds) -> tuple[int, str] | None:
+def _more(found: Mapping[int, Window], bounds: Bounds) -> tuple[int, str] | None:
     """Return a number with which the consumer may wait less."""
     # None at all is no neighbour of one: it is looked at apart.
     some = {number: each for number, each in found.items() if number}
@@ -221,7 +212,7 @@ def _more(found: Mapping[int, Found], bounds: Bounds) -> tuple[int, str] | None:
     return None
 
 
-def _knee(found: Mapping[int, Found], fewer: int, more: int) -> int | None:
+def _knee(found: Mapping[int, Window], fewer: int, more: int) -> int | None:
     """Return the number from which on more hardly helped, if it lies well between the two."""
     if not fewer:
         return None
@@ -229,7 +220,7 @@ def _knee(found: Mapping[int, Found], fewer: int, more: int) -> int | None:
     return number if fewer < number <= 0.8 * more else None
 
 
-def _best(found: Mapping[int, Found]) -> tuple[int, str]:
+def _best(found: Mapping[int, Window]) -> tuple[int, str]:
     """Return the best of the numbers that were tried, and why."""
     enough = [number for number, each in found.items() if each.is_enough()]
     if enough:
@@ -246,7 +237,7 @@ def _best(found: Mapping[int, Found]) -> tuple[int, str]:
     return best, f"{why} ({rates})"
 
 
-def _change(kept: Found, windows: tuple[Window, ...]) -> str:
+def _change(kept: Window, windows: tuple[Window, ...]) -> str:
     """Return how the load has changed since a number was kept, or ""."""
     waited = mean(each.waited for each in windows)
     if kept.is_enough():

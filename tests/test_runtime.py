@@ -70,7 +70,7 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):
     with leaves_nothing():
         monkeypatch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(ResourceExhausted, match="can't start new thread"):
-            LoopThread()
+            LoopThread().start()
         with pytest.raises(ResourceExhausted, match="can't start new thread"):
             sampler.watch(looked)
         sampler.forget(looked)
@@ -81,6 +81,6 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):
 def test_a_loop_without_descriptors_is_resource_exhausted_and_leaves_nothing(free, capfd):
     with leaves_nothing():
         with only_free(free), pytest.raises(ResourceExhausted, match=r"event loop .*ulimit -n"):
-            LoopThread()
+            LoopThread().start()
         gc.collect()
     assert capfd.readouterr() == ("", "")

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sized
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items
@@ -131,12 +131,12 @@ class RunningAhead(ABC):
         except Stopped:
             # The source was closed elsewhere. The consumer must not take that for its end.
             self.error = Stopped()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code ran; the consumer raises it
-            self.error = error
         except KeyboardInterrupt as error:
             # The user interrupts the loop itself, so it must see this too.
             self.error = error
             raise
+        except BaseException as error:  # noqa: BLE001 - user code ran; the consumer raises it
+            self.error = error
         finally:
             await aclose_items(items)
 
@@ -228,20 +228,8 @@ class Concurrency:
         self._worked.clear()
 
 
-class Ahead(Protocol):
-    """Something that reads ahead and can be paused."""
-
-    def set_paused(self, is_paused: bool) -> None: ...
-
-
-class NothingAhead:
-    """The ``Ahead`` of a pass while nothing reads ahead."""
-
-    def set_paused(self, is_paused: bool) -> None:
-        """There is nothing to pause."""
-
-
-NOTHING_AHEAD = NothingAhead()
+def nothing_ahead(is_paused: bool) -> None:
+    """Pause nothing: nothing reads ahead."""
 
 
 class AheadPass(Pass[T]):
@@ -260,8 +248,8 @@ class AheadPass(Pass[T]):
         self.calls: Sized = ()
         #: How many of them there may be.
         self.room = 0
-        #: What reads the source and begins the calls.
-        self.ahead: Ahead = NOTHING_AHEAD
+        #: Pauses what reads the source and begins the calls.
+        self.pause_ahead: Callable[[bool], None] = nothing_ahead
         self.positions = positions_for(pipe, run.tree.yield_order_of(pipe))
         # Such a pass needs no cursor: its reader's position says it all.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
@@ -292,7 +280,7 @@ class AheadPass(Pass[T]):
         return len(self.calls), self.room
 
     def set_paused(self, is_paused: bool) -> None:
-        self.ahead.set_paused(is_paused)
+        self.pause_ahead(is_paused)
 
     def cursor(self) -> Cursor:
         if self.is_one_to_one:

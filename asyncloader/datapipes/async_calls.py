@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
 from asyncloader.datapipes.ahead import (
-    NOTHING_AHEAD,
     AheadPass,
     Concurrency,
     RunningAhead,
     calls_in_order,
+    nothing_ahead,
 )
 from asyncloader.datapipes.arguments import (
     checked_auto,
@@ -38,7 +38,7 @@ from asyncloader.datapipes.arguments import (
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.bridge import taken_at
 from asyncloader.datapipes.call import blame, is_async, itself, watched_async
-from asyncloader.datapipes.columns import AsyncColumnFunction, checked_columns
+from asyncloader.datapipes.columns import change_async, checked_columns
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, adropped, groups_of
 from asyncloader.datapipes.exchange import GROUP_ITEMS
@@ -325,7 +325,7 @@ class CallWindow(RunningAhead, Generic[T]):
         #: Results that may raise when they are taken.
         self._failed: set[asyncio.Task[T | Exit]] = set()
         running.calls, running.room = self.under_way, self.concurrency
-        running.ahead = self
+        running.pause_ahead = self.set_paused
         self._running = running
         self._resource = resource
         self._call_with = call_with
@@ -398,7 +398,7 @@ class CallWindow(RunningAhead, Generic[T]):
         self.results.clear()
         self._failed.clear()
         # The pass outlives the calls and must not keep their resource alive.
-        self._running.ahead = NOTHING_AHEAD
+        self._running.pause_ahead = nothing_ahead
 
     def _finish(self, task: asyncio.Task[T | Exit]) -> None:
         position = self.under_way.pop(task)
@@ -545,7 +545,7 @@ class AsyncMapper(IterDataPipe[T]):
         if self.resource is not None:
             fn = functools.partial(_with_last, fn, shared)
         if self.input_col is not None:
-            fn = AsyncColumnFunction(fn, self._columns)
+            fn = functools.partial(change_async, fn, self._columns)
         apply = self._attempts.of(fn)
         if self._wrap is not itself:
             return self._wrap(apply)

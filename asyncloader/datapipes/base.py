@@ -17,7 +17,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from asyncloader.datapipes.bridge import from_loop
@@ -139,35 +138,31 @@ class UnknownName(AttributeError):
 
     def __str__(self) -> str:
         # Built only when shown: ``hasattr`` on pipes is frequent and discards the error.
-        return str(self.args[0])
+        return str(self.args[0]) if len(self.args) == 1 else _missing_name(*self.args)
 
     def __reduce__(self) -> Any:
         return UnknownName, (str(self),)
 
 
-@dataclass(frozen=True)
-class MissingName:
-    """The message for a name that a class of pipes does not have."""
+def _missing_name(cls: type, name: str, others: type) -> str:
+    """Return the message for a name that a class of pipes does not have.
 
-    cls: type
-    name: str
-    #: The base of the pipes of the other kind.
-    others: type
+    ``others`` is the base of the pipes of the other kind.
+    """
+    return f"{cls.__qualname__} has no attribute {name!r}{_hint(cls, name, others)}"
 
-    def __str__(self) -> str:
-        return f"{self.cls.__qualname__} has no attribute {self.name!r}{self._hint()}"
 
-    def _hint(self) -> str:
-        if is_of_script(self.name):
-            return f"; {_OF_SCRIPT}"
-        if advice := advice_for(self.name):
-            return f"; {advice}"
-        if hasattr(self.others, self.name):
-            return f"; {_WAYS[self.others.__name__]}"
-        names = [name for name in dir(self.cls) if not name.startswith("_")]
-        names += _torch_methods(_kind_of(self.cls).__name__)
-        near = difflib.get_close_matches(self.name, names, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+def _hint(cls: type, name: str, others: type) -> str:
+    if is_of_script(name):
+        return f"; {_OF_SCRIPT}"
+    if advice := advice_for(name):
+        return f"; {advice}"
+    if hasattr(others, name):
+        return f"; {_WAYS[others.__name__]}"
+    names = [each for each in dir(cls) if not each.startswith("_")]
+    names += _torch_methods(_kind_of(cls).__name__)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 if TYPE_CHECKING:
@@ -298,7 +293,7 @@ class DataPipe:
             if torchs := _torch_methods(kind.__name__).get(name):
                 return functools.partial(torchs, self)
             others = MapDataPipe if kind is IterDataPipe else IterDataPipe
-            raise UnknownName(MissingName(type(self), name, others))
+            raise UnknownName(type(self), name, others)
 
 
 def show_in_notebooks(picture_of: Callable[[Any], str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from asyncloader.datapipes.exchange import Exchange, Nobody
 from asyncloader.datapipes.run_place import PLACE, Home, Startable, present_waiter
-from asyncloader.runtime import LoopThread, contained, released, running_loop
+from asyncloader.runtime import LoopThread, contained, released
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ async def from_thread(run: Startable[T], crossing: Exchange[T] | None = None) ->
     """Yield a sync pipe's items on the loop while it runs in a thread."""
     place = PLACE.get()
     loop = asyncio.get_running_loop()
-    shared = place[0] if place is not None and place[0].loop is loop else None
+    shared = place[0] if place is not None and place[0].is_here() else None
     home = shared or Home(loop)
     taker = LoopWaiter(loop)
     exchange = crossing or _unmarked()
@@ -58,12 +58,12 @@ def from_loop(run: Startable[T], crossing: Exchange[T] | None = None) -> Iterato
     """
     place = PLACE.get()
     exchange = crossing or _unmarked()
-    if place is not None and place[0].loop is not running_loop():
+    if place is not None and not place[0].is_here():
         yield from taken_at(place[0], run, exchange)
         return
     thread = LoopThread()
     try:
-        yield from _taken(Home(thread.loop), run, exchange, ThreadWaiter())
+        yield from _taken(Home(thread), run, exchange, ThreadWaiter())
     finally:
         thread.close()
 
@@ -125,7 +125,7 @@ def loop_calls() -> Iterator[Callable[..., Any]]:
     It runs where ``from_loop`` would run a pipe: on the loop of the running pass.
     """
     place = PLACE.get()
-    if place is not None and place[0].loop is not running_loop():
+    if place is not None and not place[0].is_here():
         yield functools.partial(_called, place[0].loop, present_waiter())
         return
     thread = LoopThread()

@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import threading
+import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from time import perf_counter, thread_time
 from types import CoroutineType
@@ -131,7 +132,7 @@ def watched_async(function: Callable[..., Any], pipe: object) -> Callable[..., A
     name = _name(function, pipe)
 
     async def call(*args: Any) -> Any:
-        return await _Steps(function(*args), name)
+        return await _in_steps(function(*args), name)
 
     return call
 
@@ -177,37 +178,33 @@ def _is_beside_loop() -> bool:
     return PLACE.get() is not None and this_worker() is None
 
 
-class _Steps:
-    """Awaits something and measures how long each of its steps takes."""
+@types.coroutine
+def _in_steps(work: Awaitable[Any], name: str) -> Generator[Any, Any, Any]:
+    """Await something, and measure how long each of its steps takes."""
+    steps: Any = work.__await__()
+    step, value = steps.send, None
+    while True:
+        begun = perf_counter()
+        try:
+            waited = step(value)
+        except StopIteration as end:
+            return end.value
+        finally:
+            _check_step(perf_counter() - begun, name)
+        try:
+            step, value = steps.send, (yield waited)
+        except BaseException as error:  # noqa: BLE001 - it is for what is awaited
+            step, value = steps.throw, error
 
-    def __init__(self, work: Awaitable[Any], name: str) -> None:
-        self._work = work
-        self._name = name
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        steps: Any = self._work.__await__()
-        step, value = steps.send, None
-        while True:
-            begun = perf_counter()
-            try:
-                waited = step(value)
-            except StopIteration as end:
-                return end.value
-            finally:
-                self._check(perf_counter() - begun)
-            try:
-                step, value = steps.send, (yield waited)
-            except BaseException as error:  # noqa: BLE001 - it is for what is awaited
-                step, value = steps.throw, error
-
-    def _check(self, seconds: float) -> None:
-        if seconds >= _HELD_SECONDS:
-            logger.warning(
-                "%s held the event loop for %.0f ms; await what it waits for, or use map or"
-                " thread_map for a plain function that computes",
-                self._name,
-                seconds * 1e3,
-            )
+def _check_step(seconds: float, name: str) -> None:
+    if seconds >= _HELD_SECONDS:
+        logger.warning(
+            "%s held the event loop for %.0f ms; await what it waits for, or use map or"
+            " thread_map for a plain function that computes",
+            name,
+            seconds * 1e3,
+        )
 
 
 def _check_result(result: Any, name: str) -> None:

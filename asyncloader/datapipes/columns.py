@@ -65,39 +65,29 @@ class Columns:
                 del changed[column]
 
 
-class ColumnFunction:
-    """A function of some columns, made a function of the whole item."""
+def changing(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[..., Any]:
+    """Return a function of whole items that puts results of ``function`` into them.
 
-    def __init__(self, function: Callable[..., Any], columns: Columns) -> None:
-        self.function = function
-        self.columns = columns
-
-    @staticmethod
-    def of(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[..., Any]:
-        """Return a function of whole items; ``function`` itself if no column is named."""
-        columns = checked_columns(checked_function("fn", function), input_col, output_col)
-        if input_col is None and output_col is None:
-            return function
-        if output_col is None and isinstance(input_col, list | tuple) and not input_col:
-            raise ValueError("input_col names no column: pass output_col, to say where results go")
-        kind = AsyncColumnFunction if is_async(function) else ColumnFunction
-        return kind(function, columns)
-
-    def __call__(self, item: Any) -> Any:
-        columns = self.columns
-        result = self.function(*columns.pick(item))
-        if result.__class__ is CoroutineType:
-            return result  # the pipe raises the error, with its name
-        return columns.put(item, result)
+    It is ``function`` itself if no column is named.
+    """
+    columns = checked_columns(checked_function("fn", function), input_col, output_col)
+    if input_col is None and output_col is None:
+        return function
+    if output_col is None and isinstance(input_col, list | tuple) and not input_col:
+        raise ValueError("input_col names no column: pass output_col, to say where results go")
+    return functools.partial(change_async if is_async(function) else _change, function, columns)
 
 
-class AsyncColumnFunction(ColumnFunction):
-    """An async function of some columns, made an async function of the whole item."""
+def _change(function: Callable[..., Any], columns: Columns, item: Any) -> Any:
+    result = function(*columns.pick(item))
+    if result.__class__ is CoroutineType:
+        return result  # the pipe raises the error, with its name
+    return columns.put(item, result)
 
-    async def __call__(self, item: Any) -> Any:
-        columns = self.columns
-        result: Awaitable[Any] = self.function(*columns.pick(item))
-        return columns.put(item, await result)
+
+async def change_async(function: Callable[..., Awaitable[Any]], columns: Columns, item: Any) -> Any:
+    """Return an item with the result of an async function of some columns in its place."""
+    return columns.put(item, await function(*columns.pick(item)))
 
 
 def reading(function: Callable[..., Any], input_col: Any) -> Callable[..., Any]:

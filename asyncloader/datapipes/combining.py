@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar, overload
 
@@ -135,7 +136,7 @@ class Zipper(Together[tuple[Any, ...]]):
         return min(map(len, self.sources))
 
     def new_pass(self, run: Run[Any]) -> ZipPass:
-        return ZipPass(run)
+        return ZipPass(run, zip)
 
 
 @dataclass
@@ -160,26 +161,23 @@ class SideBySide(Pass[T]):
 
 
 @dataclass
-class InStep(SideBySide[tuple[Any, ...]]):
-    """A pass that takes one item from every source for each item it yields."""
+class ZipPass(SideBySide[tuple[Any, ...]]):
+    """One pass over a Zipper or a ZipperLongest, which knows how many tuples it has yielded."""
 
+    #: Puts iterators together.
+    zipped: Callable[..., Iterator[tuple[Any, ...]]] = field(repr=False)
     yielded: int = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        with readers(self.sources) as iterators:
+            for items in self.zipped(*iterators):
+                self.yielded += 1
+                yield items
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         self.yielded = position
         self.resume_all(position, cursors)
         return 0
-
-
-@dataclass
-class ZipPass(InStep):
-    """One pass over a Zipper, which knows how many tuples it has yielded."""
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        with readers(self.sources) as iterators:
-            for items in zip(*iterators, strict=False):
-                self.yielded += 1
-                yield items
 
 
 @functional_datapipe("zip_longest")
@@ -209,19 +207,8 @@ class ZipperLongest(Together[tuple[Any, ...]]):
     def __len__(self) -> int:
         return max(map(len, self.sources))
 
-    def new_pass(self, run: Run[Any]) -> ZipLongestPass:
-        return ZipLongestPass(run)
-
-
-@dataclass
-class ZipLongestPass(InStep):
-    """One pass over a ZipperLongest, which knows how many tuples it has yielded."""
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        with readers(self.sources) as iterators:
-            for items in zip_longest(*iterators, fillvalue=self.pipe.fill_value):
-                self.yielded += 1
-                yield items
+    def new_pass(self, run: Run[Any]) -> ZipPass:
+        return ZipPass(run, partial(zip_longest, fillvalue=self.fill_value))
 
 
 @functional_datapipe("mux")

@@ -34,18 +34,14 @@ from asyncloader.datapipes.cursor_forms import (
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.patterns import (
     END,
-    EXPANSION,
-    TOLERANT_EXPANSION,
-    Expansion,
+    Expander,
+    ExpansionPass,
     Held,
     Rereader,
-    TolerantExpansion,
     add_cursors,
+    after,
     closing_items,
-    next_part,
-    parts_of,
-    pass_over,
-    yielded_at,
+    users_parts,
 )
 from asyncloader.datapipes.randomness import Shuffling, fractions
 from asyncloader.datapipes.run import Pass, Run
@@ -56,7 +52,7 @@ T = TypeVar("T")
 
 
 @functional_datapipe("unbatch")
-class UnBatcher(IterDataPipe[T]):
+class UnBatcher(Expander[T]):
     """Yield what is in the source's lists, ``unbatch_level`` levels deep.
 
     0 yields the items as they are and -1 goes as deep as there are lists. A level
@@ -68,21 +64,13 @@ class UnBatcher(IterDataPipe[T]):
     """
 
     def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
-        self.source = iterable_source(datapipe)
+        super().__init__(datapipe)
         self.unbatch_level = checked_count("unbatch_level", unbatch_level, at_least=-1)
 
-    def new_pass(self, run: Run[Any]) -> UnbatchPass[T]:
-        return UnbatchPass(run)
-
-    def cursor_form(self) -> Form:
-        return EXPANSION
-
-    def yielded_at(self, cursor: Cursor) -> int:
-        return yielded_at(cursor)
-
-    def leaves(self, item: Any) -> Iterator[T]:
-        """Yield what an item holds, in order."""
-        return self._leaves(item, self.unbatch_level)
+    def parts(self, item: Any, skip: int = 0) -> Iterator[T]:
+        is_flat = self.unbatch_level == 1 and isinstance(item, list)
+        parts = iter(item) if is_flat else self._leaves(item, self.unbatch_level)
+        return after(parts, skip) if skip else parts
 
     def _leaves(self, item: Any, level: int) -> Iterator[T]:
         if level == 0 or (level < 0 and not isinstance(item, list)):
@@ -99,20 +87,8 @@ class UnBatcher(IterDataPipe[T]):
             )
 
 
-@dataclass
-class UnbatchPass(Expansion[T]):
-    """One pass over an UnBatcher, which knows how far it is inside the batch it took last."""
-
-    def __iter__(self) -> Iterator[T]:
-        for batch in self.begin():
-            for item in self.rest(self.pipe.leaves(batch)):
-                self.offset += 1
-                yield item
-            self.finish()
-
-
 @functional_datapipe("flatmap")
-class FlatMapper(IterDataPipe[T]):
+class FlatMapper(Expander[T]):
     """Yield each item of ``fn(item)``; without ``fn`` the items of each item.
 
     ``fn`` may be a generator function, which is read as far as its items are
@@ -138,25 +114,18 @@ class FlatMapper(IterDataPipe[T]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        self.source = iterable_source(datapipe)
+        super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.fn = itself if fn is None else checked_function("fn", fn)
         self.input_col = input_col
-        self.on_error = on_error
-        self.max_errors = max_errors
-        self.tolerance = Tolerance(on_error, max_errors)
         self._expand = expanding(fn, input_col)
 
     def waits(self) -> bool:
         return is_async(self._expand)
 
-    def new_pass(self, run: Run[Any]) -> FlatMapPass[T]:
-        return FlatMapPass(run, self._expand)
-
-    def cursor_form(self) -> Form:
-        return TOLERANT_EXPANSION
-
-    def yielded_at(self, cursor: Cursor) -> int:
-        return yielded_at(cursor)
+    @contextlib.contextmanager
+    def expanding(self, running: ExpansionPass[T]) -> Iterator[Callable[[Any, int], Iterator[T]]]:
+        with calling(self._expand, self) as expand:
+            yield functools.partial(users_parts, running, expand)
 
 
 def expanding(fn: Callable[..., Any] | None, input_col: Any) -> Callable[..., Any]:
@@ -196,24 +165,6 @@ def _followed_by(error: Exception, items: list[Any]) -> Iterator[Any]:
     finally:
         # Break the cycle: the traceback refers to this frame.
         del error
-
-
-@dataclass
-class FlatMapPass(TolerantExpansion[T]):
-    """One pass over a FlatMapper, which knows how far it is inside the last expansion."""
-
-    expand: Callable[..., Any] = field(repr=False)
-
-    def __iter__(self) -> Iterator[T]:
-        pipe = self.pipe
-        with calling(self.expand, pipe) as expand:
-            for item in self.begin():
-                parts = parts_of(self, expand, item)
-                pass_over(parts, self.known(), pipe)
-                while (part := next_part(parts, pipe)) is not END:
-                    self.offset += 1
-                    yield part
-                self.finish()
 
 
 @functional_datapipe("map_batches")
@@ -405,14 +356,14 @@ class ShuffledFlatMapPass(Pass[T]):
 
     def _open(self, held: Held[Any], expand: Callable[..., Any]) -> OpenExpansion[T]:
         before = self.errors
-        expansion: OpenExpansion[T] = OpenExpansion(held, parts_of(self, expand, held.item))
+        expansion: OpenExpansion[T] = OpenExpansion(held, users_parts(self, expand, held.item))
         expansion.errors = self.errors - before
         self.expansions.append(expansion)
         return expansion
 
     def _next(self, expansion: OpenExpansion[T]) -> Any:
         before = self.errors
-        part = next_part(expansion.parts, self.pipe)
+        part = next(expansion.parts, END)
         expansion.errors += self.errors - before
         return part
 

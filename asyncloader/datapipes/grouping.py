@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
@@ -107,7 +107,8 @@ class GroupPass(Pass[Any]):
     taken: int = 0
     yielded: int = 0
     held: int = 0
-    groups: dict[Any, Group] = field(default_factory=dict, repr=False)
+    #: The positions and items of each group.
+    groups: dict[Any, list[tuple[int, Any]]] = field(default_factory=dict, repr=False)
     above: Marks = field(init=False, repr=False)
     # A heap of (minus the size, first position, key) of every group, with outdated entries
     # too; empty until the largest is needed.
@@ -126,7 +127,7 @@ class GroupPass(Pass[Any]):
                 key = key_of(pipe, function, item)
                 self._hold(key, item, self.taken)
                 self.taken += 1
-                if self.groups[key].size == pipe.group_size:
+                if len(self.groups[key]) == pipe.group_size:
                     yield self._yielded(key)
                 if self.held == pipe.buffer_size:
                     largest = self._largest()
@@ -137,7 +138,7 @@ class GroupPass(Pass[Any]):
             yield self._yielded(next(iter(self.groups)))
 
     def cursor(self) -> Cursor:
-        positions = [place for group in self.groups.values() for place in group.positions]
+        positions = [position for group in self.groups.values() for position, _ in group]
         return {**super().cursor(), "held": sorted(positions)}
 
     def put_source_cursors(self, into: Cursors) -> None:
@@ -146,7 +147,7 @@ class GroupPass(Pass[Any]):
     def _oldest_held(self) -> int:
         # The groups are in the order in which they began.
         oldest = next(iter(self.groups.values()), None)
-        return self.taken if oldest is None else oldest.positions[0]
+        return self.taken if oldest is None else oldest[0][0]
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
@@ -167,14 +168,11 @@ class GroupPass(Pass[Any]):
         return following
 
     def _hold(self, key: Any, item: Any, position: int) -> None:
-        group = self.groups.get(key)
-        if group is None:
-            self.groups[key] = group = Group()
-        group.items.append(item)
-        group.positions.append(position)
+        group = self.groups.setdefault(key, [])
+        group.append((position, item))
         self.held += 1
         if self._by_size:
-            heapq.heappush(self._by_size, group.entry(key))
+            heapq.heappush(self._by_size, (*_rank(group), key))
             if len(self._by_size) > 4 * self.pipe.buffer_size:
                 # Most entries are outdated: rebuild it when the buffer is full again.
                 self._by_size.clear()
@@ -185,26 +183,25 @@ class GroupPass(Pass[Any]):
         return (key, items) if self.pipe.keep_key else items
 
     def _released(self, key: Any) -> list[Any]:
-        items = self.groups.pop(key).items
+        items = [item for _, item in self.groups.pop(key)]
         self.held -= len(items)
         return items
 
     def _largest(self) -> Any:
         """Return the key of the largest group, the oldest of several."""
         if not self._by_size:
-            self._by_size = [group.entry(key) for key, group in self.groups.items()]
+            self._by_size = [(*_rank(group), key) for key, group in self.groups.items()]
             heapq.heapify(self._by_size)
         while True:
-            entry = self._by_size[0]
-            group = self.groups.get(entry[2])
-            if group is not None and group.entry(entry[2])[:2] == entry[:2]:
-                return entry[2]
+            *rank, key = self._by_size[0]
+            if key in self.groups and [*_rank(self.groups[key])] == rank:
+                return key
             heapq.heappop(self._by_size)
 
     def _may_leave(self, key: Any) -> bool:
         # Whether the group may be yielded to make room. A group that is too small is
         # dropped if drop_remaining allows it.
-        pipe, size = self.pipe, self.groups[key].size
+        pipe, size = self.pipe, len(self.groups[key])
         least = pipe.guaranteed_group_size or pipe.group_size or 1
         if size >= least:
             return True
@@ -218,23 +215,9 @@ class GroupPass(Pass[Any]):
         return False
 
 
-class Group:
-    """Items with the same key, and their positions in the source."""
-
-    __slots__ = ("items", "positions")
-
-    def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.positions: list[int] = []
-
-    @property
-    def size(self) -> int:
-        """How many items there are."""
-        return len(self.items)
-
-    def entry(self, key: Any) -> tuple[int, int, Any]:
-        """Return a sort key: the largest group first, and of several the oldest."""
-        return -len(self.items), self.positions[0], key
+def _rank(group: list[tuple[int, Any]]) -> tuple[int, int]:
+    """Return the sort key of a group: the largest is first, and of several the oldest."""
+    return -len(group), group[0][0]
 
 
 @functional_datapipe("bucketbatch")
@@ -393,15 +376,18 @@ class BucketizePass(Pass[list[T]]):
         items = self.source.begin()
         with calling(self.pipe.len_fn) as length_of, closing_items(items):
             while True:
-                for batch in self._section(items, length_of):
+                for batch in self._batches(self._section(items, length_of)):
                     self.yielded_since += 1
                     yield batch
                 if self.taken_since < self.pipe.section:
                     return
                 self._begin_section()
 
-    def _section(self, items: Iterator[T], length_of: Callable[..., Any]) -> Iterator[list[T]]:
-        pipe, batch = self.pipe, _Batch(self.pipe)
+    def _section(
+        self, items: Iterator[T], length_of: Callable[..., Any]
+    ) -> Iterator[tuple[Any, int, T]]:
+        """Yield the lengths, numbers and items of a section, about the shortest first."""
+        pipe = self.pipe
         heap: list[tuple[Any, int, T]] = []
         for number, item in enumerate(islice(items, pipe.section)):
             length = answer_of(pipe, length_of, item)
@@ -410,11 +396,23 @@ class BucketizePass(Pass[list[T]]):
                 continue
             heapq.heappush(heap, (length, number, item))
             if len(heap) == pipe.buffer_size:
-                yield from batch.add(heapq.heappop(heap))
+                yield heapq.heappop(heap)
         while heap:
-            yield from batch.add(heapq.heappop(heap))
-        if batch.items:
-            yield batch.items
+            yield heapq.heappop(heap)
+
+    def _batches(self, entries: Iterator[tuple[Any, int, T]]) -> Iterator[list[T]]:
+        most, pads = self.pipe.max_token_count, self.pipe.include_padding
+        batch: list[T] = []
+        tokens = longest = 0
+        for length, _, item in entries:
+            longest = max(longest, length)
+            tokens = (len(batch) + 1) * longest if pads else tokens + length
+            if tokens > most:
+                yield batch
+                batch, tokens, longest = [], length, length
+            batch.append(item)
+        if batch:
+            yield batch
 
     def _begin_section(self) -> None:
         self.taken += self.taken_since
@@ -435,28 +433,3 @@ class BucketizePass(Pass[list[T]]):
         self.taken, self.yielded = cursor["taken"], cursor["yielded"]
         self.source.resume(self.taken, cursors)
         return position - self.yielded
-
-
-class _Batch(Generic[T]):
-    """The batch that is being filled, and its number of tokens."""
-
-    def __init__(self, pipe: MaxTokenBucketizer[T]) -> None:
-        self.pipe = pipe
-        self.items: list[T] = []
-        self.tokens = 0
-        self.longest = 0
-
-    def add(self, entry: tuple[Any, int, T]) -> Iterator[list[T]]:
-        """Add an item; if it does not fit, first yield the batch and begin another."""
-        length, _, item = entry
-        if self._with(length) > self.pipe.max_token_count:
-            full, self.items, self.tokens, self.longest = self.items, [], 0, 0
-            yield full
-        self.tokens = self._with(length)
-        self.longest = max(self.longest, length)
-        self.items.append(item)
-
-    def _with(self, length: int) -> int:
-        if self.pipe.include_padding:
-            return (len(self.items) + 1) * max(self.longest, length)
-        return self.tokens + length

@@ -12,7 +12,6 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.arguments import (
@@ -24,10 +23,9 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.base import Allocate, IterDataPipe, MapDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, blame, calling, is_async
-from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.cursors import Cursor, Cursors
+from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.lookups import answers_many, items_under
-from asyncloader.datapipes.one_to_one import OneToOne
+from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.patterns import Applier
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source, keyed_source
@@ -124,7 +122,7 @@ class Mapper(Applier[T]):
         self.fn = fn
         self.input_col = input_col
         self.output_col = output_col
-        self._apply = ColumnFunction.of(fn, input_col, output_col)
+        self._apply = changing(fn, input_col, output_col)
 
     def waits(self) -> bool:
         return is_async(self.fn)
@@ -238,27 +236,13 @@ class Enumerator(IterDataPipe[tuple[int, T]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, run: Run[Any]) -> EnumeratePass[T]:
-        return EnumeratePass(run, self.starting_index)
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return OneToOnePass(run)
 
-
-@dataclass
-class EnumeratePass(Pass[tuple[int, T]]):
-    """One pass over an Enumerator, and the index of its first item."""
-
-    marks = ()
-    follows_source = True
-
-    first: int
-
-    def __iter__(self) -> Iterator[tuple[int, T]]:
-        self.source.at_once = self.run.at_once
-        yield from enumerate(self.source.begin(), self.first)
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.first += position
-        self.source.resume(position, cursors)
-        return 0
+    def results(self, source: Run[T]) -> Iterator[tuple[int, T]]:
+        """Read the source and yield its items with their indices."""
+        first = self.starting_index + source.first_position()
+        yield from enumerate(source.begin(), first)
 
 
 @functional_datapipe("set_length")
@@ -308,35 +292,19 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def new_pass(self, run: Run[Any]) -> IndexPass:
-        return IndexPass(run)
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return OneToOnePass(run)
 
-
-@dataclass
-class IndexPass(Pass[dict[Any, Any]]):
-    """One pass over an IndexAdder, which knows the next index."""
-
-    marks = ()
-    follows_source = True
-
-    yielded: int = 0
-
-    def __iter__(self) -> Iterator[dict[Any, Any]]:
-        self.source.at_once = self.run.at_once
-        for item in self.source.begin():
+    def results(self, source: Run[dict[Any, Any]]) -> Iterator[dict[Any, Any]]:
+        """Read the source and yield copies of its items with their indices."""
+        first = source.first_position()
+        for index, item in enumerate(source.begin(), first):
             if not isinstance(item, dict):
                 raise NotImplementedError(
-                    f"{self.pipe!r} adds an index to dicts, got {type(item).__name__}; use"
-                    " enumerate for other items"
+                    f"{self!r} adds an index to dicts, got {type(item).__name__}; use enumerate"
+                    " for other items"
                 )
-            index = self.yielded
-            self.yielded += 1
-            yield {**item, self.pipe.index_name: index}
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.yielded = position
-        self.source.resume(position, cursors)
-        return 0
+            yield {**item, self.index_name: index}
 
 
 class Reshaper(OneToOne, IterDataPipe[Any]):

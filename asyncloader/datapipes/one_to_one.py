@@ -36,7 +36,7 @@ class OneToOne:
 
 @dataclass
 class OneToOnePass(Pass[Any]):
-    """One pass over a OneToOne, at the position of its source."""
+    """One pass over a pipe that has ``results``, at the position of its source."""
 
     marks = ()
     follows_source = True

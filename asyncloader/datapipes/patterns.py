@@ -1,15 +1,16 @@
 """Base classes of pipes and passes.
 
-``Applier`` makes at most one result of each item, ``Expansion`` and ``Expander`` several items
-out of one. A ``LaggingPass`` holds items after it has read them, and a ``Rereader`` reads such
-items again for a resumed pass.
+``Applier`` makes at most one result of each item, and ``Expander`` several items out of one. A
+``LaggingPass`` holds items after it has read them, and a ``Rereader`` reads such items again for a
+resumed pass.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from types import CoroutineType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,7 +20,6 @@ from asyncloader.datapipes.cursor_forms import (
     COUNT,
     Form,
     FormOf,
-    Rule,
     counts,
     fields,
     list_of,
@@ -28,7 +28,7 @@ from asyncloader.datapipes.cursor_forms import (
     sieve,
     truth,
 )
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, dropped
+from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
@@ -223,7 +223,7 @@ class Applier(OneToOne, IterDataPipe[T]):
 
     def new_pass(self, run: Run[Any]) -> Pass[T]:
         # With one result for each item no counts are needed; with skipped items they are.
-        return OneToOnePass(run) if self.tolerance.is_strict else ApplyPass(run)
+        return OneToOnePass(run) if self.tolerance.is_strict else SievePass(run)
 
     def cursor_form(self) -> Form:
         return no_cursor if self.tolerance.is_strict else sieve(tolerates=True)
@@ -246,32 +246,41 @@ class Applier(OneToOne, IterDataPipe[T]):
                 # Free their memory now: it is in the CPU cache, and the next item can use it.
                 del item, result
 
+    def sifted(self, running: SievePass[T]) -> Iterator[T]:
+        """Yield the results in a pass that tolerates errors."""
+        with calling(self.function(), self) as apply:
+            for item in running.source.begin():
+                try:
+                    result = apply(item)
+                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                    result = stand_in(error, item, running)
+                if result.__class__ is CoroutineType:
+                    raise unawaited(self, result)
+                running.taken += 1
+                if result is not SKIPPED:
+                    running.yielded += 1
+                    yield result
+                # Free their memory now: it is in the CPU cache, and the next item can use it.
+                del item, result
+
 
 @dataclass
-class ApplyPass(Pass[T]):
-    """One pass over an Applier that tolerates errors and counts them."""
+class SievePass(Pass[T]):
+    """One pass over a pipe that may leave items out, which counts what it took and yielded.
+
+    The pipe's ``sifted`` yields them, and counts them here.
+    """
 
     marks = ("taken", "yielded", "errors")
 
     taken: int = 0
     yielded: int = 0
+    #: How many items the pipe's function failed on.
     errors: int = 0
 
     def __iter__(self) -> Iterator[T]:
-        with calling(self.pipe.function(), self.pipe) as apply:
-            for item in self.source.begin():
-                try:
-                    result = apply(item)
-                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                    result = stand_in(error, item, self)
-                if result.__class__ is CoroutineType:
-                    raise unawaited(self.pipe, result)
-                self.taken += 1
-                if result is not SKIPPED:
-                    self.yielded += 1
-                    yield result
-                # Free their memory now: it is in the CPU cache, and the next item can use it.
-                del item, result
+        items: Iterator[T] = self.pipe.sifted(self)
+        return items
 
 
 #: Returned after the last part.
@@ -291,20 +300,44 @@ def parts_of(running: Any, expand: Callable[[Any], Any], item: Any) -> Iterator[
     return parts if running.pipe.tolerance.is_strict else _tolerated(parts, item, running)
 
 
-def next_part(parts: Iterator[Any], pipe: object) -> Any:
-    """Return the next part, or END. The user's code runs to make it."""
+def users_parts(
+    running: Any, expand: Callable[[Any], Any], item: Any, skip: int = 0
+) -> Iterator[Any]:
+    """Return the parts that a user's function makes of an item, without the first ``skip``.
+
+    The function's errors name the pipe.
+    """
+    parts = parts_of(running, expand, item)
+    if type(parts) not in _WITHOUT_CODE:
+        parts = _blamed(parts, running.pipe)
+    return after(parts, skip) if skip else parts
+
+
+#: No code of a user's runs in these.
+_WITHOUT_CODE = frozenset(map(type, (iter([]), iter(()))))
+
+
+def _blamed(parts: Iterator[Any], pipe: object) -> Iterator[Any]:
+    is_making = True
     try:
-        return next(parts, END)
+        for part in parts:
+            is_making = False
+            yield part
+            is_making = True
+            # Do not keep the yielded part alive while the next one is made.
+            del part
     except BaseException as error:
-        blame(error, pipe)
+        # Otherwise this is being closed.
+        if is_making:
+            blame(error, pipe)
         raise
 
 
-def pass_over(parts: Iterator[Any], count: int, pipe: object) -> None:
-    """Make the next ``count`` parts and drop them; fewer if there are not so many."""
-    for _ in range(count):
-        if next_part(parts, pipe) is END:
-            return
+def after(items: Iterable[T], count: int) -> Iterator[T]:
+    """Return an iterator that has left out the first ``count`` items."""
+    rest = iter(items)
+    next(islice(rest, count, count), None)
+    return rest
 
 
 def _tolerated(parts: Iterator[Any], item: Any, running: Any) -> Iterator[Any]:
@@ -340,67 +373,107 @@ def _no_parts(result: Any, pipe: object) -> TypeError:
     )
 
 
-_INSIDE: Rule = (
-    "a pass is inside an item that it has taken, and its offset counts parts of that item",
-    lambda cursor: (cursor["taken"] > 0) if cursor["inside"] else not cursor["offset"],
+class Expander(IterDataPipe[T]):
+    """A pipe that yields the parts of each item of its source, one item after another.
+
+    ``on_error`` says what happens to an item that cannot be expanded, or not to its end.
+    """
+
+    def __init__(
+        self, datapipe: Iterable[Any], *, on_error: OnError = "raise", max_errors: int | None = None
+    ) -> None:
+        self.source = iterable_source(datapipe)
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.tolerance = Tolerance(on_error, max_errors)
+
+    def parts(self, item: Any, skip: int = 0) -> Iterator[T]:
+        """Return the parts of an item in order, without the first ``skip``.
+
+        They close what they open, also when they are closed early.
+        """
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def expanding(self, running: ExpansionPass[T]) -> Iterator[Callable[[Any, int], Iterator[T]]]:
+        """Give what is to be used as ``parts`` in a pass."""
+        if self.tolerance.is_strict:
+            yield self.parts
+        else:
+            # What is made in place of an item's rest is made again only if the item fails again.
+            yield lambda item, skip: after(parts_of(running, self.parts, item), skip)
+
+    def new_pass(self, run: Run[Any]) -> ExpansionPass[T]:
+        return ExpansionPass(run)
+
+    def cursor_form(self) -> Form:
+        return _EXPANSION
+
+    def yielded_at(self, cursor: Cursor) -> int:
+        return int(cursor["before"] + cursor["offset"])
+
+
+_EXPANSION = fields(
+    {**counts("taken", "offset", "before"), "inside": truth},
+    (
+        "a pass is inside an item that it has taken, and its offset counts parts of that item",
+        lambda cursor: (cursor["taken"] > 0) if cursor["inside"] else not cursor["offset"],
+    ),
+    may_have=counts("errors_before"),
 )
-_FIELDS = {**counts("taken", "offset", "before"), "inside": truth}
-
-#: The forms of an Expansion's cursors, and of a TolerantExpansion's.
-EXPANSION = fields(_FIELDS, _INSIDE)
-TOLERANT_EXPANSION = fields(_FIELDS | counts("errors_before"), _INSIDE)
-
-
-def yielded_at(cursor: Cursor) -> int:
-    """Return how many parts were yielded at a cursor of an Expansion."""
-    return int(cursor["before"] + cursor["offset"])
 
 
 @dataclass
-class Expansion(Pass[T]):
-    """One pass over a pipe that yields several items for each item that it takes.
+class ExpansionPass(Pass[T]):
+    """One pass over an Expander.
 
     ``taken`` counts the items taken. While the pass is ``inside`` the last of them,
     ``offset`` counts the parts of it that were yielded. To resume there, that item is
     taken again.
     """
 
-    marks: ClassVar[tuple[str, ...]] = ("taken", "inside", "offset", "before")
+    marks = ("taken", "inside", "offset", "before", "errors_before")
 
-    taken: int = field(default=0, kw_only=True)
-    inside: bool = field(default=False, kw_only=True)
-    offset: int = field(default=0, kw_only=True)
-    #: How many parts of earlier items were yielded.
-    before: int = field(default=0, kw_only=True)
+    taken: int = 0
+    inside: bool = False
+    offset: int = 0
+    #: How many parts of earlier items were yielded, and how many of the errors belong to those.
+    before: int = 0
+    errors_before: int = 0
+    #: How many items could not be expanded, or not to their end.
+    errors: int = 0
     above: Marks = field(init=False, repr=False)
+    #: How many parts of the next item were yielded already.
     _known: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         source = self.source
         self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
 
-    def begin(self) -> Iterator[Any]:
-        """Yield the source's items, counting them."""
-        for item in self.source.begin():
-            self.taken += 1
-            self.inside = True
-            self.offset = 0
-            yield item
+    def __iter__(self) -> Iterator[T]:
+        with self.pipe.expanding(self) as parts_in:
+            for item in self.source.begin():
+                self.taken += 1
+                self.inside = True
+                self.offset, self._known = self._known, 0
+                parts = parts_in(item, self.offset)
+                try:
+                    del item
+                    for part in parts:
+                        self.offset += 1
+                        yield part
+                        # Do not keep the yielded part alive while the next one is made.
+                        del part
+                finally:
+                    close_items(parts)
+                self._finish()
 
-    def known(self) -> int:
-        """Return how many parts of the item that was taken last were yielded already."""
-        self.offset, self._known = self._known, 0
-        return self.offset
-
-    def rest(self, parts: Iterator[T]) -> Iterator[T]:
-        """Return the parts of an item without those that were yielded already."""
-        return dropped(parts, self.known())
-
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Note that all of the item's parts were yielded."""
         self.before += self.offset
         self.offset = 0
         self.inside = False
+        self.errors_before = self.errors
         self.above.passed(self.taken)
 
     def put_source_cursors(self, into: Cursors) -> None:
@@ -412,90 +485,8 @@ class Expansion(Pass[T]):
         self.taken = cursor["taken"] - cursor["inside"]
         self._known = cursor["offset"]
         self.before = cursor["before"]
+        # A state of an earlier version has none of an unbatch.
+        self.errors = self.errors_before = cursor.get("errors_before", 0)
         self.above.restart(self.taken, cursors)
         self.source.resume(self.taken, cursors)
         return position - self.before - self._known
-
-
-@dataclass
-class TolerantExpansion(Expansion[T]):
-    """An expansion that counts the items that could not be expanded, or not to their end."""
-
-    marks: ClassVar[tuple[str, ...]] = (*Expansion.marks, "errors_before")
-
-    errors: int = field(default=0, kw_only=True)
-    #: How many of the errors belong to items before the last.
-    errors_before: int = field(default=0, kw_only=True)
-
-    def finish(self) -> None:
-        super().finish()
-        self.errors_before = self.errors
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        if cursor is not None:
-            self.errors = self.errors_before = cursor["errors_before"]
-        return super().resume_at(position, cursor, cursors)
-
-
-class Expander(IterDataPipe[T]):
-    """A pipe that yields the parts of each item of its source, one item after another."""
-
-    source: Iterable[Any]
-
-    #: What happens to an item that cannot be expanded, or not to its end.
-    tolerance = Tolerance()
-
-    def parts(self, item: Any, skip: int = 0) -> Generator[T, None, None]:
-        """Yield the parts of an item in order, without the first ``skip``.
-
-        It closes what it opens, also when it is closed early.
-        """
-        raise NotImplementedError
-
-    def new_pass(self, run: Run[Any]) -> ExpansionPass[T]:
-        return ExpansionPass(run)
-
-    def cursor_form(self) -> Form:
-        return TOLERANT_EXPANSION
-
-    def yielded_at(self, cursor: Cursor) -> int:
-        return yielded_at(cursor)
-
-
-class TolerantExpander(Expander[T]):
-    """An expander that can skip or replace items that fail."""
-
-    def __init__(
-        self, datapipe: Iterable[Any], *, on_error: OnError, max_errors: int | None
-    ) -> None:
-        self.source = iterable_source(datapipe)
-        self.on_error = on_error
-        self.max_errors = max_errors
-        self.tolerance = Tolerance(on_error, max_errors)
-
-
-@dataclass
-class ExpansionPass(TolerantExpansion[T]):
-    """One pass over an Expander. If it resumes inside an item, it skips the yielded parts."""
-
-    def __iter__(self) -> Iterator[T]:
-        for item in self.begin():
-            parts = self._parts(item)
-            with closing_items(parts):
-                del item
-                for part in parts:
-                    self.offset += 1
-                    yield part
-                    # Do not keep the yielded part alive while the next one is made.
-                    del part
-            self.finish()
-
-    def _parts(self, item: Any) -> Iterator[T]:
-        known = self.known()
-        if self.pipe.tolerance.is_strict:
-            parts: Iterator[T] = self.pipe.parts(item, known)
-            return parts
-        # The replacement for the rest of an item is made again only if the item fails again.
-        parts = parts_of(self, self.pipe.parts, item)
-        pass_over(parts, known, self.pipe)
-        return parts

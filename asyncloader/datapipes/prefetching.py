@@ -192,21 +192,27 @@ class ReadAhead(RunningAhead, Generic[T]):
     def __init__(self, source: Run[T], buffer_size: int, buffer_bytes: int | None = None) -> None:
         super().__init__(source)
         self.buffer_size = buffer_size
-        self.weights = NoWeights() if buffer_bytes is None else Weights(buffer_bytes)
+        self.buffer_bytes = buffer_bytes
+        #: How many bytes each of the items takes, and all together, where that is limited.
+        self._weights: deque[int] = deque()
+        self._weight = 0
         self.taken = 0
         self.yielded = 0
         self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
         self.buffer: deque[T] = deque()
 
     def hold(self, item: T) -> None:
-        self.weights.add(item)
+        if self.buffer_bytes is not None:
+            self._weights.append(weight_of(item))
+            self._weight += self._weights[-1]
         self.buffer.append(item)
         self.taken += 1
         self.above.passed(self.taken)
         self.wake_consumer()
 
     def has_room(self) -> bool:
-        return len(self.buffer) < self.buffer_size and self.weights.have_room()
+        is_light = self.buffer_bytes is None or self._weight < self.buffer_bytes
+        return is_light and len(self.buffer) < self.buffer_size
 
     def has_something(self) -> bool:
         return bool(self.buffer)
@@ -214,7 +220,8 @@ class ReadAhead(RunningAhead, Generic[T]):
     def next(self) -> T:
         """Take the oldest item; call it only after ``has_next`` returned True."""
         item = self.buffer.popleft()
-        self.weights.remove()
+        if self.buffer_bytes is not None:
+            self._weight -= self._weights.popleft()
         self.yielded += 1
         self.wake_reader()
         return item
@@ -225,40 +232,6 @@ class ReadAhead(RunningAhead, Generic[T]):
     def fullness(self) -> tuple[int, int]:
         """Return how many items are held, and how many may be."""
         return len(self.buffer), self.buffer_size
-
-
-class NoWeights:
-    """The weights of items that are not weighed."""
-
-    def add(self, item: Any) -> None:
-        """Add an item at the end."""
-
-    def remove(self) -> None:
-        """Remove the first item."""
-
-    def have_room(self) -> bool:
-        """Whether there may be more."""
-        return True
-
-
-class Weights(NoWeights):
-    """How many bytes the items in a buffer take."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._each: deque[int] = deque()
-        self._sum = 0
-
-    def add(self, item: Any) -> None:
-        weight = weight_of(item)
-        self._each.append(weight)
-        self._sum += weight
-
-    def remove(self) -> None:
-        self._sum -= self._each.popleft()
-
-    def have_room(self) -> bool:
-        return self._sum < self._most
 
 
 @functional_datapipe("pin_memory")

@@ -241,6 +241,10 @@ class Run(Generic[T]):
         self.tree.take_start(self.pipe)
         self._start = positions
 
+    def first_position(self) -> int:
+        """Return how many items are before the one at which the next pass begins."""
+        return self._start[0] if isinstance(self._start, tuple) else 0
+
     def first_cursors(self) -> Cursors:
         """Return the cursors with which the next pass begins."""
         if isinstance(self._start, tuple):

@@ -58,13 +58,28 @@ class Startable(Protocol[T_co]):
 
 
 class Home:
-    """Where one pass over a graph runs: a loop, and the threads and tasks it owns."""
+    """Where one pass over a graph runs: a loop, and the threads and tasks it owns.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, watching: Watching = NOT_WATCHED) -> None:
-        self.loop = loop
+    A loop in a thread of its own is started by the first that needs it.
+    """
+
+    def __init__(
+        self, where: asyncio.AbstractEventLoop | LoopThread, watching: Watching = NOT_WATCHED
+    ) -> None:
+        self._where = where
         #: Measures the threads' time.
         self.watching = watching
         self._givers: set[ThreadGiver[Any] | TaskGiver[Any]] = set()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop."""
+        return self._where.loop if isinstance(self._where, LoopThread) else self._where
+
+    def is_here(self) -> bool:
+        """Whether its loop is the running one."""
+        running = running_loop()
+        return running is not None and running is self.loop
 
     def start_thread(self, run: Startable[T], exchange: Exchange[T]) -> ThreadGiver[T]:
         """Give a sync pipe's items from a thread."""
@@ -461,11 +476,11 @@ class Makers:
 def some_home(watching: Watching) -> Iterator[Home]:
     """Give the home of the running pass, or a new one whose threads ``watching`` measures."""
     place = PLACE.get()
-    if place is not None and place[0].loop is not running_loop():
+    if place is not None and not place[0].is_here():
         yield place[0]
         return
     thread = LoopThread()
     try:
-        yield Home(thread.loop, watching)
+        yield Home(thread, watching)
     finally:
         thread.close()

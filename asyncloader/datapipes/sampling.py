@@ -7,6 +7,7 @@ sampler alone, so that each worker draws the same keys, and a resumed pass draws
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -104,46 +105,45 @@ class SampledPass(LookupPass[T]):
 
 def drawn(sampler: Iterable[Any], seed: int) -> Iterator[Any]:
     """Yield a sampler's keys, drawn with random generators that are seeded for it."""
-    generators = Generators(seed)
-    generators.seed_own(sampler)
-    with generators:
+    _seed_own(sampler, seed)
+    states: list[Any] = []
+    with _seeded(seed, states):
         keys = iter(sampler)
     while True:
-        with generators:
+        with _seeded(seed, states):
             some = list(islice(keys, _KEYS_TOGETHER))
         yield from some
         if len(some) < _KEYS_TOGETHER:
             return
 
 
-class Generators:
-    """The global generators of the process, in states of their own within ``with``."""
+def _seed_own(sampler: Any, seed: int) -> None:
+    """Seed the generators that a sampler, or the sampler inside it, was made with."""
+    import torch
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._inside: list[Any] = []
-        self._outside: list[Any] = []
+    while sampler is not None:
+        generator = getattr(sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        sampler = getattr(sampler, "sampler", None)
 
-    def seed_own(self, sampler: Any) -> None:
-        """Seed the generators that a sampler, or the sampler inside it, was made with."""
-        import torch
 
-        while sampler is not None:
-            generator = getattr(sampler, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(self._seed)
-            sampler = getattr(sampler, "sampler", None)
+@contextlib.contextmanager
+def _seeded(seed: int, inside: list[Any]) -> Iterator[None]:
+    """Let the global generators of the process be in states of their own.
 
-    def __enter__(self) -> None:
-        self._outside = _states()
-        if self._inside:
-            _set_states(self._inside)
-        else:
-            _seed_all(self._seed)
-
-    def __exit__(self, *_: object) -> None:
-        self._inside = _states()
-        _set_states(self._outside)
+    These are kept in ``inside``, which is empty the first time: then they are seeded.
+    """
+    outside = _states()
+    if inside:
+        _set_states(inside)
+    else:
+        _seed_all(seed)
+    try:
+        yield
+    finally:
+        inside[:] = _states()
+        _set_states(outside)
 
 
 def _states() -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from types import CoroutineType
 from typing import Any, TypeVar
@@ -18,7 +17,9 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, calling, is_async, unawaited
 from asyncloader.datapipes.columns import reading
 from asyncloader.datapipes.cursor_forms import Form, sieve
-from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.cursors import close_items
+from asyncloader.datapipes.one_to_one import OneToOnePass
+from asyncloader.datapipes.patterns import SievePass
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, stand_in
@@ -65,11 +66,25 @@ class Filter(IterDataPipe[T]):
     def waits(self) -> bool:
         return is_async(self.filter_fn)
 
-    def new_pass(self, run: Run[Any]) -> FilterPass[T]:
-        return FilterPass(run, self._keeps)
+    def new_pass(self, run: Run[Any]) -> SievePass[T]:
+        return SievePass(run)
 
     def cursor_form(self) -> Form:
         return sieve(tolerates=not self.tolerance.is_strict)
+
+    def sifted(self, running: SievePass[T]) -> Iterator[T]:
+        """Yield the items that pass."""
+        with calling(self._keeps, self) as keeps:
+            for item in running.source.begin():
+                try:
+                    kept = keeps(item)
+                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
+                    answer = stand_in(error, item, running)
+                    kept = answer is not SKIPPED and answer
+                running.taken += 1
+                if kept is not False and (kept is True or self.verdict(kept)):
+                    running.yielded += 1
+                    yield item
 
     def verdict(self, answer: Any) -> bool:
         """Return a non-bool answer as True or False; raise if it cannot be one."""
@@ -85,32 +100,6 @@ class Filter(IterDataPipe[T]):
         except Exception as error:  # such as an array with several elements
             blame(error, self)
             raise
-
-
-@dataclass
-class FilterPass(Pass[T]):
-    """One pass over a Filter, which counts the items it has taken and yielded."""
-
-    marks = ("taken", "yielded", "errors")
-
-    keeps: Callable[..., Any] = field(repr=False)
-    taken: int = 0
-    yielded: int = 0
-    errors: int = 0
-
-    def __iter__(self) -> Iterator[T]:
-        verdict = self.pipe.verdict
-        with calling(self.keeps, self.pipe) as keeps:
-            for item in self.source.begin():
-                try:
-                    kept = keeps(item)
-                except BaseException as error:  # noqa: BLE001 - user code ran; the pipe says what then
-                    answer = stand_in(error, item, self)
-                    kept = answer is not SKIPPED and answer
-                self.taken += 1
-                if kept is not False and (kept is True or verdict(kept)):
-                    self.yielded += 1
-                    yield item
 
 
 @functional_datapipe("header")
@@ -142,33 +131,18 @@ class Header(IterDataPipe[T]):
             return self.limit
         return length if self.limit is None else min(length, self.limit)
 
-    def new_pass(self, run: Run[Any]) -> HeaderPass[T]:
-        return HeaderPass(run)
+    def new_pass(self, run: Run[Any]) -> Pass[Any]:
+        return OneToOnePass(run)
 
-
-@dataclass
-class HeaderPass(Pass[T]):
-    """One pass over a Header, which counts the items it has yielded."""
-
-    marks = ()
-    follows_source = True
-
-    yielded: int = 0
-
-    def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
-        self.yielded = position
-        self.source.resume(position, cursors)
-        return 0
-
-    def __iter__(self) -> Iterator[T]:
-        limit = self.pipe.limit
-        left = None if limit is None else max(0, limit - self.yielded)
+    def results(self, source: Run[T]) -> Iterator[T]:
+        """Yield the source's items up to the limit."""
+        left = None if self.limit is None else max(0, self.limit - source.first_position())
         if left == 0:
             return
-        items = self.source.begin()
+        # The source must not look up more at once than is yielded.
+        source.at_once = 1
+        items = source.begin()
         try:
-            for item in islice(items, left):
-                self.yielded += 1
-                yield item
+            yield from islice(items, left)
         finally:
             close_items(items)

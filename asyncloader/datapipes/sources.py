@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.bridge import from_loop, from_thread
@@ -312,18 +312,19 @@ class Passes:
     def items(self, pipe: object, iterable: Iterable[T]) -> Iterator[T]:
         """Begin another pass; TypeError if the iterable cannot begin again."""
         if self.is_only_one:
-            self._begin(pipe)
+            self.begin(pipe)
             return iter(iterable)
-        return OwnItems(self, pipe, self._begin(pipe), iterable)
+        return OwnItems(self, pipe, iter, iterable)
 
     def aitems(self, pipe: object, iterable: AsyncIterable[T]) -> AsyncIterator[T]:
         """Begin another pass; TypeError if the iterable cannot begin again."""
         if self.is_only_one:
-            self._begin(pipe)
+            self.begin(pipe)
             return aiter(iterable)
-        return AsyncOwnItems(self, pipe, self._begin(pipe), iterable)
+        return OwnItems(self, pipe, aiter, iterable)
 
-    def _begin(self, pipe: object) -> int:
+    def begin(self, pipe: object) -> int:
+        """Begin another pass, and return its number."""
         if not self.has_ended and not self.may_begin_again:
             raise _read_only_once(pipe)
         self.has_ended = False
@@ -339,18 +340,41 @@ class Passes:
             )
 
 
-class _OwnPass:
-    """One pass over an iterable that is its own iterator, with the iterable's attributes."""
+class OwnItems:
+    """Yields the items of an iterable, by ``for`` or ``async for``, until another pass begins.
 
-    def __init__(self, passes: Passes, pipe: object, number: int, iterable: object) -> None:
+    The iterable is its own iterator, and its attributes are those of this object too.
+    """
+
+    def __init__(
+        self, passes: Passes, pipe: object, begin: Callable[[Any], Any], iterable: object
+    ) -> None:
+        self._number = passes.begin(pipe)
         self._iterable = iterable
         self._passes = passes
         self._pipe = pipe
-        self._number = number
         # The pass before had items, and this one has none so far.
         self._begins_empty = passes.gave_items
-        self._items: Any = iter(())
         self._is_over = False
+        self._items = begin(iterable)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        item = self._got(next(self._items, _END)) if self._check() else _END
+        if item is _END:
+            raise StopIteration
+        return item
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = self._got(await anext(self._items, _END)) if self._check() else _END
+        if item is _END:
+            raise StopAsyncIteration
+        return item
 
     def _check(self) -> bool:
         """Whether there may be more items; IteratorInvalidated if another pass has begun."""
@@ -372,36 +396,6 @@ class _OwnPass:
         if name.startswith("_") or is_close:
             raise AttributeError(name)
         return getattr(self._items, name)
-
-
-class OwnItems(_OwnPass, Iterator[Any]):
-    """Yields the items of an iterable until another pass over it begins."""
-
-    def __init__(self, passes: Passes, pipe: object, number: int, iterable: Iterable[Any]) -> None:
-        super().__init__(passes, pipe, number, iterable)
-        self._items = iter(iterable)
-
-    def __next__(self) -> Any:
-        item = self._got(next(self._items, _END)) if self._check() else _END
-        if item is _END:
-            raise StopIteration
-        return item
-
-
-class AsyncOwnItems(_OwnPass, AsyncIterator[Any]):
-    """Yields the items of an async iterable, as ``OwnItems`` does."""
-
-    def __init__(
-        self, passes: Passes, pipe: object, number: int, iterable: AsyncIterable[Any]
-    ) -> None:
-        super().__init__(passes, pipe, number, iterable)
-        self._items = aiter(iterable)
-
-    async def __anext__(self) -> Any:
-        item = self._got(await anext(self._items, _END)) if self._check() else _END
-        if item is _END:
-            raise StopAsyncIteration
-        return item
 
 
 _END: Any = object()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import thread_time
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from asyncloader.datapipes.bridge import draw_for_all
 from asyncloader.datapipes.call import calling
@@ -33,31 +33,6 @@ from asyncloader.datapipes.run import Pass, Run
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 
 T = TypeVar("T")
-
-
-class Split(Protocol):
-    """What a pass needs to know of its splitter."""
-
-    source: Any
-    num_instances: int
-    buffer_size: int
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The user's function that ``takers`` needs, which may be async."""
-        ...
-
-    def takers(self, item: Any, number: int, function: Callable[..., Any]) -> Iterable[int]:
-        """Return the branches that get item ``number``; ``function`` is the user's, made sync."""
-        ...
-
-    def held(self, lengths: Iterable[int]) -> int:
-        """Return the count that ``buffer_size`` limits, given the other queues' lengths."""
-        ...
-
-    def branches_above(self) -> list[Any]:
-        """Return the branches of other splitters that the source reads."""
-        ...
 
 
 def split_form(branches: int, splitter: int | None, index: int) -> Form:
@@ -102,8 +77,7 @@ class SplitPass(Pass[T]):
 
     def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
-        split: Split = run.pipe
-        self.split = split
+        self.split = split = run.pipe
         self.taken = 0
         #: How many items each branch was given so far; those not read yet are in its queue.
         self.given = [0] * split.num_instances

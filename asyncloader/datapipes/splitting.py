@@ -230,15 +230,21 @@ class Splitter(IterDataPipe[T]):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The user's function that ``takers`` needs, if it needs one."""
+        """The user's function that ``takers`` needs, if it needs one; it may be async."""
         return itself
 
     def takers(self, item: T, number: int, function: Callable[..., Any]) -> Iterable[int]:
-        """Return the branches that get the item with this number."""
+        """Return the branches that get the item with this number.
+
+        ``function`` is the user's, made sync.
+        """
         raise NotImplementedError
 
     def held(self, lengths: Iterable[int]) -> int:
-        """Return the count that ``buffer_size`` limits: items waiting for the other branches."""
+        """Return the count that ``buffer_size`` limits: items waiting for the other branches.
+
+        ``lengths`` are those of the other branches' queues.
+        """
         return sum(lengths)
 
     def branches_above(self) -> list[Branch[Any]]:

@@ -15,23 +15,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, Literal, TypeVar
 
-from asyncloader.datapipes.ahead import NOTHING_AHEAD, AheadPass, Concurrency, calls_in_order
+from asyncloader.datapipes.ahead import AheadPass, Concurrency, calls_in_order, nothing_ahead
 from asyncloader.datapipes.arguments import checked_auto, checked_count, checked_function
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import blame, is_async, unawaited, watched_plain
-from asyncloader.datapipes.columns import ColumnFunction
+from asyncloader.datapipes.columns import changing
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import brief_name, function_name
 from asyncloader.datapipes.patterns import closing_items
 from asyncloader.datapipes.run import Run, RunTree
-from asyncloader.datapipes.run_place import Home, Makers, ended_threads, present_waiter, some_home
+from asyncloader.datapipes.run_place import (
+    Home,
+    Makers,
+    ended_threads,
+    present_waiter,
+    some_home,
+)
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import SKIPPED, OnError, Tolerance, failure_of
 from asyncloader.datapipes.unordered import BEFORE, first_cursor, form_ahead
@@ -69,37 +74,25 @@ class Job:
         return self.result
 
 
-@dataclass(frozen=True)
-class ThreadSettings:
-    """The threads' name, and the function that each calls before its first job."""
-
-    thread_name_prefix: str = "asyncloader thread_map"
-    initializer: Callable[..., object] | None = None
-    initargs: tuple[Any, ...] = ()
-
-    def initialize(self) -> None:
-        """Call the initializer; in the new thread."""
-        if self.initializer is not None:
-            self.initializer(*self.initargs)
-
-
 class Crew:
     """Up to ``count`` threads, and up to ``room`` jobs that have begun and were not taken yet.
 
-    A thread whose initializer fails raises that error for every job it gets. The consumer
-    creates the crew.
+    Each thread calls ``initializer(*initargs)`` first. One in which that fails raises the error for
+    every job it gets. The consumer creates the crew.
     """
 
     def __init__(
         self,
         call: Callable[[Any], Any],
-        settings: ThreadSettings,
         *,
         count: int,
         room: int,
         ordered: bool,
         turns: deque[int],
         chosen: Concurrency | None = None,
+        thread_name_prefix: str = "asyncloader thread_map",
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
     ) -> None:
         self._call = call
         self._chosen = chosen
@@ -107,7 +100,9 @@ class Crew:
         self._count = count
         self._ended = 0
         self.room = room
-        self._settings = settings
+        self._name = thread_name_prefix
+        self._initializer = initializer
+        self._initargs = initargs
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._consumer = present_waiter()
         self._reader = ThreadWaiter()
@@ -233,7 +228,7 @@ class Crew:
 
     def _start_thread(self, number: int) -> threading.Thread:
         run = contextvars.copy_context().run
-        name = f"{self._settings.thread_name_prefix} {number}"
+        name = f"{self._name} {number}"
         thread = threading.Thread(target=run, args=(self._work, number), name=name, daemon=True)
         start_thread(thread)
         return thread
@@ -251,7 +246,8 @@ class Crew:
 
     def _prepared(self) -> Callable[[Any], Any]:
         try:
-            self._settings.initialize()
+            if self._initializer is not None:
+                self._initializer(*self._initargs)
         except BaseException as error:  # noqa: BLE001 - user code ran; the jobs raise it
             failure = error
         else:
@@ -315,7 +311,7 @@ class ThreadMapper(IterDataPipe[T]):
         self.ordered = ordered
         self.on_error = on_error
         self.max_errors = max_errors
-        self._apply = ColumnFunction.of(fn, input_col, output_col)
+        self._apply = changing(fn, input_col, output_col)
         self.tolerance = Tolerance(on_error, max_errors)
 
     def __len__(self) -> int:
@@ -342,12 +338,12 @@ class ThreadMapper(IterDataPipe[T]):
             count = chosen.number
         return Crew(
             call,
-            ThreadSettings(f"asyncloader {brief_name(self)}"),
             count=count,
             room=HELD_PER_THREAD * count,
             ordered=self.ordered,
             turns=turns,
             chosen=chosen,
+            thread_name_prefix=f"asyncloader {brief_name(self)}",
         )
 
     def call(self, item: Any) -> Any:
@@ -378,7 +374,7 @@ class ThreadMapPass(AheadPass[T]):
     def __iter__(self) -> Iterator[T]:
         with watched_plain(self.pipe.call, self.pipe) as call:
             crew = self.pipe.new_crew(call, self.positions.turns())
-            self.calls, self.room, self.ahead = crew, crew.room, crew
+            self.calls, self.room, self.pause_ahead = crew, crew.room, crew.set_paused
             try:
                 watching = self.run.tree.watching
                 with closing(crew), some_home(watching) as home, Makers(home) as makers:
@@ -386,7 +382,7 @@ class ThreadMapPass(AheadPass[T]):
                     yield from self._results(crew)
                     makers.outcome(reading)
             finally:
-                self.calls, self.ahead = (), NOTHING_AHEAD
+                self.calls, self.pause_ahead = (), nothing_ahead
 
     def _results(self, crew: Crew) -> Iterator[T]:
         for job in crew.jobs():
@@ -432,6 +428,10 @@ class ThreadMapPass(AheadPass[T]):
 _READ = ThreadMapPass._read.__code__
 
 
+#: What ``threadpool_map`` takes of a ThreadPoolExecutor's options.
+_OPTIONS = ("thread_name_prefix", "initializer", "initargs")
+
+
 @functional_datapipe("threadpool_map")
 class ThreadPoolMapper(ThreadMapper[T]):
     """Yield ``fn(item)`` for each item: torchdata's name for ``thread_map``.
@@ -464,12 +464,11 @@ class ThreadPoolMapper(ThreadMapper[T]):
             checked_count("max_workers", max_workers, at_least=1)
         self.max_workers = max_workers
         self.threadpool_kwargs = threadpool_kwargs
-        if unknown := threadpool_kwargs.keys() - ThreadSettings.__dataclass_fields__.keys():
+        if unknown := threadpool_kwargs.keys() - set(_OPTIONS):
             raise TypeError(
-                f"threadpool_map takes {', '.join(ThreadSettings.__dataclass_fields__)} of a"
-                f" ThreadPoolExecutor's options, got {', '.join(sorted(unknown))}"
+                f"threadpool_map takes {', '.join(_OPTIONS)} of a ThreadPoolExecutor's options,"
+                f" got {', '.join(sorted(unknown))}"
             )
-        self._threads = ThreadSettings(**threadpool_kwargs)
         super().__init__(
             source_datapipe, fn, input_col, output_col, on_error=on_error, max_errors=max_errors
         )
@@ -477,9 +476,9 @@ class ThreadPoolMapper(ThreadMapper[T]):
     def new_crew(self, call: Callable[[Any], Any], turns: deque[int]) -> Crew:
         return Crew(
             call,
-            self._threads,
             count=self.max_workers or min(32, (os.cpu_count() or 1) + 4),
             room=self.scheduled_tasks,
             ordered=self.ordered,
             turns=turns,
+            **self.threadpool_kwargs,
         )

@@ -1,8 +1,8 @@
 """Failures of a user's function on single items.
 
-This file is about ``on_error`` and ``max_errors``, and about ``Omissions``: a cache asks whether
-items were left out because they failed, since it must not keep such a result. The items may
-succeed the next time.
+This file is about ``on_error`` and ``max_errors``, and about ``listening_for_omissions``: a cache
+asks whether items were left out because they failed, since it must not keep such a result. The
+items may succeed the next time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Event
 from types import CoroutineType
 from typing import Any, Literal
 
@@ -20,41 +21,26 @@ from asyncloader.datapipes.call import blame, is_async, unawaited
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.errors import TooManyErrors
 
-
-class Omissions:
-    """Whether anything was left out since listening began; it also tells outer listeners."""
-
-    def __init__(self, outer: Omissions | None = None) -> None:
-        self._outer = outer
-        self.are_any = False
-
-    def add(self) -> None:
-        """Note that something was left out."""
-        self.are_any = True
-        if self._outer is not None:
-            self._outer.add()
-
-
-# Threads and tasks of a pass inherit the context in which the pass began.
-_LISTENING: ContextVar[Omissions | None] = ContextVar("asyncloader_omissions", default=None)
+# Who listens for what is left out. Threads and tasks of a pass inherit the context in which the
+# pass began.
+_LISTENING: ContextVar[tuple[Event, ...]] = ContextVar("asyncloader_omissions", default=())
 
 
 @contextlib.contextmanager
-def listening_for_omissions() -> Iterator[Omissions]:
-    """Give Omissions that record whether anything is left out in this context."""
-    omissions = Omissions(_LISTENING.get())
-    token = _LISTENING.set(omissions)
+def listening_for_omissions() -> Iterator[Event]:
+    """Give an event that is set when anything is left out in this context."""
+    omission = Event()
+    token = _LISTENING.set((*_LISTENING.get(), omission))
     try:
-        yield omissions
+        yield omission
     finally:
         _LISTENING.reset(token)
 
 
 def note_omission() -> None:
     """Tell the listeners of this context that something is left out."""
-    listening = _LISTENING.get()
-    if listening is not None:
-        listening.add()
+    for omission in _LISTENING.get():
+        omission.set()
 
 
 #: "raise" ends the pass, "skip" leaves the item out, and a function of the error and the

@@ -6,65 +6,59 @@ fluent name an AttributeError, that say what to use.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Elsewhere(NamedTuple):
-    """What to use in place of a pipe."""
-
-    #: The pipe's fluent name, or "" if it has none.
-    fluent_name: str
-    advice: str
-
-
 _S3 = 'read_from_object_store(store), with obstore\'s S3Store; or open_files_by_fsspec on "s3://"'
 _AIS = "map with the SDK of AIStore (aistore), or open_files_by_fsspec"
 _FSSPEC = "FSSpecFileLister, FSSpecFileOpener and FSSpecSaver, which read and write any place"
 _ONLINE = "read_from_http"
 _FRAMES = "load_parquet, whose rows are dicts, and collate; or map a function of pandas or pyarrow"
 
-#: By the name of the class.
+#: By the name of the class: the pipe's fluent name, or "" if it has none, and what to use.
 ELSEWHERE = {
-    "AISFileLister": Elsewhere("list_files_by_ais", _AIS),
-    "AISFileLoader": Elsewhere("load_files_by_ais", _AIS),
-    "DataFrameMaker": Elsewhere("dataframe", _FRAMES),
-    "Extractor": Elsewhere("extract", "Decompressor (decompress)"),
-    "GDriveReader": Elsewhere(
+    "AISFileLister": ("list_files_by_ais", _AIS),
+    "AISFileLoader": ("load_files_by_ais", _AIS),
+    "DataFrameMaker": ("dataframe", _FRAMES),
+    "Extractor": ("extract", "Decompressor (decompress)"),
+    "GDriveReader": (
         "read_from_gdrive",
         "read_from_http on"
         ' "https://drive.usercontent.google.com/download?id=...&export=download&confirm=t"',
     ),
-    "HuggingFaceHubReader": Elsewhere(
+    "HuggingFaceHubReader": (
         "read_from_huggingface_hub",
         "IterableWrapper(datasets.load_dataset(name, streaming=True)), or SequenceWrapper without"
         " streaming",
     ),
-    "IoPathFileLister": Elsewhere("list_files_by_iopath", _FSSPEC),
-    "IoPathFileOpener": Elsewhere("open_files_by_iopath", _FSSPEC),
-    "IoPathSaver": Elsewhere("save_by_iopath", _FSSPEC),
-    "OnlineReader": Elsewhere("read_from_remote", _ONLINE),
-    "ParquetDataFrameLoader": Elsewhere("load_parquet_as_df", _FRAMES),
-    "RarArchiveLoader": Elsewhere(
-        "load_from_rar", "flatmap with the package rarfile; or pack the files as tar or zip"
+    "IoPathFileLister": ("list_files_by_iopath", _FSSPEC),
+    "IoPathFileOpener": ("open_files_by_iopath", _FSSPEC),
+    "IoPathSaver": ("save_by_iopath", _FSSPEC),
+    "OnlineReader": ("read_from_remote", _ONLINE),
+    "ParquetDataFrameLoader": ("load_parquet_as_df", _FRAMES),
+    "RarArchiveLoader": (
+        "load_from_rar",
+        "flatmap with the package rarfile; or pack the files as tar or zip",
     ),
-    "RoutedDecoder": Elsewhere(
-        "routed_decode", "map with a function that decodes by the ending of the file's name"
+    "RoutedDecoder": (
+        "routed_decode",
+        "map with a function that decodes by the ending of the file's name",
     ),
-    "S3FileLister": Elsewhere("list_files_by_s3", _S3),
-    "S3FileLoader": Elsewhere("load_files_by_s3", _S3),
-    "Sampler": Elsewhere(
-        "", "DataLoader2.from_dataset(dataset, sampler=...); or IterableWrapper(sampler) for keys"
+    "S3FileLister": ("list_files_by_s3", _S3),
+    "S3FileLoader": ("load_files_by_s3", _S3),
+    "Sampler": (
+        "",
+        "DataLoader2.from_dataset(dataset, sampler=...); or IterableWrapper(sampler) for keys",
     ),
-    "TFRecordLoader": Elsewhere(
-        "load_from_tfrecord", "flatmap with the package tfrecord, or webdataset on tar files"
+    "TFRecordLoader": (
+        "load_from_tfrecord",
+        "flatmap with the package tfrecord, or webdataset on tar files",
     ),
-    "TarArchiveReader": Elsewhere("read_from_tar", "TarArchiveLoader (load_from_tar)"),
-    "VideoLoader": Elsewhere("", "map or thread_map with torchcodec or PyAV"),
-    "XzFileReader": Elsewhere("read_from_xz", "XzFileLoader (load_from_xz)"),
-    "ZipArchiveReader": Elsewhere("read_from_zip", "ZipArchiveLoader (load_from_zip)"),
+    "TarArchiveReader": ("read_from_tar", "TarArchiveLoader (load_from_tar)"),
+    "VideoLoader": ("", "map or thread_map with torchcodec or PyAV"),
+    "XzFileReader": ("read_from_xz", "XzFileLoader (load_from_xz)"),
+    "ZipArchiveReader": ("read_from_zip", "ZipArchiveLoader (load_from_zip)"),
 }
 
-_BY_FLUENT_NAME = {each.fluent_name: each for each in ELSEWHERE.values() if each.fluent_name}
+_ADVICE = {name: advice for name, (_, advice) in ELSEWHERE.items()}
+_ADVICE |= {fluent_name: advice for fluent_name, advice in ELSEWHERE.values() if fluent_name}
 
 
 def advice_for(name: str) -> str:
@@ -73,8 +67,7 @@ def advice_for(name: str) -> str:
     >>> advice_for("extract")
     'use Decompressor (decompress)'
     """
-    found = ELSEWHERE.get(name) or _BY_FLUENT_NAME.get(name)
-    return f"use {found.advice}" if found else ""
+    return f"use {_ADVICE[name]}" if name in _ADVICE else ""
 
 
 def missing(module: str, name: str) -> Exception:

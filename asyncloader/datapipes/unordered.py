@@ -6,7 +6,6 @@ yielded after it, in later passes too, so that a resumed pass can repeat that or
     Journal     the entries, one for each item that was yielded
     YieldOrder  the journal of one pipe
     AsReady     which items a pass has read and not yielded yet
-    Teller      sends new entries to another process, piece by piece
 
 A pipe that keeps its source's order needs only a few counts (``InOrder``).
 """
@@ -405,21 +404,23 @@ def piece(value: Any, where: str, form_of: FormOf) -> None:
         form_of(value[0])(cursor_to_begin_with([], 0), where, form_of)
 
 
-class Teller:
-    """Tells which items pipes without order yield from now on."""
+def telling(
+    pipes: Iterable[Any], yield_order_of: Callable[[Any], YieldOrder]
+) -> Callable[[], list[Piece]]:
+    """Return a function that tells which items pipes without order yield from now on.
 
-    def __init__(self, pipes: Iterable[Any], yield_order_of: Callable[[Any], YieldOrder]) -> None:
-        pipes = list(pipes)
-        numbered = [pipe for pipe in pipes if number_of(pipe) is not None]
-        self._since = [(number_of(pipe), yield_order_of(pipe).since_now()) for pipe in numbered]
-        self._unnumbered = [
-            [None, 0, [stage_name(pipe)]] for pipe in pipes if number_of(pipe) is None
-        ]
+    It returns what was yielded since its last call, in any thread.
+    """
+    pipes = list(pipes)
+    numbered = [pipe for pipe in pipes if number_of(pipe) is not None]
+    since = [(number_of(pipe), yield_order_of(pipe).since_now()) for pipe in numbered]
+    unnumbered = [[None, 0, [stage_name(pipe)]] for pipe in pipes if number_of(pipe) is None]
 
-    def pieces(self) -> list[Piece]:
-        """Return what was yielded since the last call, in any thread."""
-        told = ([number, *since.told()] for number, since in self._since)
-        return [*self._unnumbered, *(piece for piece in told if piece[-1])]
+    def pieces() -> list[Piece]:
+        told = ([number, *each.told()] for number, each in since)
+        return [*unnumbered, *(piece for piece in told if piece[-1])]
+
+    return pieces
 
 
 def unnumbered_in(pieces: Iterable[Piece]) -> str:

@@ -29,7 +29,7 @@ def to_text(datapipe: Any, labels: Labels = ()) -> str:
     map(str)
     map(len)
     """
-    lines = _Text(Wiring(datapipe)).down_to(datapipe)
+    lines = _lines(Wiring(datapipe))
     label_of = by_id(labels)
     width = max(len(text) for text, _ in lines)
     labelled = ((text, label_of.get(id(pipe), "")) for text, pipe in lines)
@@ -46,9 +46,9 @@ def to_mermaid(datapipe: Any, labels: Labels = ()) -> str:
         p1["map(str)"]
         p0 --> p1
     """
-    chart = _Chart(datapipe, labels)
+    boxes, arrows = _chart(datapipe, labels)
     lines = ["flowchart TD"]
-    for place, (label, pipes) in enumerate(chart.boxes):
+    for place, (label, pipes) in enumerate(boxes.items()):
         nodes = [f'    {name}["{_escaped(text)}"]' for name, text in pipes]
         if label:
             nodes = [
@@ -57,7 +57,7 @@ def to_mermaid(datapipe: Any, labels: Labels = ()) -> str:
                 "    end",
             ]
         lines += nodes
-    lines += [f"    {source} --> {reader}" for source, reader in chart.arrows]
+    lines += [f"    {source} --> {reader}" for source, reader in arrows]
     return "\n".join(lines)
 
 
@@ -73,9 +73,9 @@ def to_dot(datapipe: Any, labels: Labels = ()) -> str:
         p0 -> p1
     }
     """
-    chart = _Chart(datapipe, labels)
+    boxes, arrows = _chart(datapipe, labels)
     lines = ["digraph {", "    node [shape=box]"]
-    for place, (label, pipes) in enumerate(chart.boxes):
+    for place, (label, pipes) in enumerate(boxes.items()):
         nodes = [f"    {name} [label={_quoted(text)}]" for name, text in pipes]
         if label:
             nodes = [
@@ -85,7 +85,7 @@ def to_dot(datapipe: Any, labels: Labels = ()) -> str:
                 "    }",
             ]
         lines += nodes
-    lines += [f"    {source} -> {reader}" for source, reader in chart.arrows]
+    lines += [f"    {source} -> {reader}" for source, reader in arrows]
     return "\n".join([*lines, "}"])
 
 
@@ -101,61 +101,63 @@ def to_svg(datapipe: Any, labels: Labels = ()) -> str:
     (2, 1)
     """
     # Few draw pictures, and every process imports this.
-    from asyncloader.graph.svg import Picture
+    from asyncloader.graph.svg import picture
 
     wiring = Wiring(datapipe)
+    wiring.sources_first()  # it names the pipes of a circle
+    reads = {id(pipe): list(map(id, wiring.sources(pipe))) for pipe in wiring.pipes}
     names = {id(pipe): shown_name(pipe) for pipe in wiring.pipes}
-    return "\n".join(Picture(wiring, names, by_id(labels)).lines())
+    return "\n".join(picture(reads, names, by_id(labels)))
 
 
-class _Chart:
-    """The boxes and arrows of a graph, its pipes by short names."""
+def _chart(
+    datapipe: Any, labels: Labels
+) -> tuple[dict[str, list[tuple[str, str]]], list[tuple[str, str]]]:
+    """Return the boxes and the arrows of a graph, its pipes by short names.
 
-    def __init__(self, datapipe: Any, labels: Labels) -> None:
-        wiring = Wiring(datapipe)
-        pipes = wiring.pipes[::-1]
-        name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
-        label_of = by_id(labels)
-        boxes: dict[str, list[tuple[str, str]]] = {"": []}
-        for pipe in pipes:
-            box = boxes.setdefault(label_of.get(id(pipe), ""), [])
-            box.append((name[id(pipe)], shown_name(pipe)))
-        #: Each label, and the names and texts of its pipes; those without one come first.
-        self.boxes = list(boxes.items())
-        #: The names of a source and of a pipe that reads it.
-        self.arrows = [
-            (name[id(source)], name[id(pipe)]) for pipe in pipes for source in wiring.sources(pipe)
-        ]
+    A box has a label, and the names and texts of its pipes; those without a label come first. An
+    arrow leads from a source to a pipe that reads it.
+    """
+    wiring = Wiring(datapipe)
+    pipes = wiring.pipes[::-1]
+    name = {id(pipe): f"p{place}" for place, pipe in enumerate(pipes)}
+    label_of = by_id(labels)
+    boxes: dict[str, list[tuple[str, str]]] = {"": []}
+    for pipe in pipes:
+        box = boxes.setdefault(label_of.get(id(pipe), ""), [])
+        box.append((name[id(pipe)], shown_name(pipe)))
+    arrows = [
+        (name[id(source)], name[id(pipe)]) for pipe in pipes for source in wiring.sources(pipe)
+    ]
+    return boxes, arrows
 
 
-class _Text:
-    """The lines of a graph, each with the pipe that it shows."""
+def _lines(wiring: Wiring) -> list[tuple[str, Any]]:
+    """Return the lines of a graph, sources first, each with the pipe that it shows."""
+    shared = [pipe for pipe in wiring.pipes if len(wiring.readers(pipe)) > 1]
+    number = {id(pipe): number for number, pipe in enumerate(shared, 1)}
+    drawn: set[int] = set()
 
-    def __init__(self, wiring: Wiring) -> None:
-        self.wiring = wiring
-        shared = [pipe for pipe in wiring.pipes if len(wiring.readers(pipe)) > 1]
-        self.number = {id(pipe): number for number, pipe in enumerate(shared, 1)}
-        self.drawn: set[int] = set()
+    def line(pipe: Any) -> str:
+        return shown_name(pipe) + (f" [{number[id(pipe)]}]" if id(pipe) in number else "")
 
-    def down_to(self, end: Any) -> list[tuple[str, Any]]:
+    def down_to(end: Any) -> list[tuple[str, Any]]:
         chain: list[Any] = []
         sources = [end]
-        while len(sources) == 1 and id(sources[0]) not in self.drawn:
+        while len(sources) == 1 and id(sources[0]) not in drawn:
             chain.append(sources[0])
-            self.drawn.add(id(sources[0]))
-            sources = self.wiring.sources(sources[0])
-        lines = [(self._line(pipe), pipe) for pipe in reversed(chain)]
+            drawn.add(id(sources[0]))
+            sources = wiring.sources(sources[0])
+        lines = [(line(pipe), pipe) for pipe in reversed(chain)]
         if len(sources) == 1:
-            return [(f"{self._line(sources[0])}, as above", sources[0]), *lines]
-        return [line for source in sources for line in self._indented(source)] + lines
+            return [(f"{line(sources[0])}, as above", sources[0]), *lines]
+        return [each for source in sources for each in indented(source)] + lines
 
-    def _indented(self, source: Any) -> list[tuple[str, Any]]:
-        (text, pipe), *rest = self.down_to(source)
+    def indented(source: Any) -> list[tuple[str, Any]]:
+        (text, pipe), *rest = down_to(source)
         return [(f"  - {text}", pipe), *((f"    {text}", pipe) for text, pipe in rest)]
 
-    def _line(self, pipe: Any) -> str:
-        number = self.number.get(id(pipe))
-        return shown_name(pipe) + (f" [{number}]" if number else "")
+    return down_to(wiring.end)
 
 
 def shown_name(pipe: Any) -> str:

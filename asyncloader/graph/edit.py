@@ -11,6 +11,8 @@ import copy
 import random
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -159,10 +161,10 @@ def copy_graph(datapipe: Any) -> Any:
     """
     pipes = breadth_first(datapipe)
     copies = {id(pipe): _copied(pipe) for pipe in pipes}
-    twins = _Twins(copies)
+    twin_of = partial(_twin_of, copies=copies, generators={})
     for pipe in pipes:
         if copies[id(pipe)] is not pipe:
-            twins.settle(copies[id(pipe)])
+            _settle(copies[id(pipe)], twin_of)
     return copies[id(datapipe)]
 
 
@@ -194,42 +196,37 @@ def _forget_iteration(pipe: Any) -> None:
         assign(pipe, "_buffer", [])
 
 
-class _Twins:
-    """The copies of a graph's pipes, and of what else must not be shared with it."""
+def _settle(twin: Any, twin_of: Callable[[Any], Any]) -> None:
+    """Let a copied pipe hold copies where its original holds what was copied."""
+    if declared_edges(twin) == []:
+        return  # all that it has is the user's
+    for name, value in list(attributes(twin)):
+        settled = rewritten(value, twin_of, fresh=True)
+        if settled is not value:
+            assign(twin, name, settled)
+    for edge in edges_of(twin):
+        if twin_of(edge) is not edge:
+            raise RuntimeError(
+                f"{stage_name(twin)} declares that it reads {stage_name(edge)}, which is in"
+                " none of its attributes and so cannot be copied; keep it in an attribute"
+            )
 
-    def __init__(self, copies: dict[int, Any]) -> None:
-        self.copies = copies
-        self.generators: dict[int, Any] = {}
 
-    def settle(self, twin: Any) -> None:
-        """Let a copied pipe hold copies where its original holds what was copied."""
-        if declared_edges(twin) == []:
-            return  # all that it has is the user's
-        for name, value in list(attributes(twin)):
-            settled = rewritten(value, self.twin_of, fresh=True)
-            if settled is not value:
-                assign(twin, name, settled)
-        self._check(twin)
+def _twin_of(value: Any, copies: dict[int, Any], generators: dict[int, Any]) -> Any:
+    """Return the copy that takes a value's place, or the value where it is shared.
 
-    def twin_of(self, value: Any) -> Any:
-        """Return the copy that takes a value's place, or the value where it is shared."""
-        if id(value) in self.copies:
-            return self.copies[id(value)]
-        if isinstance(value, MethodType) and id(value.__self__) in self.copies:
-            return MethodType(value.__func__, self.copies[id(value.__self__)])
-        if isinstance(value, deque) and len(value) <= MAX_ELEMENTS:
-            return copy.copy(value)
-        if _is_generator(value):
-            return self.generators.setdefault(id(value), copy.deepcopy(value))
-        return value
-
-    def _check(self, twin: Any) -> None:
-        for edge in edges_of(twin):
-            if id(edge) in self.copies and self.copies[id(edge)] is not edge:
-                raise RuntimeError(
-                    f"{stage_name(twin)} declares that it reads {stage_name(edge)}, which is in"
-                    " none of its attributes and so cannot be copied; keep it in an attribute"
-                )
+    ``copies`` are those of the pipes; ``generators``, those that were made of random generators,
+    get each new one.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    if isinstance(value, MethodType) and id(value.__self__) in copies:
+        return MethodType(value.__func__, copies[id(value.__self__)])
+    if isinstance(value, deque) and len(value) <= MAX_ELEMENTS:
+        return copy.copy(value)
+    if _is_generator(value):
+        return generators.setdefault(id(value), copy.deepcopy(value))
+    return value
 
 
 def _is_generator(value: Any) -> bool:

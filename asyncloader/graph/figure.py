@@ -7,6 +7,7 @@ a dark page.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,13 +18,13 @@ from asyncloader.graph.svg import (
     Box,
     PictureLayout,
     Point,
+    Reads,
     cells,
     escaped,
     shortened,
     title,
     way_along,
 )
-from asyncloader.graph.walk import Wiring
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,6 @@ _GAP, _PLAIN_GAP = 40.0, 28.0
 _LEGEND_HEIGHT = 30.0
 
 
-class _Pipe:
-    """Stands for a pipe whose number is known."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-class _Numbered(Wiring):
-    """Who reads whom, by the numbers of the pipes; the end of the graph comes first."""
-
-    def __init__(self, reads: Mapping[int, Sequence[int]]) -> None:
-        pipes = {number: _Pipe(number) for number in reads}
-        self.pipes = list(pipes.values())
-        self.end = self.pipes[0]
-        self._sources = {
-            id(pipe): [pipes[source] for source in reads[pipe.number]] for pipe in self.pipes
-        }
-
-
 def drawn(
     names: Sequence[str],
     reads: Sequence[Sequence[int]],
@@ -91,7 +73,7 @@ def drawn(
     ``about`` is what a screen reader says of it. A note of CONSUMER adds a box for what reads the
     last pipe.
     """
-    wired = dict(enumerate(reads))
+    wired: Reads = dict(enumerate(reads))
     named, placed = dict(enumerate(names)), dict(enumerate(places))
     if CONSUMER in notes:
         wired = {CONSUMER: (0,), **wired}
@@ -114,18 +96,16 @@ class _Drawing:
     def __init__(
         self,
         names: Mapping[int, str],
-        reads: Mapping[int, Sequence[int]],
+        reads: Reads,
         places: Mapping[int, str],
         notes: Mapping[int, PipeNote],
     ) -> None:
         self._names, self._places, self._notes = names, places, notes
-        wiring = _Numbered(reads)
-        self._readers = {
-            pipe.number: [reader.number for reader in wiring.readers(pipe)] for pipe in wiring.pipes
-        }
-        widths = {id(pipe): self._width_of(pipe.number) for pipe in wiring.pipes}
+        #: How many read each pipe.
+        self._readers = Counter(source for sources in reads.values() for source in sources)
+        widths = {number: self._width_of(number) for number in reads}
         height, gap = (_HEIGHT, _GAP) if notes else (_PLAIN_HEIGHT, _PLAIN_GAP)
-        self._layout = PictureLayout(wiring, widths, height, gap)
+        self._layout = PictureLayout(reads, widths, height, gap)
         # As they are read, sources first.
         seen = dict.fromkeys(list(places.values())[::-1])
         self._labels = [place for place in seen if place in _PLACES]
@@ -160,11 +140,11 @@ class _Drawing:
 
     def _beside(self, box: Box) -> float:
         """Return how far what stands beside a box's arrows reaches from its middle."""
-        rate = self._note(box.pipe.number).rate
-        return _CELL * cells(rate) + 9.0 * len(self._readers[box.pipe.number]) if rate else 0.0
+        rate = self._note(box.pipe).rate
+        return _CELL * cells(rate) + 9.0 * self._readers[box.pipe] if rate else 0.0
 
     def _box(self, box: Box) -> Iterator[str]:
-        number = box.pipe.number
+        number = box.pipe
         note, name, place = self._note(number), self._names[number], self._places[number]
         kind = place if place in (*_PLACES, "consumer") else "plain"
         kind += " bottleneck" if note.is_bottleneck else ""
@@ -184,7 +164,7 @@ class _Drawing:
             yield _rectangle(x, y, full, 4, "track")
             yield _rectangle(x, y, full * min(1.0, max(0.0, note.share)), 4, "share")
         if note.rate:
-            aside = 9.0 * len(self._readers[number])
+            aside = 9.0 * self._readers[number]
             yield _text(middle + aside, box.y + box.height + 15, note.rate, "rate")
         yield "</g>"
 

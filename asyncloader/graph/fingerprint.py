@@ -30,6 +30,9 @@ Fingerprint = list[dict[str, Any]]
 #: Longer texts and containers are taken to be data.
 _LONGEST = 256
 
+#: The numbers of the pipes, by their ids; None for a source, whose lists are the data itself.
+Numbers = dict[int, int] | None
+
 _UNKNOWN = object()
 
 _MANY = 1000
@@ -50,7 +53,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
         {
             "class": _qualified(type(pipe)),
             "reads": [numbers[id(source)] for source in wiring.sources(pipe)],
-            "settings": _Settings(numbers, may_hold_lists=bool(wiring.sources(pipe))).of(pipe),
+            "settings": _settings(pipe, numbers if wiring.sources(pipe) else None),
         }
         for pipe in wiring.pipes
     ]
@@ -83,50 +86,44 @@ def differences(before: Any, after: Any) -> list[str]:
     return sentences or _edge_changes(before, after)
 
 
-class _Settings:
-    """Reads what a pipe was told when it was made, as far as that is plain data."""
+def _settings(pipe: Any, numbers: Numbers) -> dict[str, Any]:
+    """Return what a pipe was told when it was made, as far as that is plain data."""
+    settings = {name: _plain(value, numbers) for name, value in _told(pipe)}
+    return {name: value for name, value in settings.items() if value is not _UNKNOWN}
 
-    def __init__(self, numbers: dict[int, int], may_hold_lists: bool) -> None:
-        self.numbers = numbers
-        # A source's lists are the data itself.
-        self.may_hold_lists = may_hold_lists
 
-    def of(self, pipe: Any) -> dict[str, Any]:
-        settings = {name: self.plain(value) for name, value in _told(pipe)}
-        return {name: value for name, value in settings.items() if value is not _UNKNOWN}
+def _plain(value: Any, numbers: Numbers) -> Any:
+    """Return a value as plain data, or ``_UNKNOWN`` where it is none."""
+    if is_pipe(value):
+        return _UNKNOWN  # it is among the edges
+    if isinstance(value, Enum) and not isinstance(value, int):
+        return f"{_qualified(type(value))}.{value.name}"
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"  # which equals itself
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or isinstance(value, str | bytes):
+        return value if value is None or len(value) <= _LONGEST else _UNKNOWN
+    if isinstance(value, list | tuple | dict):
+        return _UNKNOWN if numbers is None else _container(value, numbers)
+    return _function(value, numbers) if callable(value) else _UNKNOWN
 
-    def plain(self, value: Any) -> Any:
-        """Return a value as plain data, or ``_UNKNOWN`` where it is none."""
-        if is_pipe(value):
-            return _UNKNOWN  # it is among the edges
-        if isinstance(value, Enum) and not isinstance(value, int):
-            return f"{_qualified(type(value))}.{value.name}"
-        if isinstance(value, float) and math.isnan(value):
-            return "nan"  # which equals itself
-        for kind in (bool, int, float):
-            if isinstance(value, kind):
-                return kind(value)
-        if isinstance(value, os.PathLike):
-            value = os.fspath(value)
-        if value is None or isinstance(value, str | bytes):
-            return value if value is None or len(value) <= _LONGEST else _UNKNOWN
-        if isinstance(value, list | tuple | dict):
-            return self._container(value) if self.may_hold_lists else _UNKNOWN
-        return _function(value, self) if callable(value) else _UNKNOWN
 
-    def _container(self, value: Any) -> Any:
-        if len(value) > _LONGEST:
-            return _UNKNOWN
-        pairs: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
-        plain = [[self._key(key), self.plain(element)] for key, element in pairs]
-        if any(_UNKNOWN in pair for pair in plain):
-            return _UNKNOWN
-        return plain if isinstance(value, dict) else [element for _, element in plain]
+def _container(value: Any, numbers: dict[int, int]) -> Any:
+    if len(value) > _LONGEST:
+        return _UNKNOWN
+    pairs: Iterable[Any] = value.items() if isinstance(value, dict) else enumerate(value)
+    plain = [[_key(key, numbers), _plain(element, numbers)] for key, element in pairs]
+    if any(_UNKNOWN in pair for pair in plain):
+        return _UNKNOWN
+    return plain if isinstance(value, dict) else [element for _, element in plain]
 
-    def _key(self, key: Any) -> Any:
-        if id(key) in self.numbers:
-            return f"pipe {self.numbers[id(key)]}"
-        return self.plain(key)
+
+def _key(key: Any, numbers: dict[int, int]) -> Any:
+    return f"pipe {numbers[id(key)]}" if id(key) in numbers else _plain(key, numbers)
 
 
 def _told(pipe: Any) -> Iterator[tuple[str, Any]]:
@@ -152,12 +149,12 @@ def _parameters(pipe_class: type) -> list[str]:
 _known_parameters: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
 
 
-def _function(value: Any, settings: _Settings) -> Any:
+def _function(value: Any, numbers: Numbers) -> Any:
     if isinstance(value, functools.partial):
         told = [*value.args, *(item for pair in value.keywords.items() for item in pair)]
-        plain = [settings.plain(argument) for argument in told]
+        plain = [_plain(argument, numbers) for argument in told]
         shown = ["…" if argument is _UNKNOWN else argument for argument in plain]
-        return f"partial of {_function(value.func, settings)} with {shown!r}"
+        return f"partial of {_function(value.func, numbers)} with {shown!r}"
     if isinstance(value, MethodType):
         return f"{_qualified(type(value.__self__))}.{value.__name__}"
     if hasattr(value, "__qualname__"):

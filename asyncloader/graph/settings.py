@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -257,69 +256,55 @@ class SharedPipes:
         for pipe, seed in zip(self.pipes, self._drawn, strict=False):
             pipe.set_seed(seed)
 
-    def places_in(self, part: Any) -> SeedPlaces:
-        """Return which of the seeds go where in a part, which holds some of the very pipes."""
+    def places_in(self, part: Any) -> tuple[int, ...]:
+        """Return which of the seeds go where in a part, for ``PartSeeds`` in another process.
+
+        The part holds some of the very pipes. For each of its pipes that takes a seed,
+        breadth-first, this is the place of its seed among those that ``draw`` returns, or -1 for
+        one of the worker's own.
+        """
         place_of = {id(pipe): place for place, pipe in enumerate(self.pipes)}
-        return SeedPlaces(tuple(place_of.get(id(pipe), -1) for pipe in _random_pipes(part)))
+        return tuple(place_of.get(id(pipe), -1) for pipe in _random_pipes(part))
 
 
-@dataclass(frozen=True)
-class SeedPlaces:
-    """Which of a whole graph's shared seeds go to which pipes of a part of it.
+class PartSeeds:
+    """Which pipe takes which seed in a part of a graph, in the process that runs it.
 
-    Plain numbers, to be sent along with the part to the process that runs it.
+    ``places`` are what ``SharedPipes.places_in`` returned for the part, or one that it is a copy
+    of. To be made before the part is changed.
     """
 
-    #: For each pipe of the part that takes a seed, breadth-first: the place of its seed
-    #: among those that ``SharedPipes.draw`` returns, or -1 for one of the worker's own.
-    places: tuple[int, ...]
-
-    def bind(self, part: Any) -> PartSeeds:
-        """Find the pipes in ``part``, or in a copy of it, before that is changed."""
+    def __init__(self, part: Any, places: Sequence[int]) -> None:
         random = _random_pipes(part)
-        if len(random) != len(self.places):
+        if len(random) != len(places):
             raise ValueError(
-                f"the graph has {len(random)} pipes that take a seed, not {len(self.places)}; bind"
+                f"the graph has {len(random)} pipes that take a seed, not {len(places)}; bind"
                 " the seeds to a copy of the graph that they were made for"
             )
-        bound = zip(random, self.places, strict=True)
-        return PartSeeds(tuple((pipe, place) for pipe, place in bound if place >= 0))
+        #: Pipes, each with the place of its seed among the shared ones.
+        self._bound = [
+            (pipe, place) for pipe, place in zip(random, places, strict=True) if place >= 0
+        ]
+        #: Those that draw shared seeds from the generator, or the worker's own.
+        self._late: list[Any] = []
+        self._rest: list[Any] = []
 
-
-@dataclass(frozen=True)
-class PartSeeds:
-    """Which pipe takes which seed in a part of a graph, in the process that runs it."""
-
-    bound: tuple[tuple[Any, int], ...]
-
-    def takers(self, datapipe: Any) -> Takers:
-        """Find the pipes that take a seed in the part as it is now.
+    def find(self, datapipe: Any) -> None:
+        """Find the pipes that take a seed in the part as it is now; needed after each change.
 
         Pipes that were added later draw from the generator, as in ``set_graph_random_seed``.
         """
-        known = {id(pipe) for pipe, _ in self.bound}
+        known = {id(pipe) for pipe, _ in self._bound}
         agreed, own = shared_and_own(datapipe)
-        late = [pipe for pipe in agreed if id(pipe) not in known]
-        rest = [pipe for pipe in own if id(pipe) not in known]
-        return Takers(self.bound, late, rest)
-
-
-@dataclass(frozen=True)
-class Takers:
-    """The pipes of a part that take a seed, as long as the part is not changed."""
-
-    #: Each with the place of its seed among the shared ones.
-    bound: tuple[tuple[Any, int], ...]
-    #: Those that were added later, and draw shared seeds or the worker's own.
-    late: list[Any]
-    rest: list[Any]
+        self._late = [pipe for pipe in agreed if id(pipe) not in known]
+        self._rest = [pipe for pipe in own if id(pipe) not in known]
 
     def give(self, shared: Sequence[int], seed_generator: SeedGenerator) -> None:
-        """Give them an epoch's seeds, of which ``shared`` were drawn for all processes together."""
-        for pipe, place in self.bound:
+        """Give an epoch's seeds, of which ``shared`` were drawn for all processes together."""
+        for pipe, place in self._bound:
             pipe.set_seed(shared[place])
-        set_datapipes_seed(self.late, seed_generator, distributed_shared=True)
-        set_datapipes_seed(self.rest, seed_generator, distributed_shared=False)
+        set_datapipes_seed(self._late, seed_generator, distributed_shared=True)
+        set_datapipes_seed(self._rest, seed_generator, distributed_shared=False)
 
 
 def _random_pipes(datapipe: Any) -> list[Any]:

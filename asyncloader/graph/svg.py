@@ -1,18 +1,19 @@
 """A graph as an SVG picture.
 
-This file is about ``Picture``. Top-down: the picture, where its boxes and arrows stand
+This file is about ``picture``. Top-down: the picture, where its boxes and arrows stand
 (``PictureLayout``, from ``Rows``), the legend, the SVG elements, and the width of texts.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, cycle, pairwise
-from typing import Any
 
-from asyncloader.graph.walk import Wiring
+#: Who reads whom, by the numbers or the ids of the pipes; the end of the graph comes first.
+Reads = Mapping[int, Sequence[int]]
 
 #: The corners of an arrow, x and y.
 Point = tuple[float, float]
@@ -23,40 +24,35 @@ Colours = tuple[str, str]
 _PADDING, _MARGIN = 12.0, 20.0
 
 
-class Picture:
-    """The boxes and arrows of one graph, with a legend above them."""
+def picture(reads: Reads, names: Mapping[int, str], labels: Mapping[int, str]) -> Iterator[str]:
+    """Yield the boxes and arrows of one graph, with a legend above them, line by line.
 
-    def __init__(self, wiring: Wiring, names: Mapping[int, str], labels: Mapping[int, str]) -> None:
-        # Both by the ids of the pipes; not every pipe has a label.
-        self._names, self._labels = names, labels
-        widths = {key: width_of(name) + 2 * _PADDING for key, name in names.items()}
-        self._layout = PictureLayout(wiring, widths)
-        as_read = sorted(self._layout.boxes, key=lambda box: (box.y, box.x))
-        self._legend = Legend(labels.get(id(box.pipe), "") for box in as_read)
+    Not every pipe has a label.
+    """
+    widths = {pipe: width_of(name) + 2 * _PADDING for pipe, name in names.items()}
+    layout = PictureLayout(reads, widths)
+    as_read = sorted(layout.boxes, key=lambda box: (box.y, box.x))
+    legend = Legend(labels.get(box.pipe, "") for box in as_read)
+    width = max(layout.width, legend.width)
+    height = legend.height + layout.height
+    about = f"A graph of {len(names)} pipes"
+    yield from sheet(width + 2 * _MARGIN, height + 2 * _MARGIN, about)
+    yield from _moved((width - legend.width) / 2, 0.0, legend.lines())
+    graph = _graph(layout, names, labels, legend)
+    yield from _moved((width - layout.width) / 2, legend.height, graph)
+    yield "</svg>"
 
-    def lines(self) -> Iterator[str]:
-        """Yield the picture, line by line."""
-        layout, legend = self._layout, self._legend
-        width = max(layout.width, legend.width)
-        height = legend.height + layout.height
-        yield from sheet(
-            width + 2 * _MARGIN, height + 2 * _MARGIN, f"A graph of {len(self._names)} pipes"
-        )
-        yield from _moved((width - legend.width) / 2, 0.0, legend.lines())
-        yield from _moved((width - layout.width) / 2, legend.height, self._graph())
-        yield "</svg>"
 
-    def _graph(self) -> Iterator[str]:
-        for points in self._layout.arrows:
-            yield arrow(points)
-        for box in self._layout.boxes:
-            yield from self._pipe(box)
-
-    def _pipe(self, box: Box) -> Iterator[str]:
-        name, label = self._names[id(box.pipe)], self._labels.get(id(box.pipe), "")
+def _graph(
+    layout: PictureLayout, names: Mapping[int, str], labels: Mapping[int, str], legend: Legend
+) -> Iterator[str]:
+    for points in layout.arrows:
+        yield arrow(points)
+    for box in layout.boxes:
+        name, label = names[box.pipe], labels.get(box.pipe, "")
         yield '<g class="pipe">'
         yield title(f"{name} | {label}" if label else name)
-        yield rectangle(box.x, box.y, box.width, box.height, self._legend.colours_of(label))
+        yield rectangle(box.x, box.y, box.width, box.height, legend.colours_of(label))
         yield words(box.x + box.width / 2, box.y + box.height / 2, name, "middle")
         yield "</g>"
 
@@ -80,7 +76,7 @@ ROW_GAP, WIDEST_ROW_GAP, ROW_GAP_SHARE = 30.0, 90.0, 0.1
 class Box:
     """The place of a pipe; ``x`` and ``y`` are its corner at the top left."""
 
-    pipe: Any
+    pipe: int
     x: float
     y: float
     width: float
@@ -90,21 +86,21 @@ class Box:
 class PictureLayout:
     """The boxes and arrows of a graph, sources above.
 
-    A box is as wide as ``widths`` says, by the pipes' ids, or wider for many arrows.
+    A box is as wide as ``widths`` says, or wider for many arrows.
     """
 
     def __init__(
         self,
-        wiring: Wiring,
+        reads: Reads,
         widths: Mapping[int, float],
         height: float = BOX_HEIGHT,
         row_gap: float = ROW_GAP,
     ) -> None:
-        rows = Rows(wiring)
+        rows = Rows(reads)
         self._height, self._row_gap = height, row_gap
         pipe_at = {spot: pipe for pipe, spot in rows.pipes}
         self._width = {
-            spot: max(widths[id(pipe)], PORT_GAP * len(spot.above), PORT_GAP * len(spot.below))
+            spot: max(widths[pipe], PORT_GAP * len(spot.above), PORT_GAP * len(spot.below))
             for spot, pipe in pipe_at.items()
         }
         self._middle = self._middles(rows)
@@ -146,7 +142,7 @@ class PictureLayout:
     def _half(self, spot: Spot) -> float:
         return self._width.get(spot, 0.0) / 2
 
-    def _box(self, pipe: Any, spot: Spot) -> Box:
+    def _box(self, pipe: int, spot: Spot) -> Box:
         left = self._middle[spot] - self._half(spot)
         return Box(pipe, left, self._top[spot], self._width[spot], self._height)
 
@@ -208,21 +204,21 @@ class Rows:
     row 0     zip
     """
 
-    def __init__(self, wiring: Wiring) -> None:
-        height = _heights(wiring)
+    def __init__(self, reads: Reads) -> None:
+        height = _heights(reads)
         #: From the end of the graph up, each from left to right.
         self.rows: list[list[Spot]] = [[] for _ in range(1 + max(height.values()))]
         #: Each pipe and its place, breadth-first.
-        self.pipes: list[tuple[Any, Spot]] = [(pipe, Spot()) for pipe in wiring.pipes]
+        self.pipes = [(pipe, Spot()) for pipe in reads]
         #: Each arrow's places, from the source down to the pipe that reads it.
         self.arrows: list[list[Spot]] = []
-        spot = {id(pipe): spot for pipe, spot in self.pipes}
+        spot = dict(self.pipes)
         for pipe, place in self.pipes:
-            self.rows[height[id(pipe)]].append(place)
-        for reader in wiring.pipes:
-            for source in wiring.sources(reader):
-                bends = self._bends(range(height[id(reader)] + 1, height[id(source)]))
-                self.arrows.append([spot[id(source)], *bends, spot[id(reader)]])
+            self.rows[height[pipe]].append(place)
+        for reader, sources in reads.items():
+            for source in sources:
+                bends = self._bends(range(height[reader] + 1, height[source]))
+                self.arrows.append([spot[source], *bends, spot[reader]])
         self._join()
         self._order()
 
@@ -253,11 +249,19 @@ def mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / max(1, len(numbers))
 
 
-def _heights(wiring: Wiring) -> dict[int, int]:
-    height: dict[int, int] = {}
-    for pipe in reversed(wiring.sources_first()):
-        readers = wiring.readers(pipe)
-        height[id(pipe)] = max((height[id(reader)] + 1 for reader in readers), default=0)
+def _heights(reads: Reads) -> dict[int, int]:
+    """Return the row of each pipe, from the end up; ValueError where they form a circle."""
+    height = dict.fromkeys(reads, 0)
+    unread = Counter(source for sources in reads.values() for source in sources)
+    settled = [pipe for pipe in reads if not unread[pipe]]
+    for reader in settled:  # it grows while it is read
+        for source in reads[reader]:
+            height[source] = max(height[source], height[reader] + 1)
+            unread[source] -= 1
+            if not unread[source]:
+                settled.append(source)
+    if len(settled) < len(reads):
+        raise ValueError("pipes must not read from one another in a circle")
     return height
 
 

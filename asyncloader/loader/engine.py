@@ -84,17 +84,19 @@ class Engine:
         """Close what was never shut down, while the interpreter still can."""
         if self._warn_if_dropped():
             self.shutdown()
+        elif self._closed is None and self._is_begun():
+            # What it started ends now, each by itself. A later shutdown finds nothing to do.
+            self._leave_all(LoaderClosed("the interpreter is exiting, which has ended this loader"))
 
     def forget_parent(self) -> None:
         """In a forked child: refuse to use what the parent started, and leave it alone."""
-        if self._thread is None and not self.lifecycle.is_begun:
-            return
-        self.refusal = ForkedError(
-            "this loader was started in the parent process, and its workers and threads do not"
-            " belong to this forked child; make a new DataLoader2 in the child"
-        )
-        self._closed = uncancellable()
-        self._closed.set_result(None)
+        if self._is_begun():
+            self._leave_all(
+                ForkedError(
+                    "this loader was started in the parent process, and its workers and threads do"
+                    " not belong to this forked child; make a new DataLoader2 in the child"
+                )
+            )
 
     def seed(self, seed: int) -> None:
         """Begin a seed's sequence of epochs with the next epoch.
@@ -261,6 +263,10 @@ class Engine:
         if self._closed is not None:
             self._closed.result(timeout=2 * CLOSE_SECONDS)
             return
+        if not self._is_begun():
+            self.lifecycle.is_closed = True
+            self._begin_to_close().set_result(None)
+            return
         # If no loop can be made to close on, this raises and the loader stays open.
         self._private_loop()
         closed = self._begin_to_close()
@@ -269,6 +275,16 @@ class Engine:
             closing.callback(self._close_thread)
             closing.callback(lambda: self._private_loop().call(self._close()))
             self._leave()
+
+    def _is_begun(self) -> bool:
+        """Whether anything was started."""
+        return self._thread is not None or self.lifecycle.is_begun
+
+    def _leave_all(self, refusal: LoaderError) -> None:
+        """Refuse to use what was started, and leave its end to others."""
+        self.refusal = refusal
+        self._closed = uncancellable()
+        self._closed.set_result(None)
 
     def _begin_to_close(self) -> concurrent.futures.Future[None]:
         with self._closing_thread:
@@ -348,7 +364,10 @@ class Engine:
 
     def _private_loop(self) -> LoopThread:
         if self._thread is None:
-            self._thread = LoopThread()
+            thread = LoopThread()
+            # Started here, where a failure leaves the loader as it was.
+            thread.start()
+            self._thread = thread
         return self._thread
 
     def _warn_if_dropped(self) -> bool:

@@ -26,6 +26,7 @@ from asyncloader.graph.walk import pipes_of
 from asyncloader.loader.item_buffer import ItemBuffer
 from asyncloader.loader.lifecycle import CLOSE_SECONDS, Lifecycle
 from asyncloader.places.states import EpochStart
+from asyncloader.places.stream_place import Stand
 from asyncloader.runtime import (
     LoopThread,
     begin_task,
@@ -33,7 +34,7 @@ from asyncloader.runtime import (
     not_cancelled,
     running_loop,
 )
-from asyncloader.services.from_workers import FromWorkersPass, Stand
+from asyncloader.services.from_workers import FromWorkersPass
 from asyncloader.waiting import LoopWaiter, ThreadWaiter, WaitTimer, call_soon
 
 _CLOSED = "the epoch was closed before its end"
@@ -190,6 +191,11 @@ class LoopEpoch(Epoch):
                     raise self._error.again()
         except SettingsChanged:
             raise
+        except StopAsyncIteration as error:
+            # An `async for` would take it for the end of the data.
+            failure = RuntimeError("a pipe raised StopAsyncIteration")
+            buffer.end(failure)
+            raise failure from error
         except (Exception, SystemExit) as error:
             buffer.end(error)
             raise
@@ -474,7 +480,7 @@ class WorkerItems:
         """Return where the workers were after at most so many items."""
         into: Cursors = {}
         stand = next(stand for count, stand in reversed(self._stands) if count <= passed)
-        put_cursor(self.iterator.pipe, stand.cursor(), into)
+        put_cursor(self.iterator.pipe, self.iterator.cursor_at(stand), into)
         return into
 
     def _on_news(self) -> None:
@@ -508,8 +514,8 @@ class WorkerItems:
     def _let_come(self, stand: Stand, items: list[Any]) -> None:
         # One assignment: the consumer's thread sees the old list or the new one.
         self._stands = [self._stands[-1], (self._given, stand)]
-        if stand.of_stream.dealing is not None:
-            self._stands[0][1].of_stream.forget_dealing_before()
+        if stand.dealing is not None:
+            self._stands[0][1].forget_dealing_before()
         self._given += len(items)
         self._is_held = self._stream.has_to_be_asked()
         self._come = items
@@ -543,8 +549,8 @@ class DirectEpoch(Epoch):
         self._thread = thread
         self._watching = watching
         self._caller = watching.main
-        self._error: LastingError | _NewSettings | None = None
-        # How it ended, if it has.
+        # Why there is no next item; and how the epoch ended, if it has.
+        self._error: LastingError | None = None
         self._end: LastingError | None = None
         self._is_closed = False
         self._made = 0
@@ -566,7 +572,8 @@ class DirectEpoch(Epoch):
         if buffer.arrived >= buffer.closes_at:
             raise StopIteration
         if self._error is not None:
-            raise self._error.again()
+            # It may have ended while its settings were changed.
+            raise (self._end or self._error).again()
         if self._caller.is_parked:
             self._caller.resume()
         try:
@@ -594,7 +601,7 @@ class DirectEpoch(Epoch):
 
     def change_settings(self) -> None:
         if self._error is None and not self._is_closed:
-            self._error = _NewSettings(self)
+            self._error = LastingError(SettingsChanged())
 
     async def aclose(self) -> None:
         self.leave()
@@ -620,15 +627,3 @@ class DirectEpoch(Epoch):
         self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
         self._watching.main.begin_later(self._thread.loop)
         return run
-
-
-class _NewSettings:
-    """In the place of an epoch's error: its settings change, unless it has ended meanwhile."""
-
-    def __init__(self, epoch: DirectEpoch) -> None:
-        self._epoch = epoch
-
-    def again(self) -> BaseException:
-        """Return the error to raise."""
-        end = self._epoch._end
-        return SettingsChanged() if end is None else end.again()

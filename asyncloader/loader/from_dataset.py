@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from asyncloader.datapipes.arguments import checked_function
@@ -163,11 +164,13 @@ class DataSetSettings:
         method = (
             context if context is None or isinstance(context, str) else context.get_start_method()
         )
+        if init_fn is not None:
+            checked_function("worker_init_fn", init_fn, takes=1)
         return TorchsWorkers(
             self.num_workers,
             method,
             10 if self.prefetch_factor is None else self.prefetch_factor,
-            worker_init_fn=None if init_fn is None else InitOfTorch(init_fn),
+            worker_init_fn=None if init_fn is None else partial(_call_with_number, init_fn),
             in_order=self.in_order,
             timeout=self.timeout or None,
             on_worker_death=self.on_worker_death,
@@ -190,15 +193,10 @@ class TorchsWorkers(MultiProcessingReadingService):
         return ""
 
 
-class InitOfTorch:
-    """A function that takes a worker's number, as one that takes its pipe and its info."""
-
-    def __init__(self, function: Callable[[int], Any]) -> None:
-        self.function = checked_function("worker_init_fn", function, takes=1)
-
-    def __call__(self, pipe: Any, info: WorkerInfo) -> Any:
-        self.function(info.worker_id)
-        return pipe
+def _call_with_number(function: Callable[[int], Any], pipe: Any, info: WorkerInfo) -> Any:
+    """Call a worker's init function as torch does, and return the pipe as it is."""
+    function(info.worker_id)
+    return pipe
 
 
 def converted(item: Any) -> Any:

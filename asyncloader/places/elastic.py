@@ -18,8 +18,9 @@ before it. Each rank has as many items in a row as it has workers:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asyncloader.datapipes.base import is_iter_pipe, is_map_pipe
@@ -44,6 +45,7 @@ from asyncloader.graph.cut import WorkerPart, cut_graph, read_without_fork
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first
 from asyncloader.places.marks import DealStart, Mark
+from asyncloader.places.snapshot import Snapshot
 from asyncloader.places.stream_place import SPREAD, StreamPlace, WorkerStart, place_of_cursor
 
 
@@ -72,66 +74,60 @@ def _refitted(datapipe: Any, cursors: Cursors, taken_with: int, run_with: int) -
         f" {_workers(run_with)}"
     )
     for part in cut_graph(datapipe).parts:
-        fit = _Fit.of(datapipe, part, _worker_division(part.end, clash), taken_with, run_with)
-        fitted = fit.fitted(fitted)
-    return fitted
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """How the cursors of a part's pipes become those of another number of workers."""
-
-    part: WorkerPart
-    division: Any
-    #: The numbers of the pipes that the division reads, and of those that read the part.
-    above: set[int | None]
-    below: set[int]
-    taken_with: int
-    run_with: int
-
-    @classmethod
-    def of(
-        cls, datapipe: Any, part: WorkerPart, division: Any, taken_with: int, run_with: int
-    ) -> _Fit:
-        above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
         below = {
             _number(pipe)
             for pipe in breadth_first(datapipe)
             if any(each is part.end for each in breadth_first(pipe))
         }
-        return cls(part, division, above, below, taken_with, run_with)
+        of_part = partial(
+            _fitted_of_part,
+            part=part,
+            division=_worker_division(part.end, clash),
+            taken_with=taken_with,
+            run_with=run_with,
+        )
+        fitted = _fitted(fitted, below, of_part)
+    return fitted
 
-    def fitted(self, cursors: Cursors) -> Cursors:
-        """Return the cursors of a run, or those that a branch keeps inside of its own."""
-        fitted = self._of_part(cursors)
-        for number, cursor in list(fitted.items()):
-            inside = dict(cursor.get("above", ()))
-            if inside and number in self.below:
-                pairs = list(map(list, self.fitted(inside).items()))
-                fitted[number] = {**cursor, "above": pairs}
-        return fitted
 
-    def _of_part(self, cursors: Cursors) -> Cursors:
-        fitted, end = dict(cursors), _number(self.part.end)
-        own = fitted.pop(end, None)
-        found = {number: fitted.pop(number) for number in list(fitted) if number in self.above}
-        if own is not None and not own.get("in_order", True):
-            raise SnapshotError(
-                f"the state was taken with {_workers(self.taken_with)} and in_order=False, so it"
-                f" cannot be resumed with {_workers(self.run_with)}: use as many workers as before"
-            )
-        if own is not None and "workers" in own:
-            found = _least_advanced(own, self.above)
-        elif own is not None and SPREAD in own:
-            found = dict(own[SPREAD])
-        for pipe in self.part.pipes:
-            fitted.pop(_number(pipe), None)
-        if self.run_with:
-            deals = _number(self.division) if is_dispatch(self.division) else None
-            fitted[end] = {SPREAD: list(map(list, found.items())), "deals": deals}
-        else:
-            fitted |= found
-        return fitted
+def _fitted(cursors: Cursors, below: set[int], of_part: Callable[[Cursors], Cursors]) -> Cursors:
+    """Return the cursors of a run, or those that a branch keeps inside of its own.
+
+    ``below`` are the numbers of the pipes that read the part.
+    """
+    fitted = of_part(cursors)
+    for number, cursor in list(fitted.items()):
+        inside = dict(cursor.get("above", ()))
+        if inside and number in below:
+            pairs = list(map(list, _fitted(inside, below, of_part).items()))
+            fitted[number] = {**cursor, "above": pairs}
+    return fitted
+
+
+def _fitted_of_part(
+    cursors: Cursors, part: WorkerPart, division: Any, taken_with: int, run_with: int
+) -> Cursors:
+    above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
+    fitted, end = dict(cursors), _number(part.end)
+    own = fitted.pop(end, None)
+    found = {number: fitted.pop(number) for number in list(fitted) if number in above}
+    if own is not None and not own.get("in_order", True):
+        raise SnapshotError(
+            f"the state was taken with {_workers(taken_with)} and in_order=False, so it"
+            f" cannot be resumed with {_workers(run_with)}: use as many workers as before"
+        )
+    if own is not None and "workers" in own:
+        found = _least_advanced(own, above)
+    elif own is not None and SPREAD in own:
+        found = dict(own[SPREAD])
+    for pipe in part.pipes:
+        fitted.pop(_number(pipe), None)
+    if run_with:
+        deals = _number(division) if is_dispatch(division) else None
+        fitted[end] = {SPREAD: list(map(list, found.items())), "deals": deals}
+    else:
+        fitted |= found
+    return fitted
 
 
 def check_division(parts: Iterable[WorkerPart], taken_with: int) -> None:
@@ -272,37 +268,27 @@ class Role:
     ranks: int
 
 
-@dataclass(frozen=True)
-class RankPlace:
-    """How many items a rank has yielded, and where its pipes were then or earlier."""
+def regroup(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> tuple[int, Cursors, int]:
+    """Return where a rank resumes, given the snapshots of all ranks of the earlier run.
 
-    items: int
-    cursors: Cursors
-    #: How many more items it has yielded than the rank with the fewest.
-    ahead: int = 0
-
-
-def regroup(
-    datapipe: Any, places: Sequence[RankPlace], *, taken_with: int, role: Role
-) -> RankPlace:
-    """Return where a rank resumes, given the places of all ranks of the earlier run.
-
-    SnapshotError names the pipe that prevents it. Each of the earlier ranks had
-    ``taken_with`` workers; ``datapipe`` is the graph before it was divided.
+    That is how many items it has yielded, its cursors then or earlier, and how many more items it
+    has yielded than the rank with the fewest. SnapshotError names the pipe that prevents it.
+    ``datapipe`` is the graph before it was divided.
     """
-    counts = [place.items for place in places]
+    counts = [snapshot.items for snapshot in moment]
     if not any(counts):
-        return RankPlace(0, {})
-    division = _rank_division(datapipe, len(places), role)
+        return 0, {}, 0
+    taken_with = moment[0].workers
+    division = _rank_division(datapipe, len(moment), role)
     position = whole_position(counts, _block_size(datapipe, division, taken_with))
     above = {number_of(pipe) for pipe in breadth_first(division)} - {number_of(division)}
     # The first rank's cursors are of its last item or earlier, so they are not after position.
-    alone = refit(datapipe, places[0].cursors, taken_with=taken_with, run_with=0)
+    alone = refit(datapipe, moment[0].cursors, taken_with=taken_with, run_with=0)
     whole = {number: cursor for number, cursor in alone.items() if number in above}
     block = _block_size(datapipe, division, role.workers)
     items = [items_before(position, rank, role.ranks, block) for rank in range(role.ranks)]
     cursors = refit(datapipe, whole, taken_with=0, run_with=role.workers)
-    return RankPlace(items[role.rank], cursors, items[role.rank] - min(items))
+    return items[role.rank], cursors, items[role.rank] - min(items)
 
 
 def divides_alike(datapipe: Any, workers: int, other: int) -> bool:

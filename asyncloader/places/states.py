@@ -31,7 +31,7 @@ from asyncloader.errors import SnapshotError
 from asyncloader.graph.cut import cut_graph, no_order_in_dealing, without_a_place
 from asyncloader.graph.fingerprint import differences, fingerprint
 from asyncloader.graph.walk import breadth_first
-from asyncloader.places.elastic import RankPlace, Role, divides_alike, refit, regroup
+from asyncloader.places.elastic import Role, divides_alike, refit, regroup
 from asyncloader.places.snapshot import Snapshot, SnapshotEncoder, decode
 from asyncloader.places.stream_place import stream_form
 from asyncloader.ranks import ranks_in_words
@@ -358,12 +358,13 @@ def _start_for(datapipe: Any, moment: Sequence[Snapshot], role: Role) -> EpochSt
     )
 
 
-def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role) -> RankPlace:
+def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role) -> Snapshot:
+    """Return a snapshot with the items and the cursors that a loader with this role has."""
     if not _is_begun(moment, own):
-        return RankPlace(0, {})
+        return replace(own, items=0, cursors={}, ahead=0)
     if _has_same_items(datapipe, own, role):
         cursors = refit(datapipe, own.cursors, taken_with=own.workers, run_with=role.workers)
-        return RankPlace(own.items, cursors, own.ahead)
+        return replace(own, cursors=cursors)
     if len(moment) < own.ranks:
         raise SnapshotError(
             f"the state was taken in the middle of an epoch on {_who(own)}, and this is"
@@ -375,8 +376,8 @@ def _place(datapipe: Any, moment: Sequence[Snapshot], own: Snapshot, role: Role)
             "the states were taken with in_order=False, so their items are not the first ones of"
             " any order; resume with as many ranks and workers as before"
         )
-    places = [RankPlace(snapshot.items, snapshot.cursors) for snapshot in moment]
-    return regroup(datapipe, places, taken_with=own.workers, role=role)
+    items, cursors, ahead = regroup(datapipe, moment, role)
+    return replace(own, items=items, cursors=cursors, ahead=ahead)
 
 
 def _is_begun(moment: Sequence[Snapshot], own: Snapshot) -> bool:

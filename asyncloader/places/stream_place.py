@@ -66,20 +66,24 @@ def first_place(workers: int) -> StreamPlace:
     return StreamPlace((WorkerStart(FIRST, 0),) * workers, tuple(range(workers)))
 
 
-class StreamStand(NamedTuple):
-    """What a stream's place is made from, when it is asked for: cheap, unlike the place.
+class Stand(NamedTuple):
+    """What a stream's place, and a cursor, are made from when they are asked for: cheap.
 
-    ``taken`` is each worker's mark, and how many of its items were taken.
+    ``marks`` is each worker's mark, and how many of its items were taken.
     """
 
-    taken: list[tuple[Noted, int]]
+    marks: list[tuple[Noted, int]]
     turns: list[int]
     dealing: Dealing | None
+    #: How many items of all workers were taken.
+    taken: int
+    #: What comes later, where that does not repeat by itself.
+    later: Cursor | None
 
     def place(self) -> StreamPlace:
         """Return the place."""
-        marks = [noted.read() for noted, _ in self.taken]
-        counts = zip(marks, self.taken, strict=True)
+        marks = [noted.read() for noted, _ in self.marks]
+        counts = zip(marks, self.marks, strict=True)
         starts = tuple(WorkerStart(mark, taken - mark.position) for mark, (_, taken) in counts)
         deal = None if self.dealing is None else self.dealing.start(marks)
         return StreamPlace(starts, tuple(self.turns), deal)
@@ -87,7 +91,7 @@ class StreamStand(NamedTuple):
     def forget_dealing_before(self) -> None:
         """Forget the marks of dealing before it, if there are many."""
         if self.dealing is not None and self.dealing.has_many():
-            self.dealing.forget_before([noted.read() for noted, _ in self.taken])
+            self.dealing.forget_before([noted.read() for noted, _ in self.marks])
 
 
 def start_after_arrived(noted: Noted, arrived: int) -> WorkerStart:

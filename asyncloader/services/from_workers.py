@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.cursors import (
@@ -30,8 +30,8 @@ from asyncloader.graph.walk import breadth_first
 from asyncloader.places.elastic import spread_place
 from asyncloader.places.stream_place import (
     SPREAD,
+    Stand,
     StreamPlace,
-    StreamStand,
     Stretch,
     counts_of,
     cursor_of_place,
@@ -151,20 +151,6 @@ class FromWorkers(IterDataPipe[Any]):
         return f"FromWorkers({self.part})"
 
 
-class Stand(NamedTuple):
-    """What a cursor is made from, when it is asked for: cheap, unlike the cursor."""
-
-    pipe: FromWorkers
-    taken: int
-    #: What comes later, where that does not repeat by itself.
-    later: Cursor | None
-    of_stream: StreamStand
-
-    def cursor(self) -> Cursor:
-        """Return the cursor."""
-        return self.pipe.cursor(self.taken, self.later or self.pipe.later(), self.of_stream.place())
-
-
 class FromWorkersPass(Pass[Any]):
     """The one pass over a FromWorkers: what was taken from its stream.
 
@@ -253,17 +239,22 @@ class FromWorkersPass(Pass[Any]):
 
     def stand(self) -> Stand:
         """Return where the pass is."""
-        pipe, stream = self.run.pipe, self._stream
+        stream = self._stream
         assert stream is not None
-        later = None if self._is_repeated else pipe.later()
-        return Stand(pipe, self.taken, later, stream.stand())
+        later = None if self._is_repeated else self.run.pipe.later()
+        return stream.stand(self.taken, later)
+
+    def cursor_at(self, stand: Stand) -> Cursor:
+        """Return the cursor of a place where the pass was."""
+        pipe: FromWorkers = self.pipe
+        return pipe.cursor(stand.taken, stand.later or pipe.later(), stand.place())
 
     def cursor(self) -> Cursor:
         if self._stream is None:
             return {}
         stand = self._before or self.stand()
-        stand.of_stream.forget_dealing_before()
-        return stand.cursor()
+        stand.forget_dealing_before()
+        return self.cursor_at(stand)
 
     def _note(self, stream: WorkerStream, seen: list[int]) -> None:
         """Note in which order items were taken, and what the workers told of them."""

@@ -29,7 +29,12 @@ from asyncloader.datapipes.cursors import (
     number_of,
     take_number_of,
 )
-from asyncloader.datapipes.edges import functional_name, lives_with_loader
+from asyncloader.datapipes.edges import (
+    attributes,
+    functional_name,
+    lives_with_loader,
+    pipes_in,
+)
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
@@ -55,7 +60,7 @@ from asyncloader.graph.cut import (
     without_a_place,
 )
 from asyncloader.graph.edit import copy_graph, replaced
-from asyncloader.graph.settings import SeedPlaces, SharedPipes
+from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.places.elastic import check_division, fits_any_number, spread
 from asyncloader.runtime import begin_task, in_thread
@@ -71,13 +76,12 @@ from asyncloader.services.base import (
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
 from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers
-from asyncloader.transport.code import Parcel, pack_code
+from asyncloader.transport.code import Parcel, pack_code, unsendable_in
 from asyncloader.tuning import AUTO, Window
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers.dispatch_source import FromDispatcher, FromLoader
 from asyncloader.workers.dispatcher import DispatchPlan
 from asyncloader.workers.graph_part import NO_RESETS, check_alike, dump_resets, resets_name
-from asyncloader.workers.messages import Pause, Resume
 from asyncloader.workers.pool import CLOSE_GRACE, DealPlan, WorkerPool
 from asyncloader.workers.process.process import WorkerEngine
 from asyncloader.workers.process.start import ProcessEngine, check_method
@@ -304,11 +308,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def pause(self) -> None:
         if self._pool is not None:
-            self._pool.tell_all(Pause())
+            self._pool.pause(True)
 
     def resume(self) -> None:
         if self._pool is not None:
-            self._pool.tell_all(Resume())
+            self._pool.pause(False)
 
     def length(self, datapipe: Any) -> int:
         workers = self.worker_count()
@@ -412,7 +416,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return spread(self._given, cursors, 1), max(1, workers)
 
     def choices(self) -> list[str]:
-        return list(map(str, self._tuned.choices()))
+        return self._tuned.choices()
 
     async def _drop_prepared(self) -> None:
         prepared, self._prepared = self._prepared, NOTHING
@@ -557,7 +561,23 @@ def _pickled_plan(plan: WorkerPlan) -> Parcel:
     try:
         return pack_code(plan)
     except (Exception, SystemExit) as error:
-        raise WorkerStartupError(f"the graph cannot be sent to the workers: {error!r}") from error
+        raise WorkerStartupError(
+            f"the graph cannot be sent to the workers{_culprit_in(plan)}: {error!r}; let functions"
+            " make in the workers what cannot be pickled"
+        ) from error
+
+
+def _culprit_in(plan: WorkerPlan) -> str:
+    """Return which part of a plan cannot be pickled, in words."""
+    pipes = {id(pipe): pipe for end in plan.ends for pipe in breadth_first(end)}
+    for pipe in pipes.values():
+        for name, value in attributes(pipe):
+            if not any(True for _ in pipes_in(value)):
+                found = unsendable_in(value, f"its {name!r}")
+                if found:
+                    return f", because of {found} in {stage_name(pipe)}"
+    found = unsendable_in(plan.init_fn, "the function itself")
+    return f", because of {found} in worker_init_fn" if found else ""
 
 
 def _pickled_resets(iter_reset_fn: IterResetFn, worker_reset_fn: ResetFn | None) -> bytes:
@@ -584,7 +604,7 @@ class Division:
     ends: tuple[Any, ...]
     #: What takes the place of each part in the loader's graph.
     outlets: tuple[FromWorkers | FedFromWorkers, ...]
-    seed_places: tuple[SeedPlaces, ...]
+    seed_places: tuple[tuple[int, ...], ...]
     shared: SharedPipes
     #: The last pipe of what the dispatching process runs, if there is one.
     dispatch: Any | None

@@ -14,7 +14,7 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import in_thread
 from asyncloader.services.multi_processing import InitFn, MultiProcessingReadingService, ResetFn
-from asyncloader.workers.actors import ActorEngine, Placing, import_ray
+from asyncloader.workers.actors import ActorEngine, import_ray
 
 
 class RayReadingService(MultiProcessingReadingService):
@@ -75,7 +75,13 @@ class RayReadingService(MultiProcessingReadingService):
             max_restarts=max_restarts,
         )
         self.start_timeout = checked_seconds("start_timeout", start_timeout)
-        self._placing = Placing(num_cpus, memory, resources, scheduling_strategy, runtime_env)
+        self._options = {
+            "num_cpus": num_cpus,
+            "memory": memory,
+            "resources": resources,
+            "scheduling_strategy": scheduling_strategy,
+            "runtime_env": runtime_env,
+        }
 
     async def initialize(self, datapipe: Any) -> Any:
         for pipe in breadth_first(datapipe):
@@ -89,7 +95,7 @@ class RayReadingService(MultiProcessingReadingService):
         return await super().initialize(datapipe)
 
     def _engine(self) -> ActorEngine:
-        return ActorEngine(self._placing, self.num_workers, self.start_timeout)
+        return ActorEngine(self._options, self.num_workers, self.start_timeout)
 
     def __repr__(self) -> str:
         return f"RayReadingService(num_workers={self.num_workers})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from asyncloader.machine import available_memory, private_memory, usable_cores
@@ -28,18 +27,6 @@ _FIRST_WORKERS = 8
 #: further ones may take.
 _ASKED = 4
 _SHARE_OF_MEMORY = 0.5
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A setting that was "auto", the number that was chosen for it, and why."""
-
-    setting: str
-    number: int
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.setting}={self.number}, chosen: {self.why}"
 
 
 class TunedWorkers:
@@ -100,11 +87,14 @@ class TunedWorkers:
             self._prefetch = self._prefetch.after(window, _PREFETCH_BOUNDS)
         if not self._has_told and all(tuning.kept for tuning in self._tunings().values()):
             self._has_told = True
-            logger.info("%s", "; ".join(map(str, self.choices())))
+            logger.info("%s", "; ".join(self.choices()))
 
-    def choices(self) -> list[Choice]:
-        """Return what was chosen up to now."""
-        return [Choice(name, each.number, each.why) for name, each in self._tunings().items()]
+    def choices(self) -> list[str]:
+        """Return what was chosen up to now for each setting that is "auto", and why."""
+        return [
+            f"{setting}={each.number}, chosen: {each.why}"
+            for setting, each in self._tunings().items()
+        ]
 
     def _tunings(self) -> dict[str, Tuning]:
         tunings = {}

@@ -25,7 +25,7 @@ from asyncloader.datapipes.run_place import cancelled
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task
-from asyncloader.serving.requests import FeedCounts, FeedStats, PendingRequests, Request
+from asyncloader.serving.requests import FeedStats, PendingRequests, Request
 from asyncloader.serving.rewiring import rewired
 from asyncloader.waiting import LoopWaiter
 
@@ -61,8 +61,7 @@ class Feed(IterDataPipe[Any]):
 
     def __init__(self, max_pending: int = 1024) -> None:
         self.max_pending = checked_count("max_pending", max_pending, at_least=1)
-        self._counts = FeedCounts()
-        self._pending = PendingRequests(self._counts, self._on_news)
+        self._pending = PendingRequests(self._on_news)
         self._readership = Readership(self._pending, self._on_news)
         self._reader: Waiter = Nobody()
         self._drains: set[LoopWaiter] = set()
@@ -90,7 +89,7 @@ class Feed(IterDataPipe[Any]):
                     await request.answer
             return self._outcome(request, timeout)
         except asyncio.CancelledError:
-            self._counts.cancelled += 1
+            self._pending.counts["cancelled"] += 1
             raise
         finally:
             self._pending.forget(request)
@@ -153,7 +152,7 @@ class Feed(IterDataPipe[Any]):
 
     def stats(self) -> FeedStats:
         """Return how the feed is doing; to be called at any moment."""
-        return self._counts.stats(self._pending.queued, self._pending.under_way)
+        return self._pending.stats()
 
     def is_replicable(self) -> bool:
         return False
@@ -199,7 +198,7 @@ class Feed(IterDataPipe[Any]):
             raise LoaderClosed("the feed is closed and takes no more requests")
         self._readership.check_read()
         if len(self._pending) >= self.max_pending:
-            self._counts.refused += 1
+            self._pending.counts["refused"] += 1
             raise Overloaded(
                 f"{self.max_pending} requests are pending, which is max_pending of this feed; try"
                 " again later"
@@ -210,12 +209,12 @@ class Feed(IterDataPipe[Any]):
     def _outcome(self, request: Request, timeout: float | None) -> Any:
         """Return or raise what the caller of ``ask`` gets; only this counts the outcomes."""
         if not request.is_settled():
-            self._counts.expired += 1
+            self._pending.counts["expired"] += 1
             raise TimeoutError(f"there was no answer within {timeout:g} s")
         if request.answer.exception() is None:
-            self._counts.answered += 1
+            self._pending.counts["answered"] += 1
         else:
-            self._counts.failed += 1
+            self._pending.counts["failed"] += 1
         return request.answer.result()
 
     def _has_something(self) -> bool:

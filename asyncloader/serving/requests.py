@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from asyncloader.datapipes.envelope import Envelope, Key
@@ -54,6 +54,10 @@ class Request:
         return item
 
 
+#: Means are over so many of the latest requests and batches.
+_RECENT = 1024
+
+
 class PendingRequests:
     """The requests of one feed; every method is to be called on the feed's loop.
 
@@ -61,9 +65,12 @@ class PendingRequests:
     begins to wait or ends.
     """
 
-    def __init__(self, counts: FeedCounts, on_news: Callable[[], None]) -> None:
-        #: What happened so far.
-        self.counts = counts
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        #: How many requests were answered, failed, expired … so far: fields of ``FeedStats``.
+        self.counts: Counter[str] = Counter()
+        #: How full the latest batches were, and how long the latest requests waited.
+        self.fills: deque[float] = deque(maxlen=_RECENT)
+        self._waits: deque[float] = deque(maxlen=_RECENT)
         self._on_news = on_news
         self._keys = itertools.count(1)
         self._waiting: OrderedDict[int, Request] = OrderedDict()
@@ -79,11 +86,6 @@ class PendingRequests:
         """How many requests wait to be worked on."""
         return len(self._waiting)
 
-    @property
-    def under_way(self) -> int:
-        """How many requests are being worked on, also those that nobody wants any more."""
-        return len(self._under_way) + len(self._unwanted)
-
     def accept(self, item: Any, loop: asyncio.AbstractEventLoop, *, idempotent: bool) -> Request:
         """Add a request, which waits to be worked on."""
         future = loop.create_future()
@@ -96,8 +98,24 @@ class PendingRequests:
         """Return the request that has waited longest; from now on it is under way."""
         key, request = self._waiting.popitem(last=False)
         self._under_way[key] = request
-        self.counts.waited(now - request.accepted)
+        self._waits.append(now - request.accepted)
         return request
+
+    def stats(self) -> FeedStats:
+        """Return how the feed is doing at this moment."""
+        return FeedStats(
+            queued=len(self._waiting),
+            under_way=len(self._under_way) + len(self._unwanted),
+            answered=self.counts["answered"],
+            failed=self.counts["failed"],
+            expired=self.counts["expired"],
+            cancelled=self.counts["cancelled"],
+            refused=self.counts["refused"],
+            retried=self.counts["retried"],
+            mean_wait=_mean(self._waits),
+            longest_wait=max(self._waits, default=0.0),
+            batch_fill=_mean(self.fills),
+        )
 
     def has_retryable(self) -> bool:
         """Whether a request that is under way may have to be tried again."""
@@ -180,7 +198,7 @@ class PendingRequests:
         # It has waited longest, so it comes first.
         self._waiting[key] = request
         self._waiting.move_to_end(key, last=False)
-        self.counts.retried += 1
+        self.counts["retried"] += 1
         return True
 
     def _settled(self, key: int) -> Request | None:
@@ -299,10 +317,6 @@ def _as_failure(error: BaseException) -> Exception:
     return failure
 
 
-#: Means are over so many of the latest requests and batches.
-_RECENT = 1024
-
-
 @dataclass(frozen=True)
 class FeedStats:
     """How a feed is doing at one moment.
@@ -342,44 +356,6 @@ class FeedStats:
     longest_wait: float
     #: How full batches are, from 0 to 1; 0 before the first.
     batch_fill: float
-
-
-@dataclass
-class FeedCounts:
-    """What a feed has counted so far."""
-
-    answered: int = 0
-    failed: int = 0
-    expired: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    retried: int = 0
-    _waits: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    _fills: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-
-    def waited(self, seconds: float) -> None:
-        """Note how long a request waited before it was worked on."""
-        self._waits.append(seconds)
-
-    def filled(self, fill: float) -> None:
-        """Note how full a batch was."""
-        self._fills.append(fill)
-
-    def stats(self, queued: int, under_way: int) -> FeedStats:
-        """Return the counts of this moment, with these numbers of present requests."""
-        return FeedStats(
-            queued=queued,
-            under_way=under_way,
-            answered=self.answered,
-            failed=self.failed,
-            expired=self.expired,
-            cancelled=self.cancelled,
-            refused=self.refused,
-            retried=self.retried,
-            mean_wait=_mean(self._waits),
-            longest_wait=max(self._waits, default=0.0),
-            batch_fill=_mean(self._fills),
-        )
 
 
 def _mean(values: deque[float]) -> float:

@@ -19,17 +19,16 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
 from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any
 
-from asyncloader.datapipes.async_calls import AsyncMapPass, AsyncMapper
+from asyncloader.datapipes.async_calls import AsyncMapper
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.batching import Batcher, timed_batches
 from asyncloader.datapipes.call import blame, is_async, unawaited
-from asyncloader.datapipes.columns import ColumnFunction
-from asyncloader.datapipes.cursors import aclose_items, close_items, groups_of, take_number_of
+from asyncloader.datapipes.columns import changing
+from asyncloader.datapipes.cursors import aclose_items, close_items, take_number_of
 from asyncloader.datapipes.edges import can, edges_of, is_splitter
 from asyncloader.datapipes.envelope import Envelope, Key
 from asyncloader.datapipes.naming import stage_name
@@ -87,7 +86,7 @@ def _stage_for(pipe: Any, pending: PendingRequests, wants: Wants) -> Any:
     if isinstance(pipe, Batcher):
         return _request_batcher(pipe, pending)
     if isinstance(pipe, ThreadMapper):
-        return ThreadStage(pipe, wants)
+        return _thread_stage(pipe, wants)
     if can(pipe, "carry") and pipe.carry(functools.partial(on_envelopes, pipe=pipe, wants=wants)):
         return pipe
     if isinstance(pipe, OneToOne) and not type(pipe).__module__.startswith("asyncloader."):
@@ -136,20 +135,16 @@ class Results(IterDataPipe[FedItem | FedBatch]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> ResultsPass:
-        return ResultsPass(run)
+    def new_pass(self, run: Run[Any]) -> RequestPass:
+        return RequestPass(run)
 
-
-class ResultsPass(Pass[FedItem | FedBatch]):
-    """One pass over the Results. It has no place, because requests do not come again."""
-
-    async def __aiter__(self) -> AsyncIterator[FedItem | FedBatch]:
-        pipe: Results = self.pipe
+    async def made_of(self, source: Run[Any]) -> AsyncGenerator[FedItem | FedBatch, None]:
+        """Yield what is to be answered."""
         loop = asyncio.get_running_loop()
-        with pipe.being_read():
-            async with contextlib.aclosing(sifted(self.source, pipe.pending)) as envelopes:
+        with self.being_read():
+            async with contextlib.aclosing(sifted(source, self.pending)) as envelopes:
                 async for envelope in envelopes:
-                    yield unanswered(envelope, pipe.pending, loop)
+                    yield unanswered(envelope, self.pending, loop)
                     del envelope
 
 
@@ -176,8 +171,21 @@ class RequestBatcher(IterDataPipe[Envelope]):
     def is_async(self) -> bool:
         return True
 
-    def new_pass(self, run: Run[Any]) -> RequestBatchPass:
-        return RequestBatchPass(run)
+    def new_pass(self, run: Run[Any]) -> RequestPass:
+        return RequestPass(run)
+
+    async def made_of(self, source: Run[Any]) -> AsyncGenerator[Envelope, None]:
+        """Yield the batches."""
+        batches = timed_batches(sifted(source, self.pending), self.batch_size, self.max_wait)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                # Some may have been given up while they waited for others.
+                wanted = [envelope for envelope in batch if self.pending.sift(envelope)]
+                if wanted:
+                    self.pending.fills.append(len(wanted) / self.batch_size)
+                    yield self.together(wanted)
+                # Keep no item alive while waiting for more.
+                del batch, wanted
 
     def together(self, batch: list[Envelope]) -> Envelope:
         """Return one envelope for the items of several."""
@@ -189,22 +197,12 @@ class RequestBatcher(IterDataPipe[Envelope]):
             return whole.failed(failure_in(self, error))
 
 
-class RequestBatchPass(Pass[Envelope]):
-    """One pass over a RequestBatcher. It has no place, because requests do not come again."""
+class RequestPass(Pass[Any]):
+    """One pass over what is made of requests. It has no place: requests do not come again."""
 
-    async def __aiter__(self) -> AsyncIterator[Envelope]:
-        pipe: RequestBatcher = self.pipe
-        envelopes = sifted(self.source, pipe.pending)
-        batches = timed_batches(envelopes, pipe.batch_size, pipe.max_wait)
-        async with contextlib.aclosing(batches):
-            async for batch in batches:
-                # Some may have been given up while they waited for others.
-                wanted = [envelope for envelope in batch if pipe.pending.sift(envelope)]
-                if wanted:
-                    pipe.pending.counts.filled(len(wanted) / pipe.batch_size)
-                    yield pipe.together(wanted)
-                # Keep no item alive while waiting for more.
-                del batch, wanted
+    def __aiter__(self) -> AsyncIterator[Any]:
+        made: AsyncIterator[Any] = self.pipe.made_of(self.source)
+        return made
 
 
 async def sifted(source: Run[Any], pending: PendingRequests) -> AsyncGenerator[Envelope, None]:
@@ -291,78 +289,52 @@ class OneItem(IterDataPipe[Any]):
         )
 
 
-Jobs = SimpleQueue[tuple[Future[Any], Any] | None]
-
-
-class ThreadStage(AsyncMapper[Envelope]):
-    """thread_map after a feed: call its function on the items in envelopes, in threads.
+def _thread_stage(pipe: ThreadMapper[Any], wants: Wants) -> AsyncMapper[Envelope]:
+    """Return thread_map after a feed: it calls its function on the items in envelopes, in threads.
 
     It stays on the feed's loop, passes each result on when it is ready, and does not begin
     the work of a request that was given up. A plain thread_map reads its source in a thread
     of its own and knows nothing of requests.
     """
-
-    def __init__(self, pipe: ThreadMapper[Any], wants: Wants) -> None:
-        apply = ColumnFunction.of(pipe.fn, pipe.input_col, pipe.output_col)
-        # Requests come when they come, so there is nothing to measure.
-        count = pipe.concurrency if isinstance(pipe.concurrency, int) else os.cpu_count() or 1
-        self.threads = InThreads(on_envelopes(apply, pipe, wants))
-        super().__init__(pipe.source, self.threads, concurrency=count, ordered=pipe.ordered)
-        # The pipe is out of the graph, but errors still name it.
-        pipe.source = ()
-
-    def new_pass(self, run: Run[Any]) -> Pass[Any]:
-        return ThreadStagePass(run)
-
-
-class ThreadStagePass(AsyncMapPass[Envelope]):
-    """One pass over a ThreadStage, which has threads while it is iterated."""
-
-    def groups(self) -> AsyncGenerator[list[Envelope], None]:
-        return groups_of(aiter(self))
-
-    async def __aiter__(self) -> AsyncIterator[Envelope]:
-        pipe: ThreadStage = self.pipe
-        pipe.threads.start(pipe.concurrency)
-        try:
-            async with aclosing(super().__aiter__()) as results:  # type: ignore[type-var]
-                async for result in results:
-                    yield result
-                    del result
-        finally:
-            await pipe.threads.aclose()
+    apply = changing(pipe.fn, pipe.input_col, pipe.output_col)
+    # Requests come when they come, so there is nothing to measure.
+    count = pipe.concurrency if isinstance(pipe.concurrency, int) else os.cpu_count() or 1
+    stage: AsyncMapper[Envelope] = AsyncMapper(
+        pipe.source,
+        _called_in_thread,
+        concurrency=count,
+        ordered=pipe.ordered,
+        resource=functools.partial(_threads, on_envelopes(apply, pipe, wants), count),
+    )
+    # The pipe is out of the graph, but errors still name it.
+    pipe.source = ()
+    return stage
 
 
-class InThreads:
-    """A plain function as an async one: it runs in daemon threads."""
+Jobs = SimpleQueue[tuple[Future[Any], Any] | None]
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-        self._jobs: Jobs | None = None
-        self._threads: list[threading.Thread] = []
 
-    async def __call__(self, item: Any) -> Any:
-        assert self._jobs is not None
-        future: Future[Any] = Future()
-        self._jobs.put((future, item))
-        del item
-        return await asyncio.wrap_future(future)
+async def _called_in_thread(item: Any, jobs: Jobs) -> Any:
+    future: Future[Any] = Future()
+    jobs.put((future, item))
+    del item
+    return await asyncio.wrap_future(future)
 
-    def start(self, count: int) -> None:
-        """Start the threads, for one pass."""
-        jobs: Jobs = SimpleQueue()
-        self._jobs = jobs
-        self._threads = [_started(self._function, jobs, number) for number in range(count)]
 
-    async def aclose(self) -> None:
-        """End the threads after the calls in progress, within two seconds."""
-        assert self._jobs is not None
-        for _ in self._threads:
-            self._jobs.put(None)
-        await in_thread(ended_threads, self._threads)
+@contextlib.asynccontextmanager
+async def _threads(function: Callable[[Any], Any], count: int) -> AsyncIterator[Jobs]:
+    """Give the jobs of so many daemon threads that call a function.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return InThreads, (self._function,)
+    They end after the calls in progress, within two seconds.
+    """
+    jobs: Jobs = SimpleQueue()
+    threads = [_started(function, jobs, number) for number in range(count)]
+    try:
+        yield jobs
+    finally:
+        for _ in threads:
+            jobs.put(None)
+        await in_thread(ended_threads, threads)
 
 
 def _started(function: Callable[[Any], Any], jobs: Jobs, number: int) -> threading.Thread:

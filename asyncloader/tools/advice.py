@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from asyncloader.loader.stage_stats import StageStats
 
@@ -22,6 +23,25 @@ FEW = 5
 
 #: A gain that is smaller than this is not worth a change.
 LITTLE = 0.05
+
+
+class Service(NamedTuple):
+    """What runs a graph: workers of this machine, or actors of a Ray cluster.
+
+    In order, what takes less of anything comes first.
+    """
+
+    in_actors: bool
+    workers: int
+
+    def __str__(self) -> str:
+        kind = "actor" if self.in_actors else "worker"
+        return f"{self.workers} {kind}{'s' * (self.workers != 1)}"
+
+    def in_code(self) -> str:
+        """Return what a program says."""
+        number = f"num_workers={self.workers}"
+        return f"RayReadingService({number})" if self.in_actors else number
 
 
 @dataclass(frozen=True)
@@ -33,6 +53,13 @@ class Trial:
     rates: Sequence[float]
     #: From starting the workers to the first item; None if none came.
     first_item_seconds: float | None
+    #: Whether the workers were actors.
+    in_actors: bool = False
+
+    @property
+    def service(self) -> Service:
+        """What ran the graph."""
+        return Service(self.in_actors, self.workers)
 
     @property
     def rate(self) -> float:
@@ -59,7 +86,7 @@ class Trial:
 
     def and_more(self, other: Trial) -> Trial:
         """Return the rates of both, of as many workers."""
-        return Trial(self.workers, [*self.rates, *other.rates], self.first_item_seconds)
+        return replace(self, rates=[*self.rates, *other.rates])
 
 
 @dataclass(frozen=True)
@@ -71,9 +98,9 @@ class Advice:
     stage: StageStats | None
     share: float
     is_computing: bool
-    #: With how many workers the program runs now, and should; the same where that is as good.
-    now: int
-    workers: int
+    #: What runs the program's graph now, and should; the same where that is as good.
+    now: Service
+    service: Service
     #: How many times as many items a second there would be.
     gain: float
     #: What else would help, or "".
@@ -87,14 +114,14 @@ class Advice:
                 f"the bottleneck is {self.stage.name}: {self.share:.0%} of the time is spent in"
                 f" it, and it mostly {how}"
             )
-        if self.workers != self.now:
+        if self.service != self.now:
             of_workers = (
-                f"use num_workers={self.workers}: about {self.gain:.1f} times as many items a"
-                f" second as with num_workers={self.now}"
+                f"use {self.service.in_code()}: about {self.gain:.1f} times as many items a"
+                f" second as with {self.now.in_code()}"
             )
         else:
             of_workers = (
-                f"keep num_workers={self.now}: what other numbers gain or lose is smaller than the"
+                f"keep {self.now.in_code()}: what other numbers gain or lose is smaller than the"
                 " noise, or less than 5 %"
             )
         # Many calls may wait at a time in one process, which gains more than a few workers.
@@ -105,21 +132,21 @@ class Advice:
 
 
 def advise(
-    stages: Sequence[StageStats], trials: Sequence[Trial], *, now: int, is_computing: bool
+    stages: Sequence[StageStats], trials: Sequence[Trial], *, now: Service, is_computing: bool
 ) -> Advice:
     """Return what to do, given what the stages took and how many workers were tried."""
     whole = sum(stage.seconds for stage in stages)
     slowest = max(stages, key=lambda stage: stage.seconds, default=None)
     stage = slowest if whole and slowest is not None else None
-    workers, gain = _better(trials, now)
+    service, gain = _better(trials, now)
     share = stage.seconds / whole if stage is not None else 0.0
     instead = "" if stage is None else _instead(stage, is_computing=is_computing)
-    return Advice(stage, share, is_computing, now, workers, gain, instead)
+    return Advice(stage, share, is_computing, now, service, gain, instead)
 
 
-def _better(trials: Sequence[Trial], now: int) -> tuple[int, float]:
-    """Return the number of workers to use, and how many times the present rate it gives."""
-    measured = {trial.workers: trial for trial in trials if trial.rates}
+def _better(trials: Sequence[Trial], now: Service) -> tuple[Service, float]:
+    """Return what to use, and how many times the present rate it gives."""
+    measured = {trial.service: trial for trial in trials if trial.rates}
     present = measured.get(now)
     if not measured:
         return now, 1.0
@@ -127,15 +154,15 @@ def _better(trials: Sequence[Trial], now: int) -> tuple[int, float]:
     # Of those that are alike, the fewest: each takes memory.
     chosen = min(
         (trial for trial in measured.values() if trial is best or trial.overlaps(best)),
-        key=lambda trial: trial.workers,
+        key=lambda trial: trial.service,
     )
     if present is None:
-        return chosen.workers, 1.0
+        return chosen.service, 1.0
     gain = chosen.rate / present.rate
-    is_less = chosen.workers < now and not chosen.overlaps(present)
+    is_less = chosen.service < now and not chosen.overlaps(present)
     if chosen.overlaps(present) or (gain < 1 + LITTLE and not is_less):
         return now, 1.0
-    return chosen.workers, gain
+    return chosen.service, gain
 
 
 def _instead(stage: StageStats, *, is_computing: bool) -> str:
@@ -153,32 +180,37 @@ def _instead(stage: StageStats, *, is_computing: bool) -> str:
 
 # Applying it ------------------------------------------------------------------------------
 
+#: The calls of a program that say how many workers, and those that say how many actors.
+_CALLS = {False: ("MultiProcessingReadingService", "from_dataset"), True: ("RayReadingService",)}
 
-def apply_to(path: Path, workers: int) -> list[str]:
+
+def apply_to(path: Path, service: Service) -> list[str]:
     """Write the number of workers into a program; return the changed lines, as a diff has them.
 
     ValueError if the file has no call that says it.
     """
+    calls = _CALLS[service.in_actors]
     source = path.read_text(encoding="utf-8")
     try:
         tree = ast.parse(source, filename=str(path))
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as Python: {error}") from error
     data = source.encode()
-    places = sorted(_numbers_in(tree, data), reverse=True)
+    places = sorted(_numbers_in(tree, data, calls), reverse=True)
     if not places:
+        name, *others = calls
+        missing = " or ".join([f"{name}(...)", *(f"{each}(num_workers=...)" for each in others)])
         raise ValueError(
-            f"{path} has no MultiProcessingReadingService(...) or from_dataset(num_workers=...);"
-            f" give the loader reading_service=MultiProcessingReadingService({workers})"
+            f"{path} has no {missing}; give the loader reading_service={name}({service.workers})"
         )
     for start, end, before in places:
-        data = data[:start] + f"{before}{workers}".encode() + data[end:]
+        data = data[:start] + f"{before}{service.workers}".encode() + data[end:]
     path.write_bytes(data)
     lines = difflib.unified_diff(source.splitlines(), data.decode().splitlines(), n=0, lineterm="")
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
-def _numbers_in(tree: ast.AST, data: bytes) -> Iterator[tuple[int, int, str]]:
+def _numbers_in(tree: ast.AST, data: bytes, calls: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yield where a number of workers stands or has to stand, and what to write before it."""
     starts = [0]
     for line in data.splitlines(keepends=True):
@@ -188,10 +220,10 @@ def _numbers_in(tree: ast.AST, data: bytes) -> Iterator[tuple[int, int, str]]:
             continue
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         given = [each.value for each in call.keywords if each.arg == "num_workers"]
-        is_service = name == "MultiProcessingReadingService"
+        is_service = name == calls[0]
         if is_service and call.args and not isinstance(call.args[0], ast.Starred):
             given = [call.args[0]]
-        for value in given if is_service or name == "from_dataset" else ():
+        for value in given if name in calls else ():
             yield (
                 starts[value.lineno - 1] + value.col_offset,
                 starts[(value.end_lineno or 1) - 1] + (value.end_col_offset or 0),
@@ -222,7 +254,7 @@ def page(text: str, advice: Advice, stages: Sequence[StageStats], trials: Sequen
         for stage in stages
     ]
     of_workers = [
-        (f"{trial.workers} workers", trial.rate, trial.range(), f"{trial.rate:,.4g} items/s")
+        (str(trial.service), trial.rate, trial.range(), f"{trial.rate:,.4g} items/s")
         for trial in trials
         if trial.rates
     ]

@@ -15,7 +15,6 @@ import contextlib
 import difflib
 import importlib
 import inspect
-import io
 import signal
 import sys
 import traceback
@@ -27,13 +26,17 @@ from types import ModuleType
 from typing import Any, Literal, TextIO, get_args
 
 from asyncloader.datapipes.base import is_pipe
+from asyncloader.errors import LoaderError
 from asyncloader.graph.cut import Place, cut_graph
 from asyncloader.graph.draw import Labels, to_mermaid, to_svg, to_text
 from asyncloader.loader.dataloader2 import DataLoader2
-from asyncloader.tools.advice import apply_to, page
-from asyncloader.tools.doctor import ExaminationError, examine, what_is_tried
+from asyncloader.services.ray import RayReadingService
+from asyncloader.tools.advice import Service, apply_to, page
+from asyncloader.tools.doctor import HERE, examine, what_is_tried
 from asyncloader.tools.migrate import report
 from asyncloader.tools.watch import draw, watched_program
+from asyncloader.transport.code import include_code_of
+from asyncloader.workers.actors import joined_cluster
 
 WHAT_IT_DOES = (
     "Draw a graph of datapipes, examine what its stages and its workers are worth, watch the"
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         program = options.run(options)
-    except (ValueError, ExaminationError, OSError) as error:
+    except (ValueError, LoaderError, OSError) as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         print(f"asyncloader {options.command}: {error}", file=sys.stderr)
@@ -91,6 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument(
         "--workers", type=_counts, metavar="0,1,2", help="what to try, instead of up to all cores"
+    )
+    doctor.add_argument(
+        "--ray",
+        action="store_true",
+        help="try actors, too, of the Ray cluster that RAY_ADDRESS or this machine has",
     )
     doctor.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the report there too, as HTML"
@@ -167,9 +175,19 @@ def _doctor(options: argparse.Namespace) -> None:
     seconds = options.seconds or _SECONDS
     most = None if options.seconds else _MOST_SECONDS
     printed = Printed(sys.stdout)
-    with contextlib.redirect_stdout(printed):
+    with (
+        joined_cluster() if options.ray else contextlib.nullcontext() as cluster,
+        contextlib.redirect_stdout(printed),
+    ):
+        if cluster is not None:
+            # The nodes need not have the file.
+            include_code_of(target.module)
+        now = Service(target.in_actors, target.workers or 0)
+        if target.in_actors and cluster is None:
+            print("the loader runs its graph in actors: to try those too, add --ray")
+            now = HERE
         found = asyncio.run(
-            examine(target.graph, seconds, options.workers, now=target.workers or 0, most=most)
+            examine(target.graph, seconds, options.workers, now=now, most=most, cluster=cluster)
         )
     if found is None:
         return
@@ -177,18 +195,18 @@ def _doctor(options: argparse.Namespace) -> None:
         text = page("".join(printed.parts), found.advice, found.stages, found.trials)
         options.output.write_text(text, encoding="utf-8")
     if options.apply_to:
-        if found.advice.workers == found.advice.now:
+        if found.advice.service == found.advice.now:
             print("nothing to apply: the number of workers stays as it is")
             return
         _, missing = what_is_tried(target.graph)
         if missing:
             raise ValueError(f"{options.apply_to} was not changed: {missing}")
-        for line in apply_to(options.apply_to, found.advice.workers):
+        for line in apply_to(options.apply_to, found.advice.service):
             print(line)
 
 
-class Printed(io.TextIOBase):
-    """Passes on what is printed, and keeps it."""
+class Printed:
+    """Passes on what is printed, and keeps it; in all else it is what it passes that on to."""
 
     def __init__(self, out: TextIO) -> None:
         self.parts: list[str] = []
@@ -198,8 +216,8 @@ class Printed(io.TextIOBase):
         self.parts.append(text)
         return self._out.write(text)
 
-    def flush(self) -> None:
-        self._out.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
 
 
 def _watch(options: argparse.Namespace) -> Callable[[], None] | None:
@@ -264,6 +282,8 @@ class Target:
     graph: Any
     #: None where there is no loader that says it.
     workers: int | None
+    in_actors: bool
+    module: ModuleType
 
 
 def load_target(text: str) -> Target:
@@ -275,7 +295,7 @@ def load_target(text: str) -> Target:
             f" got {text!r}"
         )
     module = _module_of(place)
-    return _target(text, _made(text, _attribute(module, name)))
+    return _target(text, _made(text, _attribute(module, name)), module)
 
 
 def _module_of(place: str) -> ModuleType:
@@ -375,20 +395,26 @@ def _is_graph(value: Any) -> bool:
     return isinstance(value, DataLoader2) or is_pipe(value)
 
 
-def _target(text: str, value: Any) -> Target:
+def _target(text: str, value: Any, module: ModuleType) -> Target:
     if isinstance(value, DataLoader2):
         if value.datapipe is None:
             raise TargetError(f"{text} is a DataLoader2 that has no graph yet")
-        return Target(value.datapipe, value.reading_service.worker_count())
+        service = value.reading_service
+        return Target(value.datapipe, service.worker_count(), _has_actors(service), module)
     if not is_pipe(value):
         raise TargetError(
             f"{text} is {_described(value)}; name a pipe, a DataLoader2, or a function of no"
             " arguments that returns one"
         )
     try:
-        return Target(DataLoader2(value).datapipe, None)
+        return Target(DataLoader2(value).datapipe, None, False, module)
     except Exception as error:
         raise TargetError(f"{text} is not a graph that a DataLoader2 can load: {error}") from error
+
+
+def _has_actors(service: Any) -> bool:
+    services = getattr(service, "reading_services", [service])
+    return any(isinstance(each, RayReadingService) for each in services)
 
 
 def _described(value: Any) -> str:

@@ -31,7 +31,9 @@ from asyncloader.loader.dataloader2 import DataLoader2
 from asyncloader.loader.stage_stats import StageStats
 from asyncloader.machine import usable_cores
 from asyncloader.services.multi_processing import MultiProcessingReadingService
-from asyncloader.tools.advice import FEW, LITTLE, Advice, Trial, advise
+from asyncloader.services.ray import RayReadingService
+from asyncloader.tools.advice import FEW, LITTLE, Advice, Service, Trial, advise
+from asyncloader.workers.actors import Cluster
 
 #: How many seconds lie between two looks at where the graph is: more often than usual.
 _BETWEEN_LOOKS = 0.01
@@ -48,6 +50,7 @@ _COMPUTING = 0.5
 #: How many seconds the very first item may take besides.
 _WARM_UP = 10.0
 _NOTHING = object()
+HERE = Service(in_actors=False, workers=0)
 
 
 @dataclass(frozen=True)
@@ -64,16 +67,17 @@ async def examine(
     seconds: float,
     counts: Sequence[int] | None = None,
     *,
-    now: int = 0,
+    now: Service = HERE,
     most: float | None = None,
+    cluster: Cluster | None = None,
 ) -> Examination | None:
     """Print a report on a graph, and return it; None if no item came.
 
     This measures for about so many ``seconds``, or up to ``most`` as long as nothing is decided.
-    ``now`` is the number of workers that the program has.
+    ``now`` is what runs the program's graph. On a cluster actors are tried as well.
     """
     _check(datapipe)
-    _say("Environment", *_environment())
+    _say("Environment", *_environment(cluster))
     _note(f"running the graph by itself for up to {seconds * _FOR_STAGES:.3g} s")
     try:
         seen = await _stages(datapipe, seconds * _FOR_STAGES)
@@ -82,7 +86,8 @@ async def examine(
         stages, is_computing = seen
         for_workers = seconds * (1 - _FOR_STAGES)
         longest = for_workers if most is None else max(for_workers, most)
-        trials = await _workers(datapipe, for_workers, longest, counts, now)
+        services = to_try(counts, now, cluster)
+        trials = await _workers(datapipe, for_workers, longest, services)
         advice = advise(stages, trials, now=now, is_computing=is_computing)
         _say("Advice", *(f"  {line}" for line in advice.lines()))
         return Examination(advice, stages, trials)
@@ -101,8 +106,8 @@ def _check(datapipe: Any) -> None:
             )
 
 
-def _environment() -> Iterator[str]:
-    for finding in findings():
+def _environment(cluster: Cluster | None) -> Iterator[str]:
+    for finding in [*findings(), *_cluster(cluster)]:
         yield f"  {finding.name:<13} {finding.what}"
         if finding.advice:
             yield f"  {'':<13} ! {finding.advice}"
@@ -180,28 +185,26 @@ def _duration(seconds: float) -> str:
 
 
 async def _workers(
-    datapipe: Any, seconds: float, longest: float, counts: Sequence[int] | None, now: int
+    datapipe: Any, seconds: float, longest: float, services: Sequence[Service]
 ) -> list[Trial]:
     """Print and return the rates of some numbers of workers."""
     adapters, remark = what_is_tried(datapipe)
-    if counts is None:
-        counts = sorted({*counts_up_to(usable_cores()), now})
     _say("Workers", "  workers  items/s  (from - to)  first item after")
-    each = max(seconds / len(counts), _AT_LEAST)
+    each = max(seconds / len(services), _AT_LEAST)
     end = time.perf_counter() + longest
 
-    async def trial_of(count: int) -> Trial:
-        _note(f"trying {count} worker{'s' * (count != 1)} for {each:.3g} s")
-        return await tried(datapipe, adapters, count, each)
+    async def trial_of(service: Service) -> Trial:
+        _note(f"trying {service} for {each:.3g} s")
+        return await tried(datapipe, adapters, service, each)
 
-    trials = {count: await trial_of(count) for count in counts}
+    trials = {service: await trial_of(service) for service in services}
     # What is not decided is measured again by turns, so that whatever else the machine does
     # meanwhile changes all of them alike.
     while len(alike := undecided(trials.values())) > 1:
         if time.perf_counter() + each * len(alike) > end:
             break
-        for count in alike:
-            trials[count] = trials[count].and_more(await trial_of(count))
+        for service in alike:
+            trials[service] = trials[service].and_more(await trial_of(service))
     _print(*map(_trial_row, trials.values()))
     _print(f"  {verdict(list(trials.values()))}")
     if remark:
@@ -209,25 +212,26 @@ async def _workers(
     return list(trials.values())
 
 
-def undecided(trials: Iterable[Trial]) -> list[int]:
-    """Return the numbers of workers that may be best, unless all are alike within 5 %."""
+def undecided(trials: Iterable[Trial]) -> list[Service]:
+    """Return the services that may be best, unless all are alike within 5 %."""
     measured = [trial for trial in trials if trial.rates]
     if not measured:
         return []
     best = max(measured, key=lambda trial: trial.rate)
-    alike = sorted(_alike(best, measured), key=lambda trial: trial.workers)
+    alike = list(_alike(best, measured))
     is_close = all(trial.range()[0] > (1 - LITTLE) * best.range()[1] for trial in alike)
-    return [] if is_close else [trial.workers for trial in alike]
+    return [] if is_close else sorted(trial.service for trial in alike)
 
 
 def _trial_row(trial: Trial) -> str:
+    name = str(trial.service if trial.in_actors else trial.workers)
     if trial.first_item_seconds is None:
-        return f"  {trial.workers:>7}  no item came"
+        return f"{name:>9}  no item came"
     if not trial.rates:
-        return f"  {trial.workers:>7}  too few items came"
+        return f"{name:>9}  too few items came"
     low, high = trial.range()
     return (
-        f"  {trial.workers:>7}  {as_rate(trial.rate):>7}  ({as_rate(low)} - {as_rate(high)})"
+        f"{name:>9}  {as_rate(trial.rate):>7}  ({as_rate(low)} - {as_rate(high)})"
         f"  {_duration(trial.first_item_seconds)}"
     )
 
@@ -252,6 +256,8 @@ STRETCHES = FEW
 
 #: How many seconds a trial may take to start and to fill its buffers, besides measuring.
 STARTUP_SECONDS = 20.0
+#: The same for actors, each of which imports Ray, and torch.
+ACTORS_STARTUP_SECONDS = 120.0
 
 
 class ExaminationError(LoaderError):
@@ -262,6 +268,16 @@ def counts_up_to(cores: int) -> list[int]:
     """Return the numbers of workers to try: all up to 4, then fewer and fewer of them."""
     steps = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
     return sorted({count for count in steps if count < cores} | {cores})
+
+
+def to_try(counts: Sequence[int] | None, now: Service, cluster: Cluster | None) -> list[Service]:
+    """Return what to try: these numbers, or what there is now and all that there is room for."""
+    here = counts_up_to(usable_cores()) if counts is None else counts
+    services = {Service(False, count) for count in here}
+    if cluster is not None:
+        there = counts_up_to(cluster.room) if counts is None else counts
+        services |= {Service(True, count) for count in there if 1 <= count <= cluster.room}
+    return sorted(services | ({now} if counts is None else set()))
 
 
 def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
@@ -278,21 +294,22 @@ def what_is_tried(datapipe: Any) -> tuple[list[ShardingPolicy], str]:
 
 
 async def tried(
-    datapipe: Any, adapters: Iterable[ShardingPolicy], workers: int, seconds: float
+    datapipe: Any, adapters: Iterable[ShardingPolicy], service: Service, seconds: float
 ) -> Trial:
     """Run epochs of a graph in so many workers for so long; raise what it raises."""
     watch = Stretches(seconds / STRETCHES)
-    service = MultiProcessingReadingService(workers)
+    kind = RayReadingService if service.in_actors else MultiProcessingReadingService
+    startup = ACTORS_STARTUP_SECONDS if service.in_actors else STARTUP_SECONDS
     began = time.perf_counter()
     try:
-        async with asyncio.timeout(seconds + STARTUP_SECONDS) as limit:
-            async with DataLoader2(datapipe, adapters, service) as loader:
+        async with asyncio.timeout(seconds + startup) as limit:
+            async with DataLoader2(datapipe, adapters, kind(service.workers)) as loader:
                 await _watch(loader, watch)
     except TimeoutError:
         if not limit.expired():
             raise
     first = None if watch.began is None else watch.began - began
-    return Trial(workers, watch.rates, first)
+    return Trial(service.workers, watch.rates, first, service.in_actors)
 
 
 async def _watch(loader: DataLoader2[Any], watch: Stretches) -> None:
@@ -345,14 +362,15 @@ def verdict(trials: Sequence[Trial]) -> str:
     if not measured:
         return "undecided: no trial saw enough items; try again with more --seconds"
     best = max(measured, key=lambda trial: trial.rate)
-    alike = sorted(_alike(best, measured), key=lambda trial: trial.workers)
+    alike = sorted(trial.service for trial in _alike(best, measured))
     if len(alike) == 1:
-        return f"best here: {_counted(best.workers)}, {as_rate(best.rate)} items/s"
-    *others, last = (str(trial.workers) for trial in alike)
-    numbers = f"{', '.join(others)} and {last}"
+        return f"best here: {best.service}, {as_rate(best.rate)} items/s"
+    names, kind = [str(service.workers) for service in alike], " workers"
+    if alike[-1].in_actors:
+        names, kind = list(map(str, alike)), ""
     return (
-        f"undecided between {numbers} workers, because their ranges overlap: take"
-        f" {alike[0].workers}, or try again with more --seconds"
+        f"undecided between {', '.join(names[:-1])} and {names[-1]}{kind}, because their ranges"
+        f" overlap: take {names[0]}, or try again with more --seconds"
     )
 
 
@@ -363,10 +381,6 @@ def as_rate(rate: float) -> str:
 
 def _alike(best: Trial, trials: Iterable[Trial]) -> Iterator[Trial]:
     return (trial for trial in trials if trial is best or trial.overlaps(best))
-
-
-def _counted(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 #: File descriptors for the loader itself, and for each worker.
@@ -456,6 +470,14 @@ def _descriptors() -> Iterator[Finding]:
     advice = f"ulimit -n {needed}, for as many workers as cores" if soft < needed else ""
     more = f" ({hard} by ulimit -n {hard})" if soft != hard else ""
     yield Finding("open files", f"at most {soft}{more}", advice)
+
+
+def _cluster(cluster: Cluster | None) -> Iterator[Finding]:
+    if cluster is not None:
+        nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
+        what = f"Ray {cluster.version}, {nodes} with room for {Service(True, cluster.room)}"
+        advice = "" if cluster.room else "no CPU is free, so no actor is tried"
+        yield Finding("cluster", what, advice)
 
 
 def _shared_memory(folder: str = system.SHARED_MEMORY) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 #: Where the names of a module are now. The longest that fits counts.
@@ -43,27 +43,11 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class Left:
-    """Something that the reader has to change."""
-
-    line: int
-    what: str
-
-
-@dataclass(frozen=True)
-class Change:
-    """New text in place of some, by offsets in the source's UTF-8 bytes."""
-
-    start: int
-    end: int
-    text: str
-
-
-def migrate(path: Path) -> tuple[int, list[Left]]:
+def migrate(path: Path) -> tuple[int, list[tuple[int, str]]]:
     """Rewrite a file; return how many places changed, and what is left to the reader.
 
-    A file that is no Python is a ValueError that names it.
+    The latter are lines, with what has to be changed there. A file that is no Python is a
+    ValueError that names it.
     """
     source = path.read_bytes()
     try:
@@ -74,7 +58,7 @@ def migrate(path: Path) -> tuple[int, list[Left]]:
     migration.visit(tree)
     if migration.changes:
         path.write_bytes(migration.changed())
-    return len(migration.changes), sorted(migration.left, key=lambda each: each.line)
+    return len(migration.changes), sorted(migration.left, key=itemgetter(0))
 
 
 class Migration(ast.NodeVisitor):
@@ -86,16 +70,18 @@ class Migration(ast.NodeVisitor):
         for line in source.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         self._starts = starts
-        self.changes: list[Change] = []
-        self.left: list[Left] = []
+        #: Where new text goes: from and to which byte of the source.
+        self.changes: list[tuple[int, int, str]] = []
+        #: Lines, and what the reader has to change there.
+        self.left: list[tuple[int, str]] = []
         #: The modules that the file names with all their dots.
         self._bound: set[str] = set()
 
     def changed(self) -> bytes:
         """Return the source with all changes."""
         text = self._source
-        for change in sorted(self.changes, key=lambda each: each.start, reverse=True):
-            text = text[: change.start] + change.text.encode() + text[change.end :]
+        for start, end, new in sorted(self.changes, reverse=True):
+            text = text[:start] + new.encode() + text[end:]
         return text
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -148,19 +134,19 @@ class Migration(ast.NodeVisitor):
                 continue
             lines.append(f"import {new} as {alias.asname or alias.name}")
             if why := why_missing(new, "__name__"):
-                self.left.append(Left(node.lineno, why))
+                self.left.append((node.lineno, why))
         if any(line.startswith("import ") for line in lines):
             self._replace_statement(node, lines)
 
     def _check_names(self, line: int, module: str, names: Iterable[str]) -> None:
         for name in names:
             if name != "*" and (why := why_missing(module, name)):
-                self.left.append(Left(line, why))
+                self.left.append((line, why))
 
     def _leave_module(self, line: int, module: str) -> None:
         if module.split(".")[0] == "torchdata":
             advice = next((text for known, text in ADVICE.items() if _is_in(module, known)), "")
-            self.left.append(Left(line, f"{module} has no place here{advice and ': ' + advice}"))
+            self.left.append((line, f"{module} has no place here{advice and ': ' + advice}"))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = _dotted(node)
@@ -169,16 +155,16 @@ class Migration(ast.NodeVisitor):
             self.generic_visit(node)
             return
         start = self._offset(node.lineno, node.col_offset)
-        self.changes.append(Change(start, self._end(node), new))
+        self.changes.append((start, self._end(node), new))
 
     def _replace(self, node: ast.stmt | ast.alias, old: str, new: str) -> None:
         start = self._source.index(old.encode(), self._offset(node.lineno, node.col_offset))
-        self.changes.append(Change(start, start + len(old.encode()), new))
+        self.changes.append((start, start + len(old.encode()), new))
 
     def _replace_statement(self, node: ast.stmt, lines: list[str]) -> None:
         indent = "\n" + " " * node.col_offset
         start = self._offset(node.lineno, node.col_offset)
-        self.changes.append(Change(start, self._end(node), indent.join(lines)))
+        self.changes.append((start, self._end(node), indent.join(lines)))
 
     def _offset(self, line: int, column: int) -> int:
         return self._starts[line - 1] + column
@@ -227,5 +213,5 @@ def report(paths: Iterable[Path]) -> Iterator[str]:
     for path in paths:
         count, left = migrate(path)
         yield f"{path}: {count} {'change' if count == 1 else 'changes'}"
-        for each in left:
-            yield f"{path}:{each.line}: {each.what}"
+        for line, what in left:
+            yield f"{path}:{line}: {what}"

@@ -34,17 +34,6 @@ _FIRST_SEGMENT_BYTES = 64 << 10
 _MOST_NEWS = 16  # each new segment takes a descriptor until its frame is sent
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Memory of an arena that the holder may fill before it is sent.
-
-    It belongs to the holder while the view, or anything made over it, is alive.
-    """
-
-    number: int
-    view: memoryview
-
-
 class Block:
     """The sender's record of one slot."""
 
@@ -106,15 +95,18 @@ class Arena:
         """How many bytes of the budget are free, for slots of any size."""
         return self.budget - self._used_bytes
 
-    def allocate(self, nbytes: int) -> Slot | None:
-        """Return a slot to be filled here and sent by reference, or None if none is free."""
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Return a slot to be filled here and sent by reference, or None if none is free.
+
+        It belongs to the caller while this memory, or anything made over it, is alive.
+        """
         block = self.take(nbytes)
         if block is None:
             return None
         block.held = True
         memory = block.segment.memory.buffer
         owner = self._owners.own(memory, block.offset, block.segment.slot_bytes, block.number)
-        return Slot(block.number, memoryview(owner).cast("B")[:nbytes])
+        return memoryview(owner).cast("B")[:nbytes]
 
     def take(self, nbytes: int) -> Block | None:
         """Return a free block, or None; the caller fills and lends it at once."""

@@ -6,18 +6,28 @@ process cannot import. Only this file uses cloudpickle.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+import itertools
 import os
 import pickle
 import sys
+import threading
 from abc import ABCMeta
 from collections import deque
-from collections.abc import Sequence
-from types import MemberDescriptorType
+from collections.abc import Callable, Iterator, Sequence
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple, Protocol
 
-from asyncloader.main_script import SPAWNED_MAIN
+from asyncloader.main_script import MAIN, SPAWNED_MAIN
 from asyncloader.memory import SharedBytes
 from asyncloader.transport.channel import close_all
 from asyncloader.transport.pickling import LARGE, Dump, load, reduce_storage
@@ -26,7 +36,8 @@ from asyncloader.transport.pickling import LARGE, Dump, load, reduce_storage
 def dumps_code(code: Any) -> bytes:
     """Pickle a graph or a function, with the code that the other process may lack."""
     dump = Dump()
-    dump.fill(_code_pickler()(dump, protocol=5), code)
+    with _by_value(_modules_being_imported()):
+        dump.fill(_code_pickler()(dump), code)
     return dump.data
 
 
@@ -52,10 +63,23 @@ def pack_code(code: Any) -> Parcel:
     """
     dump = Dump()
     pickler = _parcel_pickler()(dump)
-    dump.fill(pickler, code)
+    modules = _modules_being_imported()
+    with _by_value(modules):
+        dump.fill(pickler, code)
+        halted = [each.__name__ for each in modules if _has_code_of(each, pickler.homes)]
+        if halted:
+            dump.reset()
+            pickler = _parcel_pickler()(dump)
+            # Arguments are unpickled one after the other: imports are halted before any is made.
+            dump.fill(pickler, _Call(_second, _Call(_halt_imports, halted), code))
     if sum(map(len, dump.chunks)) < LARGE:
         return Parcel(dump.data, tuple(pickler.shared))
     return Parcel(b"", (SharedBytes.of(dump.chunks), *pickler.shared))
+
+
+def include_code_of(module: ModuleType) -> None:
+    """Include a module's functions and classes from now on, like those of the main script."""
+    _cloudpickle().register_pickle_by_value(module)
 
 
 def loads_code(data: bytes | memoryview, fds: Sequence[int | memoryview] = ()) -> Any:
@@ -71,26 +95,238 @@ def loads_code(data: bytes | memoryview, fds: Sequence[int | memoryview] = ()) -
         close_all(fd for fd in left if isinstance(fd, int))
 
 
+#: How many elements of a container are tried.
+_MOST_ELEMENTS = 1000
+
+
+def unsendable_in(value: Any, name: str) -> str:
+    """Return in words what of a value cannot be sent, "" if all of it can; ``name`` is its own."""
+    return _unsendable(name, value, set())
+
+
+def _unsendable(words: str, value: Any, seen: set[int]) -> str:
+    if id(value) in seen or _is_sendable(value):
+        return ""
+    seen.add(id(value))
+    found = (_unsendable(of_part, part, seen) for of_part, part in _parts_of(value))
+    return next(filter(None, found), words)
+
+
+def _is_sendable(value: Any) -> bool:
+    try:
+        dumps_code(value)
+    except (Exception, SystemExit):  # noqa: BLE001 - code of the value's class ran
+        return False
+    return True
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is pickled with a value, each with how it is called in messages."""
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, FunctionType):
+        for each in _names_in(value.__code__):
+            if each in value.__globals__:
+                yield f"the global variable {each!r} of {name}", value.__globals__[each]
+        for each, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if cell != CellType():
+                yield f"the variable {each!r} of {name}", cell.cell_contents
+        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            yield f"a default of {name}", default
+    elif isinstance(value, MethodType):
+        yield f"the object of {name}", value.__self__
+    elif isinstance(value, functools.partial):
+        for each in (value.func, *value.args, *value.keywords.values()):
+            yield f"an argument of {getattr(value.func, '__qualname__', 'a partial')}", each
+    elif isinstance(value, dict | list | tuple | set):
+        elements = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+        for each in itertools.islice(elements, _MOST_ELEMENTS):
+            yield f"an element of type {type(each).__qualname__}", each
+    else:
+        for attribute, each in getattr(value, "__dict__", {}).items():
+            yield f"the attribute {attribute!r} of {name}", each
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """Return the names that code and the functions in it use."""
+    inner = [_names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return list(dict.fromkeys(itertools.chain(code.co_names, *inner)))
+
+
 def _mapped(fd: int | memoryview) -> memoryview:
     return fd if isinstance(fd, memoryview) else SharedBytes.attach(fd, os.fstat(fd).st_size).view
+
+
+def _modules_being_imported() -> list[ModuleType]:
+    """Return the modules whose code is running at this moment, in any thread.
+
+    One of them may have started the loader that now sends its code. Then another process that
+    imported the module would start that loader as well. Nor can a thread here import it to look
+    for what it defines: it would wait for the thread of the module, which waits for the loader.
+    """
+    return [
+        module
+        for module in list(sys.modules.values())
+        if getattr(getattr(module, "__spec__", None), "_initializing", False)
+    ]
+
+
+@contextlib.contextmanager
+def _by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+    """Let cloudpickle include what these modules define."""
+    if not modules:
+        yield
+        return
+    cloudpickle = _cloudpickle()
+    # Nobody takes out of the registry what somebody else put there, nor too early.
+    with _registering:
+        before = cloudpickle.list_registry_pickle_by_value()
+        registered = [module for module in modules if module.__name__ not in before]
+        for module in registered:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+_registering = threading.RLock()
+
+
+class _Call:
+    """Pickled as a call, which the other process makes when it unpickles this."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._reduced = function, args
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._reduced
+
+
+def _has_code_of(module: ModuleType, homes: set[str]) -> bool:
+    """Whether of code from these modules any is of this module, or of the package it is."""
+    name = module.__name__
+    return any(home == name or home.startswith(name + ".") for home in homes)
+
+
+def _halt_imports(modules: Sequence[str]) -> None:
+    # An import of a name that leads to None is a ModuleNotFoundError that says so.
+    sys.modules.update(dict.fromkeys(modules))  # type: ignore[arg-type]
+
+
+def _second(first: Any, second: Any) -> Any:
+    return second
 
 
 @functools.cache
 def _code_pickler() -> Any:
     class CodePickler(_cloudpickle().Pickler):  # type: ignore[misc]
-        """Includes the code that the other process may lack."""
+        """Includes the code that the other process may lack; ``reduce`` is asked first."""
+
+        def __init__(
+            self,
+            dump: Dump,
+            reduce: Callable[[Any], Any] = reduce_storage,
+            on_buffer: Callable[[pickle.PickleBuffer], bool] | None = None,
+        ) -> None:
+            super().__init__(dump, protocol=5, buffer_callback=on_buffer)
+            self._reduce = reduce
+            #: The modules of the functions and classes that were pickled.
+            self.homes: set[str] = set()
 
         def dump(self, code: Any) -> None:
             # cloudpickle's own method hides a RecursionError behind another error.
             pickle.Pickler.dump(self, code)
 
         def reducer_override(self, item: Any) -> Any:
-            if isinstance(item, type):
-                return _with_slots(item, super().reducer_override(item))
-            storage = reduce_storage(item)
-            return super().reducer_override(item) if storage is NotImplemented else storage
+            reduced = self._reduce(item)
+            if reduced is not NotImplemented:
+                return reduced
+            if isinstance(item, type | FunctionType | _CACHED):
+                home = str(item.__module__)
+                self.homes.add(home)
+                _include_if_missing_elsewhere(home)
+            # Of these cloudpickle would send a name that the other process does not have, or locks
+            # and weak references.
+            if isinstance(item, _CACHED) and _is_only_here(item):
+                return _with_cache, (item.__wrapped__, item.cache_parameters())
+            if type(item) is functools.cached_property:
+                return _cached_property, (item.func, item.attrname)
+            if _is_single_dispatch(item) and _is_only_here(item):
+                return _single_dispatch, (list(item.registry.items()),)
+            reduced = super().reducer_override(item)
+            return _with_slots(item, reduced) if isinstance(item, type) else reduced
 
     return CodePickler
+
+
+def _include_if_missing_elsewhere(name: str) -> None:
+    """Include from now on what a module defines, if another process could not import it.
+
+    Such modules are made by ``runpy.run_path`` or from a file that is on no path.
+    """
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if (
+        module is not None
+        and name != MAIN
+        and not _can_be_imported(name, getattr(spec, "origin", None))
+    ):
+        include_code_of(module)
+
+
+@functools.lru_cache(maxsize=4096)
+def _can_be_imported(name: str, origin: str | None) -> bool:
+    """Whether an import would find this module, and not another of its name."""
+    package = name.rpartition(".")[0]
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    try:
+        path = sys.modules[package].__path__ if package else None
+        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+    except Exception:  # noqa: BLE001 - others' finders ran
+        return True
+    return spec is not None and (origin is None or spec.origin in (None, origin))
+
+
+_CACHED = type(functools.lru_cache(len))
+
+
+def _is_only_here(function: Any) -> bool:
+    """Whether another process cannot import a cached function."""
+    home = getattr(function, "__module__", "__main__")
+    if home in {"__main__", *_cloudpickle().list_registry_pickle_by_value()}:
+        return True
+    found: Any = sys.modules.get(home)
+    for name in getattr(function, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is not function
+
+
+def _with_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+    made = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(object, name)
+    return made
+
+
+def _is_single_dispatch(item: Any) -> bool:
+    return (
+        isinstance(item, FunctionType) and hasattr(item, "registry") and hasattr(item, "dispatch")
+    )
+
+
+def _single_dispatch(functions: list[tuple[type, Callable[..., Any]]]) -> Any:
+    kinds = dict(functions)
+    made = functools.singledispatch(kinds.pop(object))
+    for kind, function in kinds.items():
+        made.register(kind, function)
+    return made
 
 
 def _with_slots(kind: type, reduced: Any) -> Any:
@@ -120,7 +356,7 @@ def _parcel_pickler() -> Any:
         """Leaves shared memory out of the pickle; its descriptor is sent instead."""
 
         def __init__(self, dump: Dump) -> None:
-            super().__init__(dump, protocol=5, buffer_callback=self._stays_inside)
+            super().__init__(dump, on_buffer=self._stays_inside)
             self.shared: list[SharedBytes] = []
             self._descriptor: Any = None
 
@@ -141,22 +377,15 @@ def _parcel_pickler() -> Any:
     return ParcelPickler
 
 
-@functools.cache
-def pickler_by_value() -> Any:
-    """A pickler that includes code; imported late, as few items need it."""
+def pickler_by_value(dump: Dump) -> Any:
+    """Return a pickler of items that includes code; imported late, as few items need it."""
+    return _code_pickler()(dump, functools.partial(_reduced, dump), dump.on_buffer)
 
-    class PicklerByValue(_code_pickler()):  # type: ignore[misc]
-        def __init__(self, dump: Dump) -> None:
-            super().__init__(dump, protocol=5, buffer_callback=dump.on_buffer)
-            self._reduce = dump.reduce
 
-        def reducer_override(self, item: Any) -> Any:
-            reduced = self._reduce(item)
-            if type(item) in _FILES:
-                _check_is_known(item)
-            return super().reducer_override(item) if reduced is NotImplemented else reduced
-
-    return PicklerByValue
+def _reduced(dump: Dump, item: Any) -> Any:
+    if type(item) in _FILES:
+        _check_is_known(item)
+    return dump.reduce(item)
 
 
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)

@@ -60,7 +60,7 @@ class Encoder:
     ) -> None:
         self._arena = arena
         self._on_full = on_full
-        self.pickler = Pickler(lambda dump: pickler_by_value()(dump), main_by_value=main_by_value)
+        self.pickler = Pickler(pickler_by_value, main_by_value=main_by_value)
         self._together = True
 
     def encode(self, items: Sequence[Any]) -> Encoded:
@@ -214,31 +214,6 @@ def _size_of(values: list[Any] | tuple[Any, ...]) -> int:
     return nbytes if nbytes <= _PLAIN_BYTES else 0
 
 
-class Admitted(NamedTuple):
-    """A payload that was found well-formed and whose segments are known."""
-
-    tables: PayloadTables
-    memory: memoryview
-
-    def is_heavy(self) -> bool:
-        """Whether decoding this takes so long that a thread should do it."""
-        # A quick check first: a small payload has no large pickle.
-        is_large = len(self.memory) >= LARGE
-        return is_large and any(nbytes >= LARGE for nbytes, _ in self.tables.pickles)
-
-    def needs_torch(self) -> bool:
-        """Whether torch would be imported to decode this, which takes long."""
-        # Items that share a pickle are plain.
-        if has_torch() or len(self.tables.pickles) != self.tables.items:
-            return False
-        start = self.tables.data_start
-        for nbytes, _ in self.tables.pickles:
-            if speaks_of_torch(self.memory[start : start + nbytes]):
-                return True
-            start += nbytes
-        return False
-
-
 class Decoder:
     """Turns payloads back into items, in the order in which they were encoded.
 
@@ -262,52 +237,52 @@ class Decoder:
         """
         return self.items(self.admit(payload, fds))
 
-    def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Admitted:
+    def admit(self, payload: bytes | memoryview, fds: Sequence[int] = ()) -> Payload:
         """Register a payload that arrived; it is decoded or given back later.
 
         Payloads are admitted in the order in which they arrive, and then decoded in
         any. Raises ``TransportError`` if the payload is not well-formed.
         """
         try:
-            tables = read_tables(payload)
+            read = read_payload(payload)
         except TransportError:
             close_all(fds)
             raise
-        if tables.added or tables.retired or fds:
-            self._view.update(News(tables.added, tables.retired, tuple(fds)))
+        if read.added or read.retired or fds:
+            self._view.update(News(read.added, read.retired, tuple(fds)))
         self._unopened.append(None)
-        return Admitted(tables, memoryview(payload))
+        return read
 
     def has_unopened(self) -> bool:
         """Whether a payload that was admitted is neither decoded nor given back."""
         return bool(self._unopened)
 
-    def items(self, admitted: Admitted) -> list[Any]:
+    def items(self, admitted: Payload) -> list[Any]:
         """Return the items of an admitted payload, as ``decode`` does."""
-        tables, memory = admitted
         try:
-            has_buffers = tables.slots or tables.buffers
-            buffers = self._buffers(tables, memory) if has_buffers else iter(())
+            memory = admitted.memory
+            has_buffers = admitted.slots or admitted.buffers
+            buffers = self._buffers(admitted) if has_buffers else iter(())
             found: list[Any] = []
-            start = tables.data_start
-            for nbytes, count in tables.pickles:
+            start = admitted.data_start
+            for nbytes, count in admitted.pickles:
                 mine = list(islice(buffers, count)) if count else []
                 found.append(self._load(memory[start : start + nbytes], mine))
                 start += nbytes
         finally:
             self._unopened.pop()
-        return found if len(found) == tables.items else _spread(found[0], tables.items)
+        return found if len(found) == admitted.items else _spread(found[0], admitted.items)
 
-    def give_back(self, admitted: Admitted) -> None:
+    def give_back(self, admitted: Payload) -> None:
         """Return the slots of an admitted payload without looking at its items."""
         self._unopened.pop()
-        for ref in admitted.tables.slots:
+        for ref in admitted.slots:
             self._view.give_back(ref)
 
-    def _buffers(self, tables: PayloadTables, memory: memoryview) -> Iterator[Any]:
+    def _buffers(self, admitted: Payload) -> Iterator[Any]:
         """Return the memory of each buffer."""
-        leases = [self._view.lease(ref) for ref in tables.slots]
-        return iter([_buffer(memory, tables, leases, entry) for entry in tables.buffers])
+        leases = [self._view.lease(ref) for ref in admitted.slots]
+        return iter([_buffer(admitted, leases, entry) for entry in admitted.buffers])
 
     def _load(self, data: memoryview, buffers: list[Any]) -> Any:
         try:
@@ -319,14 +294,12 @@ class Decoder:
             return _refused(error)
 
 
-def _buffer(
-    memory: memoryview, tables: PayloadTables, leases: list[memoryview], entry: tuple[int, int, int]
-) -> Any:
+def _buffer(payload: Payload, leases: list[memoryview], entry: tuple[int, int, int]) -> Any:
     place, offset, nbytes = entry
     if place != IN_BAND:
         return leases[place][offset : offset + nbytes]
-    start = tables.in_band_start + offset
-    return bytearray(memory[start : start + nbytes])
+    start = payload.in_band_start + offset
+    return bytearray(payload.memory[start : start + nbytes])
 
 
 def _refused(error: BaseException) -> TransportError:
@@ -486,21 +459,40 @@ def _copy(source: Source, block: Block, offset: int) -> None:
         block.segment.memory.view[start : start + source.nbytes] = source.owner
 
 
-class PayloadTables(NamedTuple):
-    """The tables in front of a payload, checked against its length."""
+class Payload(NamedTuple):
+    """A payload that was found well-formed: what its tables say, and all of its bytes."""
 
     added: tuple[int, ...]
     retired: tuple[int, ...]
     slots: list[SlotRef]
     buffers: list[tuple[int, int, int]]
     pickles: list[tuple[int, int]]
+    #: How many items there are.
     items: int
     data_start: int
     in_band_start: int
+    memory: memoryview
+
+    def is_heavy(self) -> bool:
+        """Whether decoding this takes so long that a thread should do it."""
+        # A quick check first: a small payload has no large pickle.
+        return len(self.memory) >= LARGE and any(nbytes >= LARGE for nbytes, _ in self.pickles)
+
+    def needs_torch(self) -> bool:
+        """Whether torch would be imported to decode this, which takes long."""
+        # Items that share a pickle are plain.
+        if has_torch() or len(self.pickles) != self.items:
+            return False
+        start = self.data_start
+        for nbytes, _ in self.pickles:
+            if speaks_of_torch(self.memory[start : start + nbytes]):
+                return True
+            start += nbytes
+        return False
 
 
-def read_tables(payload: bytes | memoryview) -> PayloadTables:
-    """Return the tables of a payload; TransportError if they do not fit it."""
+def read_payload(payload: bytes | memoryview) -> Payload:
+    """Read the tables of a payload; TransportError if they do not fit it."""
     size = len(payload)
     try:
         added, retired, slots, buffers, pickles, items = _COUNTS.unpack_from(payload)
@@ -514,7 +506,7 @@ def read_tables(payload: bytes | memoryview) -> PayloadTables:
     # Each row takes the next numbers.
     fours = zip(numbers, numbers, numbers, numbers, strict=False)
     threes = zip(numbers, numbers, numbers, strict=False)
-    tables = PayloadTables(
+    read = Payload(
         tuple(islice(numbers, added)),
         tuple(islice(numbers, retired)),
         list(map(SlotRef._make, islice(fours, slots))) if slots else [],
@@ -523,23 +515,24 @@ def read_tables(payload: bytes | memoryview) -> PayloadTables:
         items,
         data_start,
         data_start + sum([nbytes for nbytes, _ in sizes]),
+        memoryview(payload),
     )
-    if tables.in_band_start > size:
-        raise TransportError(f"a payload's pickles claim {tables.in_band_start} of {size} bytes")
+    if read.in_band_start > size:
+        raise TransportError(f"a payload's pickles claim {read.in_band_start} of {size} bytes")
     if sum([count for _, count in sizes]) != buffers:
         raise TransportError("a payload's pickles claim other buffers than there are")
     if pickles != items and (pickles != 1 or items > size):
         raise TransportError(f"a payload has {pickles} pickles for {items} items")
     if buffers:
-        _check_buffers(tables, size)
-    return tables
+        _check_buffers(read, size)
+    return read
 
 
-def _check_buffers(tables: PayloadTables, size: int) -> None:
-    for place, offset, nbytes in tables.buffers:
+def _check_buffers(payload: Payload, size: int) -> None:
+    for place, offset, nbytes in payload.buffers:
         if place == IN_BAND:
-            inside = tables.in_band_start + offset + nbytes <= size
+            inside = payload.in_band_start + offset + nbytes <= size
         else:
-            inside = place < len(tables.slots) and offset + nbytes <= tables.slots[place].nbytes
+            inside = place < len(payload.slots) and offset + nbytes <= payload.slots[place].nbytes
         if not inside:
             raise TransportError(f"a buffer of {nbytes} bytes at {offset} is outside its memory")

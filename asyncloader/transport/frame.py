@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
 
@@ -37,13 +37,14 @@ class CutOff(TransportError):
 class Frame(NamedTuple):
     """One message: its kind, its bytes, its number in its direction, its descriptors.
 
-    The descriptors belong to the code that received the frame.
+    The descriptors belong to the code that received the frame. Where none can be sent, other
+    things stand in their place.
     """
 
     kind: int
     payload: bytes | memoryview
     sequence: int
-    fds: tuple[int, ...] = ()
+    fds: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         return f"Frame(kind={self.kind}, sequence={self.sequence}, fds={self.fds})"

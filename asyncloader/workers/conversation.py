@@ -132,10 +132,9 @@ class Conversation:
             return None
         try:
             with self.lock:
-                slot = self._arena.allocate(nbytes)
+                return self._arena.allocate(nbytes)
         except ResourceExhausted:
             return None  # if it is still so, sending the item raises this
-        return None if slot is None else slot.view
 
     def report(self, report: Report | Dealt) -> None:
         """Send a message to the other end."""

@@ -20,7 +20,7 @@ from asyncloader.datapipes.edges import is_dispatch
 from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.errors import ResourceExhausted
-from asyncloader.graph.settings import SeedPlaces
+from asyncloader.graph.settings import PartSeeds
 from asyncloader.graph.walk import breadth_first
 from asyncloader.places.marks import FIRST, DealStart, dump_mark
 from asyncloader.places.random_states import RandomStates
@@ -41,10 +41,8 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Grant,
     Hurry,
-    Pause,
+    Instruction,
     Ready,
-    Resume,
-    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -62,7 +60,7 @@ class DispatchPlan:
     """What the dispatching process runs."""
 
     end: Any
-    seed_places: SeedPlaces
+    seed_places: tuple[int, ...]
     backlog_bytes: int
     #: The names of the workers' pipes that may drop items, for an error message.
     droppers: tuple[str, ...]
@@ -92,7 +90,7 @@ class Dispatcher:
         self._conversation = conversation
         self._thread = LoopThread()
         self._account = Account(conversation, Dispatcher._deal.__code__, lambda: [self._dealt])
-        self._context = run_at(Home(self._thread.loop, self._account.watching))
+        self._context = run_at(Home(self._thread, self._account.watching))
         self._flush_timer = FlushTimer()
         self._targets: list[DispatchTarget] = []
         self._plan: DispatchPlan | None = None
@@ -157,9 +155,9 @@ class Dispatcher:
                 self._start_epoch(command)
             case EndEpoch():
                 self._end_epoch()
-            case Pause() | Resume():
-                self._is_paused = isinstance(command, Pause)
-            case SaySomething():
+            case Instruction.PAUSE | Instruction.RESUME:
+                self._is_paused = command is Instruction.PAUSE
+            case Instruction.ANSWER:
                 self._account.tell()
             case Grant() | Hurry() | BeginStream():
                 pass  # the loader takes no items from here
@@ -173,7 +171,7 @@ class Dispatcher:
         ]
         try:
             self._plan = plan = loads_code(command.plan, plan_fds)
-            self._part = GraphPart(plan.end, plan.seed_places.bind(plan.end))
+            self._part = GraphPart(plan.end, PartSeeds(plan.end, plan.seed_places))
         except Exception as error:  # noqa: BLE001 - user code ran; start-up raises it
             self._conversation.report(StartFailed(NO_EPOCH, self._packed(error)))
         else:

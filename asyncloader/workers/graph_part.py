@@ -18,7 +18,7 @@ from asyncloader.datapipes.replaying import keeps_positions, needs_replay
 from asyncloader.datapipes.run import Run, RunTree, is_ours
 from asyncloader.datapipes.splitting import Branch
 from asyncloader.errors import SnapshotError
-from asyncloader.graph.settings import PartSeeds, Takers, seed_newcomers
+from asyncloader.graph.settings import PartSeeds, seed_newcomers
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.transport.code import dumps_code, loads_code
@@ -87,7 +87,6 @@ class GraphPart:
         self.end = end
         self._seeds = seeds
         self._pipes = PartPipes()
-        self._takers = Takers((), [], [])
 
     def seed(self, shared_seeds: Sequence[int], generator: SeedGenerator) -> None:
         """Give the pipes their seeds for an epoch."""
@@ -95,8 +94,9 @@ class GraphPart:
         if not (self._pipes and all(map(is_ours, self._pipes))):
             pipes = pipes_of(self.end)
             if list(map(id, pipes)) != list(map(id, self._pipes)):
-                self._pipes, self._takers = PartPipes(pipes), self._seeds.takers(self.end)
-        self._takers.give(shared_seeds, generator)
+                self._pipes = PartPipes(pipes)
+                self._seeds.find(self.end)
+        self._seeds.give(shared_seeds, generator)
 
     def prepared(self, tree: RunTree) -> PreparedPart:
         """Return what is iterated if there is nothing to reset; seed it first."""

@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
 
@@ -113,7 +114,7 @@ class WorkerHandle:
         self._loop = loop
         self.on_news = on_news
         with descriptors_for(f"watching over {self.name}"):
-            self._watch = self.process.on_death(loop, _weakly(self._on_death))
+            self._unwatch = self.process.on_death(loop, _weakly(self._on_death))
         self._channel.attach(loop, self._receive, self._on_closed)
         self._return_slots()
         if self.line is not None:
@@ -122,7 +123,7 @@ class WorkerHandle:
     def detach(self) -> None:
         """Leave the loop; what the worker sends waits in the kernel."""
         self._channel.detach()
-        self._watch.detach()
+        self._unwatch()
         self._loop = None
         self.on_news = _nothing
         if self.line is not None:
@@ -161,8 +162,8 @@ class WorkerHandle:
     def stats(self, restarts: int) -> WorkerStats:
         """Return the process's statistics; ``restarts`` is how often it was replaced."""
         ready = sum(inbox.arrived - inbox.position for inbox in list(self.inboxes.values()))
-        return WorkerStats(
-            **vars(load_tally(self.tally)),
+        return replace(
+            load_tally(self.tally),
             name=self.name,
             is_dispatcher=self.worker is None,
             pid=self.process.pid,

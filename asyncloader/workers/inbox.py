@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from asyncloader.errors import TransportError
 from asyncloader.places.marks import FIRST, Mark, Noted
 from asyncloader.runtime import in_thread
-from asyncloader.transport.codec import Admitted, Decoder
+from asyncloader.transport.codec import Decoder, Payload
 from asyncloader.transport.raw_arrays import import_torch
 from asyncloader.workers.messages import NO_NOTE, Note
 
 
 class _Arrived(NamedTuple):
-    frame: Admitted
+    frame: Payload
     decoder: Decoder
     mark: Noted
     told: bytes
@@ -59,7 +59,7 @@ class Inbox:
         self._has_ended = False
         self._is_refused = False
 
-    def put(self, frame: Admitted, cost: int = 1, note: Note = NO_NOTE) -> None:
+    def put(self, frame: Payload, cost: int = 1, note: Note = NO_NOTE) -> None:
         """Add a frame that arrived, with its cost in credits and its note.
 
         After an item that could not be read, frames are dropped.
@@ -72,7 +72,7 @@ class Inbox:
             self.latest_mark = Noted(self.arrived, note.mark)
         if note.told:
             self.latest_mark.told.append(note.told)
-        self.arrived += frame.tables.items
+        self.arrived += frame.items
         is_slow = frame.is_heavy() or frame.needs_torch()
         arrived = _Arrived(frame, self._decoder, self.latest_mark, note.told, cost, is_slow)
         self._frames.append(arrived)

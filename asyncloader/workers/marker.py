@@ -20,7 +20,7 @@ from asyncloader.datapipes.cursors import (
 )
 from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.replaying import begin_unordered
-from asyncloader.datapipes.unordered import Piece, Teller
+from asyncloader.datapipes.unordered import Piece, telling
 from asyncloader.places.marks import FIRST, Mark
 from asyncloader.places.random_states import RandomStates, set_states
 from asyncloader.workers.dispatch_source import FromDispatcher
@@ -45,7 +45,7 @@ class Marker:
         self._beginning: Mark | None = None
         #: Whether ``pieces`` has to be asked for what pipes without order have yielded.
         self.tells = False
-        self._teller = Teller((), self._run.tree.yield_order_of)
+        self._told = telling((), self._run.tree.yield_order_of)
         #: How many items of the epoch's stream come before the first that is sent.
         self.first = mark.position + unwanted
 
@@ -67,7 +67,7 @@ class Marker:
             self._beginning = Mark(mark.position, cursors, mark.states)
             # Items that the loader feeds cannot be made again, so no mark needs these entries.
             told = pipes.unordered if tells and not pipes.is_fed else ()
-            self._teller, self.tells = Teller(told, run.tree.yield_order_of), bool(told)
+            self._told, self.tells = telling(told, run.tree.yield_order_of), bool(told)
             # Do not make the unwanted items and drop them: their order would differ.
             run.resume(self.first, cursors)
             return run.begin()
@@ -110,7 +110,7 @@ class Marker:
 
     def pieces(self) -> list[Piece]:
         """Return what pipes without order have yielded since the last call."""
-        return self._teller.pieces()
+        return self._told()
 
 
 def dealt_before(inlet: FromDispatcher, cursors: Cursors) -> int:

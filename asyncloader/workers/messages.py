@@ -3,7 +3,7 @@
 This file is about the messages, in either direction, and about the frames of items:
 
     loader ──▶ worker       Setup, then per epoch StartEpoch, BeginStream for each stream,
-                            Grant …, Hurry …, EndEpoch; Pause, Resume; SaySomething
+                            Grant …, Hurry …, EndEpoch; an Instruction at any time
     worker ──▶ loader       Ready, then per stream items …, and StreamEnded or StreamFailed;
                             Tallied …
     dispatcher ──▶ worker   items …, and StreamEnded, StreamFailed or EndEpoch
@@ -12,8 +12,8 @@ This file is about the messages, in either direction, and about the frames of it
 
 The dispatching process exchanges the same messages with the loader as a worker, but no items.
 
-Items and free slots have frames of their own kind; everything else is one of the
-dataclasses, pickled but for Grant, the most frequent. Closing the channel ends the conversation.
+Items and free slots have frames of their own kind; everything else is one of the classes
+here, pickled but for Grant, the most frequent. Closing the channel ends the conversation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 from asyncloader.datapipes.unordered import Piece
@@ -132,19 +132,14 @@ class EndEpoch:
     epoch: int
 
 
-@dataclass(frozen=True)
-class Pause:
-    """Make no more items until Resume."""
+class Instruction(Enum):
+    """A command that needs no more words."""
 
-
-@dataclass(frozen=True)
-class Resume:
-    """Continue after Pause."""
-
-
-@dataclass(frozen=True)
-class SaySomething:
-    """Answer with a ``Tallied``, which shows that the process is not stuck."""
+    #: Make no more items until RESUME.
+    PAUSE = "pause"
+    RESUME = "resume"
+    #: Send a ``Tallied``, which shows that the process is not stuck.
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ class DealtMark:
 
 @dataclass(frozen=True)
 class Tallied:
-    """What the process has done in the epoch: a pickled ``WorkerTally``."""
+    """What the process has done in the epoch: pickled ``WorkerStats``."""
 
     epoch: int
     tally: bytes
@@ -210,12 +205,10 @@ class Tallied:
 #: The messages, besides items, from the dispatching process to a worker.
 Dealt = StreamEnded | StreamFailed | EndEpoch
 
-Command = (
-    Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Pause | Resume | SaySomething
-)
+Command = Setup | StartEpoch | BeginStream | Grant | Hurry | EndEpoch | Instruction
 Report = Ready | StartFailed | StreamEnded | StreamFailed | DealtMark | Tallied
 
-_COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Pause, Resume, SaySomething)
+_COMMANDS = (Setup, StartEpoch, BeginStream, Grant, Hurry, EndEpoch, Instruction)
 _REPORTS = (Ready, StartFailed, StreamEnded, StreamFailed, DealtMark, Tallied)
 NO_EPOCH = 0
 

@@ -14,7 +14,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from asyncloader.datapipes.base import homes_of_methods
 from asyncloader.errors import ResourceExhausted, WorkerDied, WorkerStartupError, WorkerTimeout
@@ -32,8 +31,7 @@ from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
     BeginStream,
     EndEpoch,
-    Pause,
-    Resume,
+    Instruction,
     Setup,
     StartEpoch,
     dump_message,
@@ -98,19 +96,18 @@ class WorkerPool:
         #: How many items had been taken at the last replacement.
         self._taken = 0
         self._recovering = asyncio.Lock()
-        self._restart_limit = RestartLimit(settings.max_restarts)
         self._watch_over_processes()
 
     async def start(self) -> None:
         """Start all workers; if one fails, end the others and raise WorkerStartupError."""
-        self.handles, self._dispatcher = await self._starter.start(self._workers())
+        self.handles, self._dispatcher = _apart(await self._starter.start(self._workers()))
 
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""
         await self.aclose()
         self._watch_over_processes()
-        started = await self._starter.start_again(self._workers(), self._restart_limit)
-        self.handles, self._dispatcher = started
+        started = await self._starter.start_again(self._workers())
+        self.handles, self._dispatcher = _apart(started)
 
     def begin_epoch(
         self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
@@ -163,10 +160,10 @@ class WorkerPool:
             handle.detach()
         self._close_retired(self._retired)
 
-    def tell_all(self, command: Pause | Resume) -> None:
+    def pause(self, is_paused: bool) -> None:
         """Pause or resume every worker, from any thread; do nothing between epochs."""
         if self._loop is not None:
-            call_soon(self._loop, self._tell_all, command)
+            call_soon(self._loop, self._pause, is_paused)
 
     def has_dead(self) -> bool:
         """Whether a worker has ended, so that the pool cannot run another epoch."""
@@ -199,7 +196,7 @@ class WorkerPool:
             lost = self.all_handles() if self._dispatcher is not None else dead
             if not dead or self._start is None:
                 return False
-            if not self._restart_limit.allows(has_delivered=self._has_delivered(dead)):
+            if not self._starter.may_replace(has_delivered=self._has_delivered(dead)):
                 return False
             if any(map(self._is_lost_for_good, lost)):
                 return False
@@ -208,7 +205,7 @@ class WorkerPool:
                 logger.warning(
                     "%s; it is replaced%s", handle.failure, f"\n{stack}" if stack else ""
                 )
-            await self._restart_limit.wait()
+            await self._starter.wait()
             await self._replace(lost)
             self.restarts += len(dead)
             self._restarts_of.update(handle.name for handle in dead)
@@ -245,11 +242,11 @@ class WorkerPool:
         await self._starter.end([handle.process for handle in lost], grace=0.0)
         numbers = [handle.worker for handle in lost if handle.worker is not None]
         deal = self._deal_after_arrived()
-        started = await self._starter.start_again(numbers, self._restart_limit)
-        handles, dispatcher = started
+        started = await self._starter.start_again(numbers)
+        handles, dispatcher = _apart(started)
         assert self._start is not None
         assert self._loop is not None
-        for handle in started.all_handles():
+        for handle in started:
             handle.begin_epoch(self._epoch)
             handle.attach(self._loop, self._wake)
         self._retired += lost
@@ -342,10 +339,10 @@ class WorkerPool:
     def _workers(self) -> range:
         return range(self.settings.num_workers)
 
-    def _tell_all(self, command: Pause | Resume) -> None:
+    def _pause(self, is_paused: bool) -> None:
         for handle in self.all_handles():
-            handle.send(command)
-            handle.set_paused(isinstance(command, Pause))
+            handle.send(Instruction.PAUSE if is_paused else Instruction.RESUME)
+            handle.set_paused(is_paused)
 
     def _wake(self) -> None:
         for stream in self._streams:
@@ -381,19 +378,21 @@ class DealPlan:
     stream: int
 
 
-class Started(NamedTuple):
-    """Processes that are ready and not attached to a loop."""
+def _apart(handles: list[WorkerHandle]) -> tuple[list[WorkerHandle], WorkerHandle | None]:
+    """Return the handles to the workers, and that to the dispatching process if there is one."""
+    dispatcher = next((handle for handle in handles if handle.worker is None), None)
+    return [handle for handle in handles if handle is not dispatcher], dispatcher
 
-    handles: list[WorkerHandle]
-    dispatcher: WorkerHandle | None
 
-    def all_handles(self) -> list[WorkerHandle]:
-        """Return the handles to all processes, including the dispatching one."""
-        return [*self.handles, *filter(None, [self.dispatcher])]
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
 
 
 class Starter:
-    """Starts the processes of one pool, and knows those that were not ended yet."""
+    """Starts the processes of one pool, and knows those that were not ended yet.
+
+    It counts the deaths in a row between which no item was delivered.
+    """
 
     def __init__(
         self,
@@ -411,15 +410,20 @@ class Starter:
         self._deal = deal
         # Whether each worker has a channel for items that the loader feeds it.
         self._has_lines = has_lines
+        self._in_vain = 0
 
-    async def start(self, workers: Iterable[int]) -> Started:
-        """Start these workers; if one fails, end the others and raise WorkerStartupError."""
+    async def start(self, workers: Iterable[int]) -> list[WorkerHandle]:
+        """Start these workers, and the dispatching process; return their handles.
+
+        They are ready and not attached to a loop. If one fails, the others are ended and
+        WorkerStartupError is raised.
+        """
         begun = len(self.processes)
         handles: list[WorkerHandle] = []
         try:
             async with asyncio.timeout(self._engine.start_seconds):
-                started = await self._start_processes(list(workers), handles)
-                await self._get_ready(started)
+                await self._start_processes(list(workers), handles)
+                await self._get_ready(handles)
         except BaseException as error:
             for handle in handles:
                 handle.close()
@@ -434,19 +438,33 @@ class Starter:
             raise
         for handle in handles:
             handle.detach()
-        return started
+        return handles
 
-    async def start_again(self, workers: Sequence[int], limit: RestartLimit) -> Started:
-        """Start these workers; if some are killed meanwhile, try again as ``limit`` allows."""
+    async def start_again(self, workers: Sequence[int]) -> list[WorkerHandle]:
+        """Start these workers; if some are killed meanwhile, try again as often as they may be."""
         while True:
             try:
                 return await self.start(workers)
             except WorkerStartupError as error:
                 is_death = isinstance(error.__cause__, WorkerDied)
-                if not is_death or not limit.allows(has_delivered=False):
+                if not is_death or not self.may_replace(has_delivered=False):
                     raise
                 logger.warning("%s; it is started again", error)
-            await limit.wait()
+            await self.wait()
+
+    def may_replace(self, *, has_delivered: bool) -> bool:
+        """Count a death; return whether the worker may be replaced again."""
+        most = self._settings.max_restarts
+        if most is None:
+            return False
+        self._in_vain = 0 if has_delivered else self._in_vain + 1
+        return self._in_vain <= most
+
+    async def wait(self) -> None:
+        """Wait before workers are replaced; longer after more deaths in a row."""
+        if self._in_vain:
+            pause = _FIRST_PAUSE * 2 ** min(self._in_vain - 1, 10)
+            await asyncio.sleep(min(pause, _LONGEST_PAUSE))
 
     async def end(self, processes: Iterable[WorkerProcess], *, grace: float) -> None:
         """Wait ``grace`` seconds for processes to end, then kill those left; forget them all."""
@@ -455,9 +473,7 @@ class Starter:
             self.processes.remove(process)
         await close_processes(ending, grace=grace)
 
-    async def _start_processes(
-        self, workers: Sequence[int], handles: list[WorkerHandle]
-    ) -> Started:
+    async def _start_processes(self, workers: Sequence[int], handles: list[WorkerHandle]) -> None:
         """Start processes; add each handle to ``handles`` as soon as it exists."""
         plans = [
             ProcessPlan(f"asyncloader worker {worker}", f"{_MAIN}:main", preload=(_MAIN,))
@@ -473,43 +489,39 @@ class Starter:
         except ExceptionGroup as failures:
             failure = failures.exceptions[0]
             raise failure from failure.__cause__
-        dispatcher = None
-        if self._deal is not None:
-            dispatcher = WorkerHandle("the dispatching process", None, starts.pop().result())
+        processes = [start.result() for start in starts]
         copy_beyond = self._share() // 2
-        started = [
-            WorkerHandle(f"worker {worker}", worker, start.result(), copy_beyond=copy_beyond)
-            for worker, start in zip(workers, starts, strict=True)
-        ]
-        handles += [*started, *filter(None, [dispatcher])]
-        return Started(started, dispatcher)
+        for worker, process in zip(workers, processes, strict=False):
+            name = f"worker {worker}"
+            handles.append(WorkerHandle(name, worker, process, copy_beyond=copy_beyond))
+        if self._deal is not None:
+            handles.append(WorkerHandle("the dispatching process", None, processes[-1]))
 
     async def _start_one(self, plan: ProcessPlan) -> WorkerProcess:
         process = await self._engine.start(plan)
         self.processes.append(process)
         return process
 
-    async def _get_ready(self, started: Started) -> None:
+    async def _get_ready(self, handles: list[WorkerHandle]) -> None:
         loop = asyncio.get_running_loop()
         waiter = LoopWaiter(loop)
-        for handle in started.all_handles():
+        for handle in handles:
             handle.attach(loop, waiter.wake)
-        with descriptors_for("what the workers are told", self._most_told(len(started.handles))):
-            self._set_up(started)
-        await waiter.until(lambda: _are_ready(started.all_handles()))
-        failures = [
-            handle.failure for handle in started.all_handles() if handle.failure is not None
-        ]
+        workers, dispatcher = _apart(handles)
+        with descriptors_for("what the workers are told", self._most_told(len(workers))):
+            self._set_up(workers, dispatcher)
+        await waiter.until(lambda: _are_ready(handles))
+        failures = [handle.failure for handle in handles if handle.failure is not None]
         if failures:
             raise _as_startup_error(failures[0])
 
-    def _set_up(self, started: Started) -> None:
+    def _set_up(self, workers: list[WorkerHandle], dispatcher: WorkerHandle | None) -> None:
         """Send each process its Setup; give the dispatching process a channel to each worker."""
         dealt = []
-        for handle in started.handles:
+        for handle in workers:
             fds = self._engine.shared(self._plan)
-            if started.dispatcher is not None:
-                ends = self._engine.link(started.dispatcher.process, handle.process)
+            if dispatcher is not None:
+                ends = self._engine.link(dispatcher.process, handle.process)
                 fds.append(ends[0])
                 dealt.append(ends[1])
             if self._has_lines:
@@ -517,9 +529,9 @@ class Starter:
                 fds.append(from_loader.detach())
                 handle.add_line(to_loader, self._share())
             handle.send(self._setup(handle.worker or 0, self._plan), fds=fds)
-        if started.dispatcher is not None and self._deal is not None:
+        if dispatcher is not None and self._deal is not None:
             fds = self._engine.shared(self._deal.plan) + dealt
-            started.dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
+            dispatcher.send(self._setup(0, self._deal.plan), fds=fds)
 
     def _most_told(self, workers: int) -> int:
         """Return how many descriptors ``_set_up`` may have open at once."""
@@ -548,28 +560,3 @@ def _as_startup_error(failure: BaseException) -> WorkerStartupError:
     error = WorkerStartupError(f"a worker ended while it was starting: {failure}")
     error.__cause__ = failure
     return error
-
-
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
-
-
-class RestartLimit:
-    """Counts the deaths in a row between which no item was delivered."""
-
-    def __init__(self, most: int | None) -> None:
-        self._most = most
-        self._in_vain = 0
-
-    def allows(self, *, has_delivered: bool) -> bool:
-        """Count a death; return whether the worker may be replaced again."""
-        if self._most is None:
-            return False
-        self._in_vain = 0 if has_delivered else self._in_vain + 1
-        return self._in_vain <= self._most
-
-    async def wait(self) -> None:
-        """Wait; longer after more deaths in a row."""
-        if self._in_vain:
-            pause = _FIRST_PAUSE * 2 ** min(self._in_vain - 1, 10)
-            await asyncio.sleep(min(pause, _LONGEST_PAUSE))

@@ -24,7 +24,7 @@ from asyncloader.datapipes.run import RunTree
 from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import ResourceExhausted
-from asyncloader.graph.settings import SeedPlaces, apply_sharding
+from asyncloader.graph.settings import PartSeeds, apply_sharding
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.places.random_states import RandomStates, SharedGenerators
 from asyncloader.runtime import LoopThread
@@ -51,10 +51,8 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Grant,
     Hurry,
-    Pause,
+    Instruction,
     Ready,
-    Resume,
-    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -67,10 +65,10 @@ from asyncloader.workers.worker_stats import Account
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a worker runs: the last pipe of each stream, and the sources of their seeds."""
+    """What a worker runs: the last pipe of each stream, and the places of their seeds."""
 
     ends: tuple[Any, ...]
-    seed_places: tuple[SeedPlaces, ...]
+    seed_places: tuple[tuple[int, ...], ...]
     init_fn: Callable[[Any, WorkerInfo], Any] | None
 
 
@@ -98,7 +96,7 @@ class Worker:
         self._conversation = conversation
         self._thread = LoopThread()
         self._account = Account(conversation, Stream.advance.__code__, self._made)
-        self._home = Home(self._thread.loop, self._account.watching)
+        self._home = Home(self._thread, self._account.watching)
         self._context = run_at(self._home)
         conversation.tally = self._account.tally
         self._flush_timer = FlushTimer()
@@ -161,11 +159,9 @@ class Worker:
                 self._end_epoch()
             case Hurry():
                 pass  # the conversation has already handled it
-            case Pause():
-                self._is_paused = True
-            case Resume():
-                self._is_paused = False
-            case SaySomething():
+            case Instruction.PAUSE | Instruction.RESUME:
+                self._is_paused = command is Instruction.PAUSE
+            case Instruction.ANSWER:
                 self._account.tell()
             case _:
                 assert_never(command)
@@ -178,8 +174,7 @@ class Worker:
         plan_fds, channels = self._conversation.take_fds(command.plan_fds)
         try:
             plan: WorkerPlan = loads_code(command.plan, plan_fds)
-            bound = zip(plan.ends, plan.seed_places, strict=True)
-            seeds = [places.bind(end) for end, places in bound]
+            seeds = list(map(PartSeeds, plan.ends, plan.seed_places))
             self._connect(plan.ends, channels)
             given = [pipes_of(end) for end in plan.ends]
             ends = [self._initialized(end, plan) for end in plan.ends]

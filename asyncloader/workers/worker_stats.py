@@ -24,8 +24,17 @@ _BETWEEN_REPORTS = 0.25
 
 
 @dataclass(frozen=True)
-class WorkerTally:
-    """What a worker has done in the present epoch, as it reports."""
+class WorkerStats:
+    """What one worker, or the dispatching process, has done in the present epoch.
+
+    >>> from asyncloader import DataLoader2, MultiProcessingReadingService
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> pipe = IterableWrapper(range(8)).sharding_filter()
+    >>> with DataLoader2(pipe, None, MultiProcessingReadingService(2)) as loader:
+    ...     assert len(list(loader)) == 8
+    ...     [(worker.name, worker.items, worker.restarts) for worker in loader.stats().workers]
+    [('worker 0', 4, 0), ('worker 1', 4, 0)]
+    """
 
     #: Items that it made.
     items: int = 0
@@ -41,21 +50,6 @@ class WorkerTally:
     shared_bytes: int = 0
     #: What each pipe has done here; ``LoaderStats.stages`` has that of all processes together.
     pipes: tuple[Tally, ...] = ()
-
-
-@dataclass(frozen=True)
-class WorkerStats(WorkerTally):
-    """What one worker, or the dispatching process, has done in the present epoch.
-
-    >>> from asyncloader import DataLoader2, MultiProcessingReadingService
-    >>> from asyncloader.datapipes.iter import IterableWrapper
-    >>> pipe = IterableWrapper(range(8)).sharding_filter()
-    >>> with DataLoader2(pipe, None, MultiProcessingReadingService(2)) as loader:
-    ...     assert len(list(loader)) == 8
-    ...     [(worker.name, worker.items, worker.restarts) for worker in loader.stats().workers]
-    [('worker 0', 4, 0), ('worker 1', 4, 0)]
-    """
-
     #: Its name: "worker 0" is the first one; or "the dispatching process".
     name: str = ""
     #: Its process's number.
@@ -111,11 +105,11 @@ class Account:
         self._conversation.report(Tallied(self._epoch, self.tally()))
 
     def tally(self) -> bytes:
-        """Return what was done up to now, pickled."""
+        """Return what was done up to now, pickled; the loader adds what it knows itself."""
         counts, main, arena = self._counts(), self.main, self._conversation.arena
         made = {id(part.end): count for part, count in zip(self._parts, counts, strict=False)}
         working, waiting = main.times()
-        tally = WorkerTally(
+        tally = WorkerStats(
             items=sum(counts),
             working=working,
             handing=main.seconds().get(HANDING, 0.0),
@@ -135,14 +129,14 @@ class Account:
         return list(pipes.values())
 
 
-def load_tally(data: bytes) -> WorkerTally:
+def load_tally(data: bytes) -> WorkerStats:
     """Return a worker's tally; TransportError if the bytes hold none."""
     if not data:
-        return WorkerTally()
+        return WorkerStats()
     try:
         tally = pickle.loads(data)
     except Exception as error:
         raise TransportError(f"a tally could not be read: {error!r}") from error
-    if not isinstance(tally, WorkerTally):
+    if not isinstance(tally, WorkerStats):
         raise TransportError(f"a tally is of type {type(tally).__name__}")
     return tally

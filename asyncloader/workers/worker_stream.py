@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asyncloader.datapipes.cursors import Cursor
 from asyncloader.datapipes.unordered import Piece
 from asyncloader.errors import WorkerDied, WorkerTimeout
 from asyncloader.places.marks import load_told
-from asyncloader.places.stream_place import Dealing, StreamPlace, StreamStand, first_place
+from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place
 from asyncloader.waiting import LoopWaiter, WaitTimer
 from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.merge import Merge, TakeAsReady, TakeInRuns, TakeInTurn
-from asyncloader.workers.messages import Grant, Hurry, SaySomething
+from asyncloader.workers.messages import Grant, Hurry, Instruction
 
 logger = logging.getLogger("asyncloader")
 
@@ -145,10 +146,10 @@ class WorkerStream:
             return [start.position for start in self._place.starts]
         return [inbox.position for inbox in self._inboxes]
 
-    def stand(self) -> StreamStand:
-        """Return where the stream is after the taken items."""
-        taken = [(inbox.mark, inbox.position) for inbox in self._inboxes]
-        return StreamStand(taken, self._merge.turns(), self._dealing)
+    def stand(self, taken: int, later: Cursor | None) -> Stand:
+        """Return where the stream is after so many items were taken, with what comes later."""
+        marks = [(inbox.mark, inbox.position) for inbox in self._inboxes]
+        return Stand(marks, self._merge.turns(), self._dealing, taken, later)
 
     def begin(self) -> None:
         """Let the workers begin, unless they have begun."""
@@ -289,7 +290,7 @@ class WorkerStream:
         if self._unanswering() is None:
             self._asked = time.monotonic()
             for handle in self._dealers():
-                handle.send(SaySomething())
+                handle.send(Instruction.ANSWER)
 
     def _unanswering(self) -> WorkerHandle | None:
         """Return the dispatching process if it was asked and has not answered."""

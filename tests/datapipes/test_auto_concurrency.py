@@ -12,7 +12,7 @@ from asyncloader import DataLoader2
 from asyncloader.datapipes import ahead
 from asyncloader.datapipes.ahead import Concurrency
 from asyncloader.datapipes.iter import IterableWrapper
-from asyncloader.datapipes.thread_calls import Crew, ThreadSettings
+from asyncloader.datapipes.thread_calls import Crew
 from asyncloader.tuning import Bounds
 from tests.samples import double, double_soon
 
@@ -74,7 +74,7 @@ def test_the_log_says_once_what_was_chosen_and_why(monkeypatch, caplog):
 
 @pytest.mark.parametrize("numbers", [[1, 5, 2, 8, 1], [3, 3, 1, 4]])
 def test_threads_come_and_go_in_the_middle_of_a_pass(numbers):
-    crew = Crew(double, ThreadSettings(), count=2, room=4, ordered=True, turns=deque(), chosen=None)
+    crew = Crew(double, count=2, room=4, ordered=True, turns=deque(), chosen=None)
     done = []
     with closing(crew):
         for number in numbers:

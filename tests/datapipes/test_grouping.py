@@ -66,7 +66,9 @@ def test_a_pass_shows_what_it_holds() -> None:
 
     assert next(iterator) == ["a.png", "a.json"]
     assert (state.taken, state.yielded, state.held) == (3, 1, 1)
-    assert {key: group.items for key, group in state.groups.items()} == {"b": ["b.png"]}
+    assert {key: [item for _, item in group] for key, group in state.groups.items()} == {
+        "b": ["b.png"]
+    }
 
 
 def test_a_full_buffer_of_small_groups_is_an_error_that_shows_no_items() -> None:

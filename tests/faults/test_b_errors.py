@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -573,6 +574,41 @@ async def test_b6_nor_in_the_loaders_own_process(name, prefetched):
         return taken
 
     assert await asyncio.to_thread(by_for) == list(range(7))
+
+
+class NoException(BaseException):
+    """As pytest's own are, which ``pytest.fail`` raises."""
+
+
+@pytest.mark.parametrize("kind", [NoException, GeneratorExit, StopAsyncIteration])
+@pytest.mark.parametrize("workers", [None, 0, 2])
+@pytest.mark.parametrize("prefetched", [False, True])
+async def test_b6_nor_what_a_pipe_raises(kind, workers, prefetched):
+    def maybe(number: int) -> int:
+        if number == 7:
+            raise kind("from user code")
+        return number
+
+    def new_loader() -> DataLoader2[Any]:
+        graph = CallsIt(numbers(20), maybe)
+        whole = graph.prefetch(2) if prefetched else graph
+        return DataLoader2(whole) if workers is None else loader_of(whole, workers)
+
+    async def by_async_for(loader: DataLoader2[Any], taken: list[int]) -> None:
+        async with loader:
+            async for number in loader:
+                taken.append(number)  # noqa: PERF401 - the items before the error count
+
+    def by_for(loader: DataLoader2[Any], taken: list[int]) -> None:
+        with loader:
+            taken.extend(loader)
+
+    for run in (by_async_for, partial(asyncio.to_thread, by_for)):
+        taken: list[int] = []
+        with pytest.raises((kind, RuntimeError), match=r"from user code|raised") as raised:
+            await run(new_loader(), taken)
+        assert taken == list(range(7))
+        assert isinstance(raised.value, kind) or kind.__name__ in str(raised.value)
 
 
 async def a_function_at_start_up_pretends_to_end(name: str) -> None:

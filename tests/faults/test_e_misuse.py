@@ -186,6 +186,58 @@ def test_e2_an_interpreter_exits_at_once_with_busy_workers(end, method, tmp_path
         assert done.stderr == ""
 
 
+CLOSED_WHILE_EXITING = """
+import atexit
+
+def at_the_very_end():
+    # This was registered first, so asyncloader has already ended what it can.
+    try:
+        list(early)
+    except LoaderClosed as error:
+        print(error)
+    early.shutdown()
+    with DataLoader2(numbers.map(str)) as late:
+        print(list(late))
+
+atexit.register(at_the_very_end)
+
+from asyncloader import DataLoader2
+from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.errors import LoaderClosed
+from tests.faults.child import loader_of
+
+numbers = IterableWrapper(range(3)).sharding_filter()
+
+class Owner:
+    def __init__(self, loader):
+        self.loader = loader
+        self.itself = self
+
+    def __del__(self):
+        self.loader.shutdown()
+
+def items_of(loader):
+    with loader:
+        yield from loader
+
+if __name__ == "__main__":
+    early = DataLoader2(numbers)
+    print(list(early))
+    owners = [Owner(loader_of(numbers, 0)), Owner(loader_of(numbers, 2))]
+    owners.append(Owner(loader_of(numbers, 2)))
+    next(iter(owners[-1].loader))
+    generators = [items_of(loader_of(numbers, workers)) for workers in (0, 2)]
+    print(*map(next, generators))
+"""
+
+
+def test_e2_loaders_that_are_closed_while_the_interpreter_exits_end_in_silence(tmp_path):
+    done = run_script(tmp_path, CLOSED_WHILE_EXITING)
+    closed = "the interpreter is exiting, which has ended this loader"
+    assert done.stdout.splitlines() == ["[0, 1, 2]", "0 0", closed, "['0', '1', '2']"]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # E3 -------------------------------------------------------------------------------------
 
 

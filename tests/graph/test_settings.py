@@ -25,7 +25,7 @@ from asyncloader.graph import (
     set_graph_random_seed,
     traverse_dps,
 )
-from asyncloader.graph.settings import SharedPipes
+from asyncloader.graph.settings import PartSeeds, SharedPipes
 from asyncloader.seeds import SeedGenerator
 
 DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
@@ -257,7 +257,9 @@ def test_the_parts_of_a_cut_graph_are_seeded_as_the_whole_would_be() -> None:
     found: dict[str, list[int]] = {}
     for part in (end, dispatch):
         there, places = sent(part, shared.places_in(part))
-        places.bind(there).takers(there).give(seeds, SeedGenerator(5).spawn(0))
+        bound = PartSeeds(there, places)
+        bound.find(there)
+        bound.give(seeds, SeedGenerator(5).spawn(0))
         found |= seeds_of(there)
     assert found == seeds_of(whole)
 
@@ -266,10 +268,11 @@ def test_every_epoch_gives_new_seeds_to_the_same_pipes() -> None:
     end, _ = a_graph()
     shared, generator = SharedPipes(end), SeedGenerator(5)
     there, places = sent(end, shared.places_in(end))
-    seeds = places.bind(there)
+    seeds = PartSeeds(there, places)
     epochs = [shared.draw(generator), shared.draw(generator)]
     for epoch in epochs:
-        seeds.takers(there).give(epoch, generator.spawn(0))
+        seeds.find(there)
+        seeds.give(epoch, generator.spawn(0))
     given = seeds_of(there)
     assert [tuple(given[name][epoch] for name in "cde") for epoch in (0, 1)] == epochs
 
@@ -280,11 +283,12 @@ def test_a_pipe_that_was_added_later_above_the_sharding_agrees_among_workers() -
     given = []
     for worker in range(2):
         there, places = sent(end, shared.places_in(end))
-        bound = places.bind(there)
+        bound = PartSeeds(there, places)
         there = NamedRandom("new", NamedRandom("late", there).sharding_filter())
         generator = SeedGenerator(5)
         seeds = shared.draw(generator)
-        bound.takers(there).give(seeds, generator.spawn(worker))
+        bound.find(there)
+        bound.give(seeds, generator.spawn(worker))
         given.append(seeds_of(there))
     assert given[0]["late"] == given[1]["late"]
     assert given[0]["new"] != given[1]["new"]
@@ -295,4 +299,4 @@ def test_seeds_are_bound_to_the_graph_they_were_noted_for() -> None:
     end, dispatch = a_graph()
     places = SharedPipes(end).places_in(dispatch)
     with pytest.raises(ValueError, match="5 pipes that take a seed, not 2"):
-        places.bind(end)
+        PartSeeds(end, places)

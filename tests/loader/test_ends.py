@@ -423,7 +423,9 @@ async def begun_in_a_loop(loader):
 )
 def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(use):
     # The first uvloop of a process opens descriptors that stay open.
-    LoopThread().close()
+    thread = LoopThread()
+    thread.start()
+    thread.close()
     with leaves_nothing():
         loader = DataLoader2(numbers(3), reading_service=Unlucky(failures=2))
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 
+import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, RayReadingService
 from asyncloader.errors import WorkerDied
 from tests.leaks import descendants
@@ -138,6 +140,107 @@ def test_the_actors_of_a_killed_driver_are_gone_in_two_seconds(nodes: Nodes):
         while any(map(lives, pids)) and time.monotonic() < end:
             time.sleep(0.02)
         assert not any(map(lives, pids))
+
+
+#: Its own cluster loses its head while an epoch runs, and then an actor.
+HEADLESS = """
+import json, os, sys, time
+from asyncloader import DataLoader2, RayReadingService
+from asyncloader.workers import actors
+from tests.ray.cluster import Nodes
+from tests.ray.kills import kill, numbers, processes
+actors._HEAD_SECONDS = 2.0
+nodes = Nodes()
+all_nodes = [*nodes.nodes, nodes.cluster.head_node]
+loader = DataLoader2(numbers(5000), reading_service=RayReadingService(2, timeout=5.0))
+try:
+    loader.__enter__()
+    loader.seed(3)
+    items = iter(loader)
+    taken = [next(items) for _ in range(100)]
+    all_nodes.pop().kill_all_processes(check_alive=False, allow_graceful=False)
+    taken += [next(items) for _ in range(1000)]
+    kill(processes(loader)[0])
+    begun = time.monotonic()
+    try:
+        taken += items
+    except Exception as error:
+        told, took = f"{type(error).__name__}: {error}", time.monotonic() - begun
+    begun = time.monotonic()
+    loader.__exit__(None, None, None)
+    closing = time.monotonic() - begun
+    print(json.dumps([taken, told, took, closing]), flush=True)
+finally:
+    for node in all_nodes:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+    # Ray would look for its head for a minute.
+    os._exit(0)
+"""
+
+
+def test_an_epoch_survives_the_head_and_an_actor_that_is_lost_after_it_is_a_named_error():
+    # The items that the other actor sends meanwhile are a part of the time.
+    command = [sys.executable, "-c", HEADLESS]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.stdout, done.stderr.decode()[-2000:]
+    taken, told, took, closing = json.loads(done.stdout.splitlines()[-1])
+    assert len(taken) >= 1100
+    assert taken == undisturbed(5000)[: len(taken)]
+    assert told.startswith("WorkerStartupError: asyncloader worker 0 cannot be started: the head")
+    assert took < LIMIT
+    assert closing < 3.0
+
+
+class FillsMemory:
+    """Doubles; takes memory until it is killed at one item, in the process that is there first."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __call__(self, number: int) -> int:
+        if number == 50 and not self._marker.exists():
+            self._marker.touch()
+            held = []
+            for _ in range(3 * SPARE // CHUNK):
+                held.append(bytearray(b"x") * CHUNK)
+                time.sleep(0.05)
+            time.sleep(LIMIT)
+            raise AssertionError("Ray's memory monitor did not kill this actor")
+        return 2 * number
+
+
+#: How much of the memory of a node is free, for its monitor. Who else is on this machine takes
+#: and frees less in the meantime.
+SPARE, CHUNK = 1536 << 20, 64 << 20
+
+
+def test_an_actor_that_the_memory_monitor_kills_is_replaced_and_every_item_comes_once(
+    nodes: Nodes, tmp_path: Path
+):
+    from ray._private.utils import get_system_memory, get_used_memory
+
+    used, whole = get_used_memory(), get_system_memory()
+    if whole - used < 4 * SPARE:
+        pytest.skip("needs 6 GiB that are free")
+    allowed = (used + SPARE) / whole
+    watched = {"RAY_memory_usage_threshold": f"{allowed:.4f}"}
+    graph: Any = it.IterableWrapper(range(100)).sharding_filter().map(FillsMemory(tmp_path / "it"))
+    service = RayReadingService(1, resources={"roomy": 1})
+    added = [nodes.cluster.add_node(num_cpus=1, resources={"roomy": 1}, env_vars=watched)]
+    try:
+        with DataLoader2(graph, reading_service=service) as loader:
+            items = iter(loader)
+            taken = [next(items)]
+            added.append(nodes.cluster.add_node(num_cpus=1, resources={"roomy": 1}))
+            taken += items
+            assert loader.stats().restarts >= 1
+            assert added[1].node_id[:8] in processes(loader)[0].node
+        assert taken == [2 * number for number in range(100)]
+        assert (tmp_path / "it").exists()
+    finally:
+        for node in added:
+            nodes.cluster.remove_node(node, allow_graceful=False)
+    no_actors()
 
 
 def lives(pid: int) -> bool:

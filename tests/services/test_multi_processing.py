@@ -7,6 +7,7 @@ import math
 import os
 import random
 import sys
+import threading
 import time
 import warnings
 from functools import partial
@@ -874,3 +875,18 @@ def test_functions_in_other_processes_find_the_methods_of_pipes():
     graph = graph.flatmap(lambda numbers: IterableWrapper(numbers).groupby(str))
     with DataLoader2(graph, None, MultiProcessingReadingService(1)) as loader:
         assert list(loader) == [[0, 0], [1, 1]]
+
+
+def test_a_graph_that_cannot_be_sent_names_the_pipe_and_what_it_is():
+    lock = threading.Lock()
+
+    def guarded(item):
+        with lock:
+            return item
+
+    graph = numbers(3).map(double).map(guarded)
+    words = r"because of the variable 'lock' of .*guarded in map\(.*guarded\): TypeError.*lock"
+    with pytest.raises(WorkerStartupError, match=words):
+        list(loader_of(graph, 2))
+    with pytest.raises(WorkerStartupError, match=r"the variable 'lock' of .* in worker_init_fn"):
+        list(loader_of(numbers(3), 2, worker_init_fn=lambda pipe, info: (lock, pipe)[1]))

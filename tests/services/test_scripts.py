@@ -11,7 +11,7 @@ from tests.processes.scripts import run_script
 METHODS = [None, "fork", "spawn", "forkserver"]
 
 UNGUARDED = """
-import asyncio, sys
+import asyncio, functools, sys
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 
@@ -30,7 +30,11 @@ class Points(IterDataPipe):
 def shifted(by):
     return lambda point: Point(point.x + by)
 
-graph = Points(IterableWrapper(range(10)).sharding_filter()).map(shifted(5))
+@functools.cache
+def same(point):
+    return point
+
+graph = Points(IterableWrapper(range(10)).sharding_filter()).map(shifted(5)).map(same)
 loader = DataLoader2(graph, None, MultiProcessingReadingService(2))
 with loader:
     points = list(loader)

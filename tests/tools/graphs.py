@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from asyncloader import DataLoader2, Feed, MultiProcessingReadingService
+from asyncloader import DataLoader2, Feed, MultiProcessingReadingService, RayReadingService
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 
@@ -25,6 +25,7 @@ doubled = IterableWrapper(range(100)).shuffle().sharding_filter().map(double)
 pipe = doubled.pin_memory(pin_memory_fn=as_it_is)
 
 loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(3))
+on_a_cluster = DataLoader2(pipe, reading_service=RayReadingService(3))
 dealt = IterableWrapper(range(100)).sharding_round_robin_dispatch(
     SHARDING_PRIORITIES.MULTIPROCESSING
 )

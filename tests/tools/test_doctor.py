@@ -13,7 +13,7 @@ import pytest
 
 from asyncloader.machine import cgroup_cores, usable_cores
 from asyncloader.tools import command, doctor
-from asyncloader.tools.advice import Advice, Trial
+from asyncloader.tools.advice import Advice, Service, Trial
 from asyncloader.tools.command import main
 from asyncloader.tools.doctor import (
     Stretches,
@@ -103,7 +103,9 @@ def test_workers_are_not_written_into_a_program_whose_graph_nothing_shards(
     capsys, tmp_path, monkeypatch
 ):
     async def examined(*arguments, **settings):
-        return doctor.Examination(Advice(None, 0.0, True, 0, 2, 1.9, ""), [], [])
+        return doctor.Examination(
+            Advice(None, 0.0, True, doctor.HERE, Service(False, 2), 1.9, ""), [], []
+        )
 
     monkeypatch.setattr(command, "examine", examined)
     program = tmp_path / "train.py"
@@ -153,6 +155,20 @@ def test_options_are_checked(options, capsys):
     assert "argument --" in capsys.readouterr().err
 
 
+def test_without_ray_the_cluster_is_an_error_that_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, out, err = report_on("doubled", "--ray", capsys=capsys)
+    assert status == 2
+    assert out == ""
+    assert err.splitlines()[-1].endswith("not installed: pip install 'asyncloader[ray]'")
+
+
+def test_a_loader_with_actors_is_tried_without_them_unless_they_are_asked_for(capsys):
+    _, out, _ = report_on("on_a_cluster", "--workers", "0", capsys=capsys)
+    assert "the loader runs its graph in actors: to try those too, add --ray" in out
+    assert "RayReadingService" not in out
+
+
 def test_an_interrupt_ends_it_at_once():
     command = [sys.executable, "-u", "-m", "asyncloader", "doctor", f"{GRAPHS}:stuck"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
@@ -164,8 +180,8 @@ def test_an_interrupt_ends_it_at_once():
         killer.cancel()
 
 
-def trial(workers: int, *rates: float) -> Trial:
-    return Trial(workers, rates, 0.1)
+def trial(workers: int, *rates: float, in_actors: bool = False) -> Trial:
+    return Trial(workers, rates, 0.1, in_actors)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +199,11 @@ def trial(workers: int, *rates: float) -> Trial:
         ),
         ([trial(0), trial(1, 9, 10, 12)], "best here: 1 worker, 10 items/s"),
         ([trial(0), trial(1)], "undecided: no trial saw enough items"),
+        ([trial(2, 9), trial(2, 20, in_actors=True)], "best here: 2 actors, 20 items/s"),
+        (
+            [trial(2, 19, 20, in_actors=True), trial(0, 9, 10), trial(1, 18, 21)],
+            "undecided between 1 worker and 2 actors, because their ranges overlap: take 1 worker,",
+        ),
     ],
 )
 def test_the_fewest_workers_that_none_is_surely_better_than(trials, says):
@@ -216,7 +237,7 @@ def test_a_rate_is_of_whole_stretches_and_the_first_is_not_kept(monkeypatch):
 
 
 async def test_a_graph_is_run_again_and_again_in_workers():
-    found = await tried(graphs.doubled, [], 1, 0.25)
+    found = await tried(graphs.doubled, [], Service(False, 1), 0.25)
     assert found.workers == 1
     assert len(found.rates) == doctor.STRETCHES
     assert found.first_item_seconds > 0

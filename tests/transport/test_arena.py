@@ -42,6 +42,10 @@ class Ends:
         self.view.close()
 
 
+def address_of(memory):
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
 @pytest.fixture
 def ends(leaves_nothing):
     ends = Ends()
@@ -86,13 +90,13 @@ def test_whatever_is_made_over_a_lease_keeps_it(ends, over):
 
 
 def test_what_the_sender_still_holds_is_not_reused(ends):
-    slot = ends.arena.allocate(8000)
-    kept = torch.frombuffer(slot.view, dtype=torch.uint8)[100:]
+    memory = ends.arena.allocate(8000)
+    kept = torch.frombuffer(memory, dtype=torch.uint8)[100:]
     block = ends.arena.born_shared(kept.data_ptr(), kept.nbytes)
     ends.arena.lend(block)
     ends.view.update(ends.arena.take_news())
     leased = ends.view.lease(block.ref(8000))
-    del slot, leased
+    del memory, leased
     ends.settle()
     assert ends.arena.take(8000) is not block
     del kept
@@ -100,20 +104,19 @@ def test_what_the_sender_still_holds_is_not_reused(ends):
 
 
 def test_a_slot_that_was_never_sent_is_free_when_it_is_dropped(ends):
-    number = ends.arena.allocate(8000).number
-    assert ends.arena.allocate(8000).number == number
+    before = address_of(ends.arena.allocate(8000))
+    assert address_of(ends.arena.allocate(8000)) == before
 
 
 def test_memory_that_was_born_shared_is_known_by_its_address(ends):
-    slot = ends.arena.allocate(8000)
-    tensor = torch.frombuffer(slot.view, dtype=torch.uint8)
+    tensor = torch.frombuffer(ends.arena.allocate(8000), dtype=torch.uint8)
     block = ends.arena.born_shared(tensor.data_ptr(), 8000)
-    assert (block.number, block.sent) == (slot.number, False)
+    assert (block.address, block.sent) == (tensor.data_ptr(), False)
     assert ends.arena.born_shared(tensor.data_ptr() + 8000, 8000) is None
     assert ends.arena.born_shared(torch.ones(4).data_ptr(), 16) is None
     ends.arena.lend(block)
-    again = ends.arena.born_shared(tensor.data_ptr(), 8000)
-    assert (again.number, again.sent) == (slot.number, True)
+    assert ends.arena.born_shared(tensor.data_ptr(), 8000) is block
+    assert block.sent
 
 
 def test_a_used_up_budget_gives_none_until_something_comes_back(leaves_nothing):

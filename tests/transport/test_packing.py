@@ -108,8 +108,7 @@ def test_the_bytes_of_what_waits_are_known_roughly():
 
 
 def made_in_a_slot(arena: Arena, number: int) -> torch.Tensor:
-    slot = arena.allocate(100_000)
-    return torch.frombuffer(slot.view, dtype=torch.uint8).fill_(number)
+    return torch.frombuffer(arena.allocate(100_000), dtype=torch.uint8).fill_(number)
 
 
 def test_what_was_made_in_shared_memory_stays_as_it_was_until_the_payload_is_sent():

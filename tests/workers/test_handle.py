@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ class Worker:
     def on_death(self, *_: Any) -> Any:
         # A watch has a descriptor of its own.
         fd = os.dup(self.sock.fileno())
-        return SimpleNamespace(detach=lambda: os.close(fd))
+        return lambda: os.close(fd)
 
 
 @contextlib.contextmanager

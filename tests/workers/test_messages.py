@@ -18,11 +18,9 @@ from asyncloader.workers.messages import (
     EndEpoch,
     Grant,
     Hurry,
+    Instruction,
     Note,
-    Pause,
     Ready,
-    Resume,
-    SaySomething,
     Setup,
     StartEpoch,
     StartFailed,
@@ -47,9 +45,7 @@ COMMANDS = [
     Grant(1, 0, 5),
     Hurry(1, 0),
     EndEpoch(1),
-    Pause(),
-    Resume(),
-    SaySomething(),
+    *Instruction,
 ]
 REPORTS = [
     Ready(),

@@ -21,7 +21,7 @@ from asyncloader.services.base import unchanged
 from asyncloader.transport.arena import ArenaView
 from asyncloader.transport.channel import Channel
 from asyncloader.transport.code import dumps_code
-from asyncloader.transport.codec import Decoder, read_tables
+from asyncloader.transport.codec import Decoder, read_payload
 from asyncloader.transport.frame import Frame
 from asyncloader.worker_info import WorkerInfo
 from asyncloader.workers import messages
@@ -34,10 +34,9 @@ from asyncloader.workers.messages import (
     FrameKind,
     Grant,
     Hurry,
-    Pause,
+    Instruction,
     Ready,
     Report,
-    Resume,
     Setup,
     StartEpoch,
     StartFailed,
@@ -92,7 +91,7 @@ class Loader:
             report = load_report(frame.payload)
             return self.hear(timeout) if isinstance(report, Tallied) else report
         part = split_items(frame.payload)
-        self.slot_sizes.append([slot.nbytes for slot in read_tables(part.items).slots])
+        self.slot_sizes.append([slot.nbytes for slot in read_payload(part.items).slots])
         return part.epoch, part.stream, self._decoder.decode(part.items, frame.fds)
 
     def _next_frame(self, timeout: float) -> Frame:
@@ -248,11 +247,11 @@ def test_a_pause_holds_until_resume(loader):
     loader.set_up(numbers(2000))
     loader.start(credits=1)
     loader.hear()
-    loader.say(Pause())
+    loader.say(Instruction.PAUSE)
     loader.say(Grant(1, 0, 99))
     with pytest.raises(TimeoutError):
         loader.hear(timeout=0.1)
-    loader.say(Resume())
+    loader.say(Instruction.RESUME)
     assert items_of(loader.frames())[-1] == 1999
 
 

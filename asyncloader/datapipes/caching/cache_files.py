@@ -23,7 +23,6 @@ from time import monotonic
 from typing import Any
 
 from asyncloader.datapipes.run_place import present_waiter
-from asyncloader.datapipes.tolerance import Omissions
 from asyncloader.runtime import start_thread
 from asyncloader.system import lock_file, unlock_file
 from asyncloader.waiting import ThreadWaiter
@@ -90,13 +89,14 @@ class CacheEntry:
         files = [self.path] if listed is None else listed
         return files if all(map(self._rules.are_met_by, files)) else None
 
-    def make(self, pairs: Iterable[Any], omissions: Omissions) -> list[str]:
+    def make(self, pairs: Iterable[Any], omission: threading.Event) -> list[str]:
         """Write the data of (path, data) pairs to their paths; return those, in order.
 
         All files appear together, when the last is complete. After an error there are
         the files that were there before. The caller holds the entry's lock.
 
-        Where something was left out the files appear as well, but are not the whole entry.
+        Where something was left out, which sets ``omission``, the files appear as well, but are
+        not the whole entry.
         """
         partials: dict[str, str] = {}
         try:
@@ -107,8 +107,9 @@ class CacheEntry:
                 self._write(partials[path], data)
                 self._rules.check_made(partials[path], path)
             # Where nothing is left, what was there before is all there is.
-            if partials or not omissions.are_any:
-                self._publish(partials, is_whole=not omissions.are_any)
+            is_whole = not omission.is_set()
+            if partials or is_whole:
+                self._publish(partials, is_whole=is_whole)
         finally:
             for partial in (*partials.values(), self._partial(self._list)):
                 with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
-from asyncloader.datapipes.ahead import NOTHING_AHEAD, Ahead
+from asyncloader.datapipes.ahead import nothing_ahead
 from asyncloader.datapipes.arguments import checked_count, checked_wait
 from asyncloader.datapipes.async_calls import keeper_at, keeping
 from asyncloader.datapipes.base import DataPipe, IterDataPipe, functional_datapipe
@@ -173,28 +173,50 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
         return LAGGING
 
 
-class DiskCachePass(LaggingPass[str]):
-    """One pass: how many entries were yielded to their end, and how many paths they had.
+#: How many entries are made at a time where making them means waiting.
+AT_ONCE = 16
 
-    Its source is further ahead while entries are being made. To resume within an entry,
-    that entry is looked up again.
+
+class DiskCachePass(LaggingPass[str]):
+    """One pass, which looks entries up and makes what is not there.
+
+    It counts how many entries were yielded to their end, and how many paths they had. Its source is
+    further ahead while entries are being made. To resume within an entry, that entry is looked up
+    again.
     """
 
     def __init__(self, run: Run[Any]) -> None:
-        self.maker = EntryMaker(run)
+        pipe: EndOnDiskCacheHolder = run.pipe
+        self._recipe = recipe = Recipe(pipe)
+        self._beginning = begun = recipe.beginning
+        self._path_fn = begun.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
+        self._rules = CacheRules(
+            begun.hash_dict,
+            begun.hash_type,
+            begun.extra_check_fn,
+            pipe.mode,
+            pipe.skip_read,
+            pipe.made_after,
+        )
+        usual = AT_ONCE if recipe.waits() else 1
+        self._count = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
+        #: What recipes run in.
+        self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._pause: Callable[[bool], None] = nothing_ahead
         super().__init__(run)
 
     def reads(self) -> Any:
-        return self.maker.beginning.source
+        return self._beginning.source
+
+    def set_paused(self, is_paused: bool) -> None:
+        self._pause(is_paused)
 
     def __iter__(self) -> Iterator[str]:
-        entries = self.maker.entries(self._items())
+        runs_ahead = self._recipe.waits() or self._count > 1
+        entries = self._ahead(self._items()) if runs_ahead else self._each(self._items())
         with closing_items(entries):
             for files in entries:
                 yield from self._paths(files)
-
-    def set_paused(self, is_paused: bool) -> None:
-        self.maker.set_paused(is_paused)
 
     def _items(self) -> Iterator[Any]:
         items = self.source.begin()
@@ -210,55 +232,6 @@ class DiskCachePass(LaggingPass[str]):
         # An entry is done with its last path, or at once if it has none.
         yield from files[-1:]
 
-
-def _plain_function(name: str, function: Any) -> Any:
-    return None if function is None else plain_function(name, function, takes=1)
-
-
-def _checked_mode(mode: str) -> str:
-    """Return the mode in which files are written."""
-    kinds = set(mode) - {"w"} if isinstance(mode, str) else None
-    if kinds is None or kinds not in ({"b"}, {"t"}, set()):
-        raise ValueError(f'mode must be "wb" or "wt", got {mode!r}')
-    return "w" + "".join(kinds)
-
-
-#: How many entries are made at a time where making them means waiting.
-AT_ONCE = 16
-
-
-class EntryMaker:
-    """Looks entries up and makes what is not there, for one pass."""
-
-    def __init__(self, run: Run[Any]) -> None:
-        self._run = run
-        pipe: EndOnDiskCacheHolder = run.pipe
-        self._pipe = pipe
-        self._recipe = recipe = Recipe(pipe)
-        self.beginning = begun = recipe.beginning
-        self._path_fn = begun.filepath_fn if pipe.same_filepath_fn else pipe.filepath_fn
-        self._rules = CacheRules(
-            begun.hash_dict,
-            begun.hash_type,
-            begun.extra_check_fn,
-            pipe.mode,
-            pipe.skip_read,
-            pipe.made_after,
-        )
-        usual = AT_ONCE if recipe.waits() else 1
-        self._count = (pipe.concurrency or usual) if recipe.runs_at_once() else 1
-        #: What recipes run in.
-        self._scope: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._making: Ahead = NOTHING_AHEAD
-
-    def entries(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        """Yield the files of each item's entry, in order."""
-        return self._ahead(items) if self._recipe.waits() or self._count > 1 else self._each(items)
-
-    def set_paused(self, is_paused: bool) -> None:
-        """Make nothing ahead of what is waited for, or do so again; from any thread."""
-        self._making.set_paused(is_paused)
-
     def _each(self, items: Iterator[Any]) -> Iterator[list[str]]:
         with closing_items(items):
             for item in items:
@@ -267,15 +240,15 @@ class EntryMaker:
                 yield self._make(entry, item) if files is None else files
 
     def _ahead(self, items: Iterator[Any]) -> Iterator[list[str]]:
-        watching = self._run.tree.watching
+        watching = self.run.tree.watching
         with some_home(watching) as home, keeper_at(home) as keeper, Makers(home) as makers:
             self._scope = functools.partial(keeping, keeper)
             making = MakingAhead(makers, self._count)
-            self._making = making
+            self._pause = making.set_paused
             try:
                 yield from making.outcomes(self._begun(items, makers))
             finally:
-                self._making = NOTHING_AHEAD
+                self._pause = nothing_ahead
 
     def _begun(self, items: Iterator[Any], makers: Makers) -> Iterator[Making[list[str]]]:
         with closing_items(items):
@@ -288,7 +261,7 @@ class EntryMaker:
                     yield Making.done(files)
 
     def _entry_of(self, item: Any) -> CacheEntry:
-        begun = self.beginning
+        begun = self._beginning
         path = self._path_by(begun.filepath_fn, item, begun)
         return CacheEntry(path, self._rules)
 
@@ -296,23 +269,23 @@ class EntryMaker:
         try:
             return entry.files()
         except BaseException as error:
-            blame(error, self.beginning)
+            blame(error, self._beginning)
             raise
 
     def _make(self, entry: CacheEntry, item: Any) -> list[str]:
         """Make an entry, unless another process makes it first."""
-        with FileLock.acquire(entry.path, self._pipe.timeout):
+        with FileLock.acquire(entry.path, self.pipe.timeout):
             files = self._files_of(entry)
             if files is not None:
                 return files
             with (
                 self._scope(),
                 self._recipe.run_for(item) as source,
-                listening_for_omissions() as omissions,
+                listening_for_omissions() as omission,
             ):
-                pairs = self._run.of(source).begin()
+                pairs = self.run.of(source).begin()
                 try:
-                    return entry.make(map(self._pair, pairs), omissions)
+                    return entry.make(map(self._pair, pairs), omission)
                 except BaseException as error:
                     note(error, f"while the cache entry {entry.path} was made")
                     raise
@@ -320,8 +293,8 @@ class EntryMaker:
                     close_items(pairs)
 
     def _pair(self, item: Any) -> tuple[str, Any]:
-        name, data = pair_in(item, "(path, data)", self._pipe)
-        return self._path_by(self._path_fn, name, self._pipe), data
+        name, data = pair_in(item, "(path, data)", self.pipe)
+        return self._path_by(self._path_fn, name, self.pipe), data
 
     def _path_by(self, function: Callable[[Any], Any] | None, item: Any, pipe: Any) -> str:
         try:
@@ -333,6 +306,18 @@ class EntryMaker:
             return str(os.fspath(path))
         what = "an item" if function is None else f"what {function_name(function)} returns"
         raise TypeError(f"{what} must be one path for {pipe!r}, got {type(path).__name__}")
+
+
+def _plain_function(name: str, function: Any) -> Any:
+    return None if function is None else plain_function(name, function, takes=1)
+
+
+def _checked_mode(mode: str) -> str:
+    """Return the mode in which files are written."""
+    kinds = set(mode) - {"w"} if isinstance(mode, str) else None
+    if kinds is None or kinds not in ({"b"}, {"t"}, set()):
+        raise ValueError(f'mode must be "wb" or "wt", got {mode!r}')
+    return "w" + "".join(kinds)
 
 
 #: How many are held of those that were there already.

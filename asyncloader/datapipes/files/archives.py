@@ -14,7 +14,7 @@ import tarfile
 import threading
 import weakref
 import zipfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 from asyncloader.datapipes.arguments import checked_length
@@ -40,11 +40,11 @@ from asyncloader.datapipes.files.unpacking import (
     packed_stream,
     unpacked_stream,
 )
-from asyncloader.datapipes.patterns import TolerantExpander
+from asyncloader.datapipes.patterns import Expander
 from asyncloader.datapipes.tolerance import OnError
 
 
-class ArchiveLoader(TolerantExpander[PathAndStream]):
+class ArchiveLoader(Expander[PathAndStream]):
     """A pipe whose items are the files in archives."""
 
     def __init__(
@@ -69,7 +69,7 @@ class ArchiveLoader(TolerantExpander[PathAndStream]):
         """Open an archive."""
         raise NotImplementedError
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[PathAndStream, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[PathAndStream]:
         with contextlib.closing(self.archive(*path_and_stream(item, self))) as archive:
             for info in archive.files():
                 if skip:
@@ -143,7 +143,7 @@ class Member(Counted):
         archive.hold()
 
     def seekable(self) -> bool:
-        return bool(self._opener.seekable())
+        return self._before == 0 and bool(self._opener.seekable())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         with self._lock, naming(self.name):
@@ -154,8 +154,7 @@ class Member(Counted):
         """Read the rest into memory, before the archive is read on."""
         with self._lock:
             if not self.closed:
-                place = self.tell()
-                self._opener = Rest(place, self.readall())
+                self._before, self._opener = self.tell(), io.BytesIO(self.readall())
 
     def close(self) -> None:
         if not self.closed:
@@ -163,20 +162,6 @@ class Member(Counted):
             with self._lock:
                 self._opener.close()
             self._archive.close()
-
-
-class Rest(io.BytesIO):
-    """What was left of a member at some place in it."""
-
-    def __init__(self, place: int, content: bytes) -> None:
-        super().__init__(content)
-        self._begin = place
-
-    def seekable(self) -> bool:
-        return self._begin == 0
-
-    def tell(self) -> int:
-        return self._begin + super().tell()
 
 
 def member_path(archive: str, name: str, refusal: type[Exception]) -> str:
@@ -283,7 +268,11 @@ class TarArchive(Archive):
                 content = unpacked_stream(source, kind, unpacking) if kind else source
                 self._input = TarInput(path, content)
                 with self._input.reading_headers():
-                    self._tar = StrictTarFile(fileobj=self._input, mode="r")  # type: ignore[arg-type]
+                    self._tar = tarfile.TarFile(
+                        fileobj=self._input,  # type: ignore[arg-type]
+                        mode="r",
+                        tarinfo=StrictTarInfo,
+                    )
             failing.pop_all()
 
     def files(self) -> Iterator[tarfile.TarInfo]:
@@ -386,17 +375,20 @@ class TarStream(io.BufferedReader):
 
 
 class StrictTarInfo(tarfile.TarInfo):
-    """A header that, where it is damaged, is an error and not the end of the archive."""
+    """A header that, where it is damaged, is an error and not the end of the archive.
+
+    It may have only so many others within it.
+    """
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
-        assert isinstance(tar, StrictTarFile)
-        if tar.open_headers == MAX_HEADERS:
+        source: Any = tar.fileobj
+        if source.open_headers == MAX_HEADERS:
             raise tarfile.ReadError(
                 f"the member at byte {tar.offset} has more than {MAX_HEADERS} headers:"
                 " the tar is damaged or hostile"
             )
-        tar.open_headers += 1
+        source.open_headers += 1
         try:
             return super().fromtarfile(tar)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
@@ -405,16 +397,7 @@ class StrictTarInfo(tarfile.TarInfo):
             # The parts that follow the header of a sparse file are missing.
             raise tarfile.ReadError(f"the tar header at byte {tar.offset} is incomplete") from None
         finally:
-            tar.open_headers -= 1
-
-
-class StrictTarFile(tarfile.TarFile):
-    """A tar whose damaged headers are errors, and whose members have few headers each."""
-
-    tarinfo = StrictTarInfo
-
-    #: How many headers are being read, each of them within the one before it.
-    open_headers = 0
+            source.open_headers -= 1
 
 
 class TarInput:
@@ -426,6 +409,8 @@ class TarInput:
         self._can_seek = stream.seekable()
         self._start = stream.tell() if self._can_seek else 0
         self._place = 0
+        #: How many headers are being read, each of them within the one before it.
+        self.open_headers = 0
         #: How many bytes may be read yet, of headers at least.
         self._room = float("inf")
 

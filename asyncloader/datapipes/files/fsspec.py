@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import posixpath
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_mapping
@@ -30,9 +30,8 @@ from asyncloader.datapipes.files.local import (
     write,
 )
 from asyncloader.datapipes.files.streams import OpenedText, PathName, pair_in, path_in
-from asyncloader.datapipes.files.text import after
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import Expander
+from asyncloader.datapipes.patterns import Expander, after
 from asyncloader.datapipes.run import Run
 from asyncloader.datapipes.sources import iterable_source
 
@@ -57,31 +56,31 @@ class FSSpecFileLister(Expander[str]):
         masks: str | list[str] = "",
         **kwargs: Any,
     ) -> None:
-        self.source = as_roots(root)
+        super().__init__(as_roots(root))
         self.masks = checked_masks(masks)
         self.kwargs_for_connection = kwargs
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[str, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[str]:
         with contextlib.closing(FileSystems(self.kwargs_for_connection)) as systems:
             found = self._found(systems, path_in(item, self))
         yield from after(found, skip)
 
     def _found(self, systems: FileSystems, root: str) -> Iterable[str]:
-        system, path = systems.at(root)
+        call, path = systems.at(root)
         # What ends in a slash is a folder, also where a file could have that name.
-        if not root.endswith("/") and system.call("isfile", path):
+        if not root.endswith("/") and call("isfile", path):
             return [root]
-        entries = system.call("ls", path, detail=True)
-        names = [entry["name"] for entry in entries if not _is_folder(system, entry)]
+        entries = call("ls", path, detail=True)
+        names = [entry["name"] for entry in entries if not _is_folder(call, entry)]
         fitting = [n for n in names if any_match(self.masks, n, posixpath.basename(n))]
         return in_order([_like(root, path, name) for name in fitting])
 
 
-def _is_folder(system: FileSystem, entry: dict[str, Any]) -> bool:
+def _is_folder(call: Callable[..., Any], entry: dict[str, Any]) -> bool:
     if entry["type"] in ("file", "directory"):
         return bool(entry["type"] == "directory")
     # A link says nothing of what it leads to.
-    return bool(system.call("isdir", entry["name"]))
+    return bool(call("isdir", entry["name"]))
 
 
 def _like(root: str, path: str, name: str) -> str:
@@ -199,12 +198,12 @@ class FSSpecSaver(OneToOne, IterDataPipe[str]):
                 yield url
 
     def _save(self, systems: FileSystems, url: str, data: Any) -> None:
-        system, path = systems.at(url)
+        call, path = systems.at(url)
         if "a" in self.mode:
             self._append(url, data)
-        elif system.writes_whole_files and not self.kwargs_for_open:
+        elif _writes_whole_files(url) and not self.kwargs_for_open:
             whole = data.read() if hasattr(data, "read") else data
-            system.call("pipe_file", path, as_bytes(whole, self.mode, url))
+            call("pipe_file", path, as_bytes(whole, self.mode, url))
         else:
             self._replace(url, data)
 
@@ -236,16 +235,19 @@ class FileSystems:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
-        self._opened: dict[Any, FileSystem] = {}
+        self._opened: dict[Any, Callable[..., Any]] = {}
         self._open = contextlib.ExitStack()
         self._call: Callable[..., Any] | None = None
 
-    def at(self, url: str) -> tuple[FileSystem, str]:
-        """Return the file system of a URL, and what it calls the place."""
+    def at(self, url: str) -> tuple[Callable[..., Any], str]:
+        """Return a function that calls a method of a URL's file system, and its path there.
+
+        It is given the method's name and arguments, and called in this thread in either colour.
+        """
         kind = _kind(url)
         if not kind.async_impl:
             fs, path = file_system_of(url, self._options)
-            return FileSystem(fs), path
+            return functools.partial(_call, fs), path
         # What the URL says of the connection, such as a host, makes it another one.
         key = (kind, repr(kind._get_kwargs_from_urls(url)))
         if key not in self._opened:
@@ -256,34 +258,28 @@ class FileSystems:
         """End the connections that were begun here."""
         self._open.close()
 
-    def _connected(self, url: str) -> FileSystem:
+    def _connected(self, url: str) -> Callable[..., Any]:
         if self._call is None:
             self._call = self._open.enter_context(loop_calls())
         # fsspec keeps what it makes, for any loop; this one is for the loop of the pass.
         only_here = {"asynchronous": True, "skip_instance_cache": True}
         fs, _ = file_system_of(url, {**self._options, **only_here})
         self._open.callback(self._call, _disconnect, self._call(_connect, fs))
-        return FileSystem(fs, self._call)
+        return functools.partial(_call_on_loop, self._call, fs)
 
 
-class FileSystem:
-    """A file system of fsspec, whose methods are called from this thread in either colour."""
+def _call(fs: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(fs, method)(*args, **kwargs)
 
-    def __init__(self, fs: Any, call_on_loop: Callable[..., Any] | None = None) -> None:
-        self._fs = fs
-        self._call_on_loop = call_on_loop
 
-    @property
-    def writes_whole_files(self) -> bool:
-        """Whether a file that is written in one call appears at once and whole."""
-        return self._call_on_loop is not None or "memory" in self._fs.protocol
+def _call_on_loop(call: Callable[..., Any], fs: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    return call(functools.partial(getattr(fs, f"_{method}"), **kwargs), *args)
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call one of its methods and return the result."""
-        if self._call_on_loop is None:
-            return getattr(self._fs, method)(*args, **kwargs)
-        coroutine = functools.partial(getattr(self._fs, f"_{method}"), **kwargs)
-        return self._call_on_loop(coroutine, *args)
+
+def _writes_whole_files(url: str) -> bool:
+    """Whether a file that is written in one call appears at once and whole."""
+    kind = _kind(url)
+    return bool(kind.async_impl or "memory" in kind.protocol)
 
 
 async def _connect(fs: Any) -> Any:

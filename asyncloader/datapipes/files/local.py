@@ -16,7 +16,7 @@ import secrets
 import shutil
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from asyncloader.datapipes.arguments import (
@@ -41,7 +41,7 @@ from asyncloader.datapipes.files.streams import (
     path_in,
 )
 from asyncloader.datapipes.one_to_one import OneToOne
-from asyncloader.datapipes.patterns import Applier, Expander, TolerantExpander
+from asyncloader.datapipes.patterns import Applier, Expander
 from asyncloader.datapipes.run import Run
 from asyncloader.datapipes.sources import IterableWrapper, iterable_source
 from asyncloader.datapipes.tolerance import OnError
@@ -71,7 +71,7 @@ class FileLister(Expander[str]):
         non_deterministic: bool = False,
         length: int = -1,
     ) -> None:
-        self.source = as_roots(root)
+        super().__init__(as_roots(root))
         self.masks = checked_masks(masks)
         self.recursive = recursive
         self.abspath = abspath
@@ -81,7 +81,7 @@ class FileLister(Expander[str]):
     def __len__(self) -> int:
         return said_length(self, self.length)
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[str, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[str]:
         for path in self._paths(item):
             if not any_match(self.masks, os.path.basename(path)):
                 continue
@@ -246,7 +246,7 @@ class FileOpener(OneToOne, IterDataPipe[tuple[str, OpenedBytes | OpenedText]]):
 
 
 @functional_datapipe("read_from_stream")
-class StreamReader(TolerantExpander[tuple[str, Any]]):
+class StreamReader(Expander[tuple[str, Any]]):
     """Yield ``(path, content)`` for each pair of a path and a stream, and close the stream.
 
     With ``chunk`` the content comes in pieces of so many bytes, or characters of text.
@@ -270,7 +270,7 @@ class StreamReader(TolerantExpander[tuple[str, Any]]):
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
         self.chunk = None if chunk is None else checked_count("chunk", chunk, at_least=1)
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[tuple[str, Any], None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[tuple[str, Any]]:
         path, stream = path_and_stream(item, self)
         try:
             _pass_over(stream, skip, self.chunk)

@@ -11,7 +11,7 @@ import contextlib
 import csv
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_function, checked_names
@@ -22,15 +22,13 @@ from asyncloader.datapipes.files.text import (
     MAX_LINE_BYTES,
     OPENING,
     TextReader,
-    TextSettings,
-    after,
     checked_line_limit,
     line_too_long,
     lines_of,
     undecodable,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.patterns import Applier, TolerantExpander
+from asyncloader.datapipes.patterns import Applier, Expander, after
 from asyncloader.datapipes.tolerance import OnError
 from asyncloader.errors import ResourceExhausted
 from asyncloader.safe_error_text import note
@@ -43,13 +41,12 @@ _HOOKS = ("object_hook", "object_pairs_hook", "parse_constant", "parse_float", "
 class _CSVReader(TextReader):
     """What the two parsers of CSV share."""
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[Any]:
         path, stream = path_and_stream(item, self)
         try:
-            told = self.settings
-            numbered = enumerate(self.lines(stream, path), told.skip_lines + 1)
-            lines = LinesOfRow(numbered, path, told.max_line_bytes)
-            returns_path = told.return_path
+            numbered = enumerate(self.lines(stream, path), self.skip_lines + 1)
+            lines = LinesOfRow(numbered, path, self.max_line_bytes)
+            returns_path = self.return_path
             for row in after(self.rows(self.reader(iter(lines)), path, lines), skip):
                 yield (path, row) if returns_path else row
         finally:
@@ -69,7 +66,7 @@ class _CSVReader(TextReader):
                 lines.size = 0
                 yield row
         except csv.Error as error:
-            line = self.settings.skip_lines + max(reader.line_num, 1)
+            line = self.skip_lines + max(reader.line_num, 1)
             raise csv.Error(f"{path}, line {line}: {error}") from None
 
 
@@ -126,14 +123,12 @@ class CSVParser(_CSVReader):
     ) -> None:
         super().__init__(
             source_datapipe,
-            TextSettings(
-                skip_lines,
-                decode,
-                encoding,
-                errors,
-                return_path,
-                checked_line_limit(max_line_bytes),
-            ),
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -181,14 +176,12 @@ class CSVDictParser(_CSVReader):
     ) -> None:
         super().__init__(
             source_datapipe,
-            TextSettings(
-                skip_lines,
-                decode,
-                encoding,
-                errors,
-                return_path,
-                checked_line_limit(max_line_bytes),
-            ),
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
         )
@@ -247,7 +240,7 @@ class JsonParser(Applier[tuple[str, Any]]):
 
 
 @functional_datapipe("parse_json_lines")
-class JsonLinesParser(TolerantExpander[Any]):
+class JsonLinesParser(Expander[Any]):
     r"""Yield the document in each line of streams of JSON lines, from pairs ``(path, stream)``.
 
     Empty lines are left out. With ``return_path`` documents come as ``(path, document)``. A
@@ -279,7 +272,7 @@ class JsonLinesParser(TolerantExpander[Any]):
         self.max_line_bytes = checked_line_limit(max_line_bytes)
         self.kwargs = _checked_keywords(kwargs)
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[Any]:
         path, stream = path_and_stream(item, self)
         try:
             numbered = enumerate(lines_of(stream, path, self.max_line_bytes), 1)
@@ -348,7 +341,7 @@ MAX_GROUP_BYTES = 4 * 2**30
 
 
 @functional_datapipe("load_parquet")
-class ParquetLoader(TolerantExpander[Any]):
+class ParquetLoader(Expander[Any]):
     """Yield a ``pyarrow.Table`` for each row group of each Parquet file.
 
     Files are paths, or pairs of a path and a stream that can seek. ``columns`` are the
@@ -383,7 +376,7 @@ class ParquetLoader(TolerantExpander[Any]):
         self.return_path = return_path
         self.max_group_bytes = checked_limit("max_group_bytes", max_group_bytes)
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[Any]:
         is_path = isinstance(item, str | os.PathLike)
         path, stream = (os.fspath(item), None) if is_path else path_and_stream(item, self)
         try:

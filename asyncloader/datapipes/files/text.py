@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -33,7 +33,7 @@ from asyncloader.datapipes.files.streams import (
     path_and_stream,
 )
 from asyncloader.datapipes.files.unpacking import checked_limit
-from asyncloader.datapipes.patterns import LAGGING, LaggingPass, TolerantExpander
+from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass, after
 from asyncloader.datapipes.run import Run
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.datapipes.tolerance import OnError
@@ -50,54 +50,44 @@ _ADVICE = 'pass its encoding as encoding=…, or errors="replace" or "ignore"'
 OPENING = "open the file with its encoding, as in open_files(encoding=…)"
 
 
-@dataclass
-class TextSettings:
-    """The settings that all readers of text share."""
-
-    skip_lines: int
-    decode: bool
-    encoding: str
-    errors: str
-    return_path: bool
-    max_line_bytes: float
-
-    def __post_init__(self) -> None:
-        self.skip_lines = checked_count("skip_lines", self.skip_lines, at_least=0)
-        self.encoding = checked_encoding(self.encoding)
-        self.errors = checked_errors(self.errors)
-
-
-class TextReader(TolerantExpander[Any]):
+class TextReader(Expander[Any]):
     """A pipe that reads streams of text, or of bytes that it decodes, and closes them."""
 
     def __init__(
         self,
         datapipe: Iterable[tuple[str, Any]],
-        settings: TextSettings,
         *,
+        skip_lines: int,
+        decode: bool,
+        encoding: str,
+        errors: str,
+        return_path: bool,
+        max_line_bytes: float | None,
         on_error: OnError,
         max_errors: int | None,
     ) -> None:
         super().__init__(datapipe, on_error=on_error, max_errors=max_errors)
-        self.settings = settings
-        # A pipe keeps its settings under the names of its keywords: a fingerprint looks there.
-        vars(self).update(vars(settings))
+        self.max_line_bytes = checked_line_limit(max_line_bytes)
+        self.skip_lines = checked_count("skip_lines", skip_lines, at_least=0)
+        self.decode = decode
+        self.encoding = checked_encoding(encoding)
+        self.errors = checked_errors(errors)
+        self.return_path = return_path
         # Streams of bytes end their lines at that byte, which may be part of something else.
-        self._cuts_characters = settings.decode and not keeps_line_breaks(settings.encoding)
+        self._cuts_characters = decode and not keeps_line_breaks(self.encoding)
 
     def lines(self, stream: Any, path: str, skip: int = 0) -> Iterator[Any]:
         """Return a stream's lines without the first ``skip_lines``, and then ``skip``."""
-        told = self.settings
-        unwanted, most = told.skip_lines + skip, told.max_line_bytes
+        unwanted, most = self.skip_lines + skip, self.max_line_bytes
         if self._cuts_characters and not is_text(stream):
             pieces = pieces_of(stream, path)
-            whole = lines_decoded(pieces, told.encoding, told.errors, path, most)
+            whole = lines_decoded(pieces, self.encoding, self.errors, path, most)
             lines: Iterator[Any] = after(whole, unwanted)
         else:
             lines = after(lines_of(stream, path, most), unwanted)
-            if told.decode:
-                lines = decoded(lines, told.encoding, told.errors, path, unwanted + 1)
-        return without_mark(lines) if told.decode and not unwanted else lines
+            if self.decode:
+                lines = decoded(lines, self.encoding, self.errors, path, unwanted + 1)
+        return without_mark(lines) if self.decode and not unwanted else lines
 
 
 @functional_datapipe("readlines")
@@ -133,26 +123,24 @@ class LineReader(TextReader):
     ) -> None:
         super().__init__(
             source_datapipe,
-            TextSettings(
-                skip_lines,
-                decode,
-                encoding,
-                errors,
-                return_path,
-                checked_line_limit(max_line_bytes),
-            ),
+            skip_lines=skip_lines,
+            decode=decode,
+            encoding=encoding,
+            errors=errors,
+            return_path=return_path,
+            max_line_bytes=max_line_bytes,
             on_error=on_error,
             max_errors=max_errors,
         )
         self.strip_newline = strip_newline
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[Any, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[Any]:
         path, stream = path_and_stream(item, self)
         try:
             lines = self.lines(stream, path, skip)
             if self.strip_newline:
                 lines = map(_stripped, lines)
-            returns_path = self.settings.return_path
+            returns_path = self.return_path
             for line in lines:
                 yield (path, line) if returns_path else line
         finally:
@@ -204,13 +192,6 @@ def pieces_of(stream: Any, path: str) -> Iterator[Any]:
         # Others may give a byte at a time.
         stream = byte_stream(path, stream)
     return iter(partial(stream.read, PIECE_BYTES), b"")
-
-
-def after(lines: Iterable[Any], count: int) -> Iterator[Any]:
-    """Return an iterator of lines that has left out the first ``count``."""
-    rest = iter(lines)
-    next(islice(rest, count, count), None)
-    return rest
 
 
 def _stripped(line: Any) -> Any:

@@ -204,6 +204,8 @@ class Counted(io.RawIOBase):
     ) -> None:
         self.name = name
         self._opener = opener
+        #: How many bytes were before those that the opener gives.
+        self._before = 0
         self._meter = meter
         self._lock = lock
         self._at_once = at_once
@@ -226,7 +228,7 @@ class Counted(io.RawIOBase):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def tell(self) -> int:
-        place: int = self._opener.tell()
+        place: int = self._before + self._opener.tell()
         return place
 
     def _piece(self) -> bytes:
@@ -236,7 +238,7 @@ class Counted(io.RawIOBase):
         return piece
 
     def _count(self) -> None:
-        place = self._opener.tell()
+        place = self._before + self._opener.tell()
         # What is read again was counted the first time.
         if place > self._farthest:
             self._meter.add_bytes(place - self._farthest)

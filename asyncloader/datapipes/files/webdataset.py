@@ -7,15 +7,14 @@ together; and about shard_expand: ``"data-{000..099}.tar"`` stands for a hundred
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.files.streams import pair_in, path_in
-from asyncloader.datapipes.files.text import after
-from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass
+from asyncloader.datapipes.patterns import LAGGING, Expander, LaggingPass, after
 from asyncloader.datapipes.run import Run
 from asyncloader.datapipes.sources import iterable_source
 
@@ -113,9 +112,9 @@ class ShardExpander(Expander[str]):
     """
 
     def __init__(self, source_datapipe: Iterable[str]) -> None:
-        self.source = iterable_source(source_datapipe)
+        super().__init__(source_datapipe)
 
-    def parts(self, item: Any, skip: int = 0) -> Generator[str, None, None]:
+    def parts(self, item: Any, skip: int = 0) -> Iterator[str]:
         if not isinstance(item, str):
             raise TypeError(f"{self!r} reads names of shards, got {type(item).__name__}")
         yield from after(expanded(item), skip)

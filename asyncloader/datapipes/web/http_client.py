@@ -55,7 +55,7 @@ async def opened_client(
     async with aiohttp.ClientSession(
         response_class=Answer,
         requote_redirect_url=False,
-        connector=Connector(limit=connections),
+        connector=connector(connections),
         # What a server sets for one item must not change what another gets.
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(
@@ -127,7 +127,7 @@ class Client:
                     await asyncio.sleep(0)
         yield decoding.rest()
 
-    def decoding_of(self, url: str, response: Any) -> AsItIs | Decoding:
+    def decoding_of(self, url: str, response: Any) -> Decoding:
         """Return what makes a body of what an answer sends; HttpError if nothing does.
 
         A body that is compressed in an unknown way, or twice, is an error, so that nothing takes it
@@ -135,7 +135,7 @@ class Client:
         """
         codings = codings_of(response.headers)
         if not codings or self._hands_on_as_sent:
-            return AsItIs()
+            return Decoding(url, "")
         encoding = codings[0].removeprefix("x-")
         if len(codings) == 1 and encoding in ("gzip", "deflate"):
             return Decoding(url, encoding)
@@ -187,13 +187,12 @@ MAX_INTERIM_ANSWERS = 100
 _STEP_BYTES = 1 << 12
 
 
-class Connector(TCPConnector):
-    """Opens connections of the kind below."""
-
-    def __init__(self, *, limit: int) -> None:
-        super().__init__(limit=limit)
-        loop = asyncio.get_running_loop()
-        self._factory = functools.partial(Connection, loop=loop)  # type: ignore[assignment]
+def connector(limit: int) -> TCPConnector:
+    """Return what opens up to so many connections, of the kind below."""
+    made = TCPConnector(limit=limit)
+    loop = asyncio.get_running_loop()
+    made._factory = functools.partial(Connection, loop=loop)  # type: ignore[assignment]
+    return made
 
 
 class Connection(ResponseHandler):
@@ -278,20 +277,8 @@ def codings_of(headers: Any) -> list[str]:
     return [name for name in named if name not in ("", "identity", "chunked")]
 
 
-class AsItIs:
-    """A body that is not compressed."""
-
-    def pieces(self, piece: bytes) -> tuple[bytes, ...]:
-        """Return the data in a piece of the body."""
-        return (piece,)
-
-    def rest(self) -> bytes:
-        """Return what is left at the end; raise HttpUnavailable where something is missing."""
-        return b""
-
-
 class Decoding:
-    """A body that is compressed with gzip or deflate."""
+    """A body that is compressed with gzip or deflate, or with nothing (``""``)."""
 
     def __init__(self, url: str, encoding: str) -> None:
         self._url = url
@@ -300,6 +287,9 @@ class Decoding:
 
     def pieces(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data in a piece of the body, a step at a time."""
+        if not self._encoding:
+            yield piece
+            return
         try:
             while piece:
                 if self._decoder is None:

@@ -22,7 +22,6 @@ from asyncloader.datapipes.bridge import call_on
 from asyncloader.datapipes.files.streams import BUFFER_BYTES
 from asyncloader.datapipes.run_place import present_waiter
 from asyncloader.datapipes.web.http_client import (
-    AsItIs,
     Client,
     Decoding,
     codings_of,
@@ -215,7 +214,7 @@ class HttpBody:
         self._max_bytes = max_bytes
         self._client: Client
         self._response: Any = None
-        self._decoding: AsItIs | Decoding
+        self._decoding: Decoding
         # What is there of the piece that came last.
         self._pieces: Iterator[bytes] = iter(())
         self._lost: Exception | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from asyncloader.loader.stats import LoaderStats
 
@@ -20,43 +19,38 @@ RECENT_SECONDS = 10.0
 _LEAST_SECONDS = 1.0
 
 
-class Look(NamedTuple):
-    """What was seen at one moment."""
-
-    time: float
-    stats: LoaderStats
-    #: The stats of the time since the look before; those of the whole epoch for the first one.
-    change: LoaderStats
-
-
 class History:
     """What was seen of one loader in the last minute; for one thread."""
 
     def __init__(self) -> None:
-        self._looks: deque[Look] = deque()
+        #: When it was looked at, the stats of that moment, and those of the time since the look
+        #: before. The first look is at the whole epoch.
+        self._looks: deque[tuple[float, LoaderStats, LoaderStats]] = deque()
 
     def add(self, time: float, stats: LoaderStats) -> None:
         """Note what is seen at a moment, and forget what is older than a minute."""
-        before = self._looks[-1] if self._looks else None
-        change = stats if before is None else stats.since(before.stats)
-        self._looks.append(Look(time, stats, change))
-        while self._looks[0].time < time - MINUTE_SECONDS:
+        change = stats
+        if self._looks:
+            _, before, _ = self._looks[-1]
+            change = stats.since(before)
+        self._looks.append((time, stats, change))
+        while self._looks[0][0] < time - MINUTE_SECONDS:
             self._looks.popleft()
 
     def recent(self) -> LoaderStats:
         """Return the stats of the last ten seconds, or of the last epoch if that is over."""
-        last = self._looks[-1]
-        first = next(look for look in self._looks if look.time >= last.time - RECENT_SECONDS)
-        recent = last.stats.since(first.stats)
-        return recent if recent.seconds >= _LEAST_SECONDS else last.stats
+        now, last, _ = self._looks[-1]
+        first = next(stats for time, stats, _ in self._looks if time >= now - RECENT_SECONDS)
+        recent = last.since(first)
+        return recent if recent.seconds >= _LEAST_SECONDS else last
 
     def is_running(self) -> bool:
         """Whether an epoch ran at the last look."""
-        last = self._looks[-1].change
+        _, _, last = self._looks[-1]
         return last.epochs > 0 and last.seconds > 0.0
 
     def points(self, of: Callable[[LoaderStats], float]) -> Iterator[tuple[float, float]]:
         """Yield how many seconds ago something was seen, and how much of it there was."""
-        now = self._looks[-1].time
-        for look in self._looks:
-            yield now - look.time, of(look.change)
+        now, _, _ = self._looks[-1]
+        for time, _, change in self._looks:
+            yield now - time, of(change)

@@ -21,7 +21,7 @@ import secrets
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class PageServer:
             #: Where the page is. Who knows it may look.
             self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
             self._thread = LoopThread("asyncloader watch")
-            self._view, self._listening = self._thread.call(self._open(token))
+            self._view = self._thread.call(self._open(token))
         except BaseException:
             self._socket.close()
             raise
@@ -114,17 +114,56 @@ class PageServer:
         _servers.discard(self)
         # The numbers stay taken: objects of the parent's loop believe that they own them.
         nothing = os.open(os.devnull, os.O_RDWR)
-        for number in self._listening.descriptors():
+        for number in self._descriptors():
             os.dup2(nothing, number, inheritable=False)
         os.close(nothing)
 
-    async def _open(self, token: str) -> tuple[_View, _Listening]:
+    async def _open(self, token: str) -> _View:
         view = _View(self.panels)
-        return view, await _listen(self._socket, view.app(token))
+        await self._listen(view.app(token))
+        return view
+
+    async def _listen(self, app: _App) -> None:
+        from uvicorn import Config
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+        from uvicorn.server import ServerState
+
+        # Without uvicorn's own server, which looks ten times a second whether it is to stop, and
+        # handles signals. The logging of the program stays as it is.
+        config = Config(
+            app, http="h11", ws="none", lifespan="off", log_config=None, proxy_headers=False
+        )
+        config.load()
+        self._state = state = ServerState()
+
+        def connection() -> H11Protocol:
+            protocol = H11Protocol(config, state, {})
+            # The token is in the path, and must not get into a log.
+            protocol.access_log = False
+            return protocol
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(connection, sock=self._socket)
+
+    def _descriptors(self) -> list[int]:
+        """Return the descriptors of the port and of the connections to it."""
+        sockets = [self._socket, *self._server.sockets]
+        sockets += [
+            connection.transport.get_extra_info("socket")
+            for connection in list(self._state.connections)
+        ]
+        numbers = (each.fileno() for each in sockets if each is not None)
+        return [number for number in numbers if number >= 0]
 
     async def _aclose(self) -> None:
+        """Close the port, let answers end, and close the connections."""
         self._view.end()
-        await self._listening.aclose()
+        self._server.close()
+        if tasks := list(self._state.tasks):
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        self._socket.close()
 
 
 _servers: weakref.WeakSet[PageServer] = weakref.WeakSet()
@@ -136,21 +175,14 @@ def _leave_to_parent() -> None:
         server.leave_to_parent()
 
 
-@dataclass
-class _Reported:
-    """The panels of another process."""
-
-    panels: list[Panel]
-    #: How many ticks ago they came.
-    missed: int = 0
-
-
 class _View:
     """What is shown, and who looks at it; everything on the server's loop."""
 
     def __init__(self, panels: Panels) -> None:
         self._panels = panels
-        self._reported: dict[str, _Reported] = {}
+        #: The panels of other processes, and the number of the tick in which they came.
+        self._reported: dict[str, tuple[list[Panel], int]] = {}
+        self._ticks = 0
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
         # Done at the next tick, and replaced then.
@@ -236,11 +268,11 @@ class _View:
     async def _look_on(self) -> None:
         """Look at all loaders again and again; cancelled when nobody looks at the page."""
         while True:
-            for name, each in list(self._reported.items()):
-                each.missed += 1
-                if each.missed > _MISSED_TICKS:
+            self._ticks += 1
+            for name, (_, came_in) in list(self._reported.items()):
+                if self._ticks - came_in > _MISSED_TICKS:
                     del self._reported[name]
-            reported = [panel for each in self._reported.values() for panel in each.panels]
+            reported = [panel for panels, _ in self._reported.values() for panel in panels]
             self._latest = [*self._panels.look(), *sorted(reported, key=_by_title)]
             self._turn()
             await asyncio.sleep(TICK_SECONDS)
@@ -266,7 +298,7 @@ class _View:
             source, panels = report_of(bytes(body))
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             return PlainTextResponse(f"this is no report: {error}", 400)
-        self._reported[source] = _Reported(panels)
+        self._reported[source] = panels, self._ticks
         gone = asyncio.ensure_future(_disconnected(request.receive))
         try:
             if not await self._ticks_before(gone):
@@ -359,52 +391,3 @@ def _is_own_name(headers: list[tuple[bytes, bytes]]) -> bool:
     # Another page's name may be made to lead here, so that its script reads the answer.
     hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
     return len(hosts) == 1 and hosts[0].rpartition(":")[0] in _HOSTS
-
-
-class _Listening:
-    """A port that is open, and the connections to it."""
-
-    def __init__(self, listener: socket.socket, server: asyncio.Server, state: Any) -> None:
-        self._socket, self._server, self._state = listener, server, state
-
-    def descriptors(self) -> list[int]:
-        """Return the port's and the connections' file descriptors."""
-        sockets = [self._socket, *self._server.sockets]
-        sockets += [
-            connection.transport.get_extra_info("socket")
-            for connection in list(self._state.connections)
-        ]
-        numbers = (each.fileno() for each in sockets if each is not None)
-        return [number for number in numbers if number >= 0]
-
-    async def aclose(self) -> None:
-        """Close the port, let answers end, and close the connections."""
-        self._server.close()
-        if tasks := list(self._state.tasks):
-            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-        for connection in list(self._state.connections):
-            connection.transport.abort()
-        self._socket.close()
-
-
-async def _listen(listener: socket.socket, app: _App) -> _Listening:
-    from uvicorn import Config
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-    from uvicorn.server import ServerState
-
-    # Without uvicorn's own server, which looks ten times a second whether it is to stop, and
-    # handles signals. The logging of the program stays as it is.
-    config = Config(
-        app, http="h11", ws="none", lifespan="off", log_config=None, proxy_headers=False
-    )
-    config.load()
-    state = ServerState()
-
-    def connection() -> H11Protocol:
-        protocol = H11Protocol(config, state, {})
-        # The token is in the path, and must not get into a log.
-        protocol.access_log = False
-        return protocol
-
-    server = await asyncio.get_running_loop().create_server(connection, sock=listener)
-    return _Listening(listener, server, state)

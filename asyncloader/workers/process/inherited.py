@@ -9,7 +9,6 @@ was told of these, and perhaps by a process that was started before any of them 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
@@ -66,7 +65,6 @@ class Environment:
         # The C library has looked at TZ before.
         time.tzset()
         sys.path[:] = self.path
-        importlib.invalidate_caches()
         sys.argv = list(self.argv)
         # It may be lower than where this process is now.
         with contextlib.suppress(RecursionError):

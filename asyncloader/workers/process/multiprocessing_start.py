@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -130,22 +131,6 @@ class Inherited:
         return _arrived, (reduction.DupFd(self.fd),)
 
 
-class OwnStatus:
-    """The exit code of a process that multiprocessing started."""
-
-    def __init__(self, process: BaseProcess, fd: int) -> None:
-        self._process = process
-        self.fd = fd
-
-    def collect(self) -> int | None:
-        return self._process.exitcode
-
-    def close(self) -> None:
-        # It refuses if another reaped the process, and the exit code is lost.
-        with contextlib.suppress(ValueError):
-            self._process.close()
-
-
 def _start(
     method: str,
     main: Callable[..., None],
@@ -177,7 +162,19 @@ def _start(
         process.kill()
         process.join()
         raise
-    return StartedProcess(process.pid, death_fd, OwnStatus(process, process.sentinel))
+    return StartedProcess(
+        process.pid,
+        death_fd,
+        status_fd=process.sentinel,
+        find_exitcode=lambda: process.exitcode,
+        close_status=partial(_close, process),
+    )
+
+
+def _close(process: BaseProcess) -> None:
+    # It refuses if another reaped the process, and the exit code is lost.
+    with contextlib.suppress(ValueError):
+        process.close()
 
 
 def _told_death(process: BaseProcess) -> int:

@@ -64,7 +64,7 @@ class Process:
         self.pid = born.pid
         self.sock = sock
         self.death_fd = born.death_fd
-        self._status = born.status
+        self._born = born
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._exitcode: int | None = None
@@ -95,7 +95,7 @@ class Process:
         """The exit code, negative if a signal ended the process; None while that is not known."""
         with self._lock:
             if self._exitcode is None and not self._released and is_readable(self.death_fd):
-                self._exitcode = self._status.collect()
+                self._exitcode = self._born.find_exitcode()
             return self._exitcode
 
     def is_dead(self) -> bool:
@@ -127,24 +127,26 @@ class Process:
     @property
     def status_fd(self) -> int:
         """Readable when the exit code of the dead process is known."""
-        return self._status.fd
+        return self._born.status_fd
 
     async def wait(self) -> int:
         """Wait for the process to end, on any loop; return its exit code."""
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
-        watch = self.on_death(loop, partial(release, dead))
+        unwatch = self.on_death(loop, partial(release, dead))
         try:
             await dead
         finally:
-            watch.detach()
+            unwatch()
         return self._settled()
 
-    def on_death(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> DeathWatch:
+    def on_death(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
+    ) -> Callable[[], None]:
         """Have the loop call ``callback`` once, when the exit code is known.
 
-        To be called in the loop's thread. Any number of watches, on any number of
-        loops, may be held; each ends with its call or its ``detach``.
+        To be called in the loop's thread. Returns a function after which nothing is called any
+        more; any number of callbacks, on any number of loops, may wait.
         """
         with self._lock:
             watch = DeathWatch(loop, self, partial(self._settled_then, callback))
@@ -153,7 +155,7 @@ class Process:
                 watch.finish()
             else:
                 watch.watch()
-            return watch
+            return watch.detach
 
     def is_ours(self) -> bool:
         """False in a forked copy of the loader, whose process this is not."""
@@ -179,7 +181,7 @@ class Process:
                 watch.finish()
             self.sock.close()
             os.close(self.death_fd)
-            self._status.close()
+            self._born.close_status()
 
     def wait_now(self, timeout: float) -> None:
         """Block until the exit code is known, for ``timeout`` seconds at most."""
@@ -194,7 +196,7 @@ class Process:
         self._released = True
         self.sock.close()
         os.close(self.death_fd)
-        self._status.close()
+        self._born.close_status()
 
     def _settled_then(self, callback: Callable[[], None]) -> None:
         self._settled()
@@ -387,14 +389,6 @@ class DeathWatch:
 # What a loader asks ---------------------------------------------------------------------
 
 
-class DetachableWatch(Protocol):
-    """A callback that waits for a death."""
-
-    def detach(self) -> None:
-        """Call it no more."""
-        ...
-
-
 class WorkerProcess(Protocol):
     """A process that works for a loader, on this machine or elsewhere."""
 
@@ -428,8 +422,8 @@ class WorkerProcess(Protocol):
 
     def on_death(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]
-    ) -> DetachableWatch:
-        """Have the loop call ``callback`` once when the process is dead, if it is not detached."""
+    ) -> Callable[[], object]:
+        """Have the loop call ``callback`` once at its death, unless what this returns is called."""
         ...
 
     def is_dead(self) -> bool:
@@ -509,28 +503,17 @@ class ProcessPlan:
     preload: tuple[str, ...] = ()
 
 
-class ExitStatus(Protocol):
-    """Where the exit code of a process comes from, once it is known to be dead."""
-
-    @property
-    def fd(self) -> int:
-        """Readable when ``collect`` has an answer."""
-        ...
-
-    def collect(self) -> int | None:
-        """The exit code (negative: the signal), or None if it is not known yet."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held; after death only."""
-        ...
-
-
 @dataclass(frozen=True)
 class StartedProcess:
-    """A process that was just started. The receiver owns the descriptor and the status."""
+    """A process that was just started. The receiver owns ``death_fd`` and the status."""
 
     pid: int
     #: Readable when it is dead.
     death_fd: int
-    status: ExitStatus
+    #: Readable when ``find_exitcode`` has an answer.
+    status_fd: int
+    #: Returns the exit code of the dead process (negative: the signal), or None if it is not
+    #: known yet.
+    find_exitcode: Callable[[], int | None]
+    #: Releases what is held for the status; after death only.
+    close_status: Callable[[], None]

@@ -43,9 +43,20 @@ def seed_globals(info: WorkerInfo | None, seeds: Sequence[int]) -> None:
 def _settle_torch(info: WorkerInfo | None, seed: int | None, torch: ModuleType) -> None:
     torch.set_num_threads(1)
     if seed is not None:
-        torch.manual_seed(seed)
+        _seed_torch(torch, seed)
     if info is not None:
         _tell_torch(info, seed)
+
+
+def _seed_torch(torch: ModuleType, seed: int) -> None:
+    """Do what ``torch.manual_seed`` does."""
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is None or accelerator.current_accelerator() is not None:
+        torch.manual_seed(seed)
+    else:
+        # That writes down a stack for each kind of device, also where torch was built for none:
+        # 0.2 ms, and 3 ms in a new process.
+        torch.default_generator.manual_seed(seed)
 
 
 def _tell_torch(info: WorkerInfo, seed: int | None) -> None:

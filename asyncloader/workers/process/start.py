@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from asyncloader.errors import WorkerStartupError
 from asyncloader.runtime import (
+    CallThread,
     at_exit,
+    call_into,
     descriptors_for,
     fill_standard_descriptors,
     process_for,
-    start_thread,
 )
 from asyncloader.shield import shielded
 from asyncloader.system import channel_pair, in_forked_child, require_workers
@@ -48,6 +48,8 @@ from asyncloader.workers.process.process import (
 )
 from asyncloader.workers.process.template import end_templates, fork_from_template
 
+T = TypeVar("T")
+
 StartMethod = Callable[[ProcessPlan, socket.socket, float], StartedProcess]
 
 START_METHODS = (None, "fork", "spawn", "forkserver")
@@ -67,7 +69,7 @@ async def start_process(plan: ProcessPlan, *, method: str | None = None, timeout
     seconds. If the call fails or is cancelled, nothing is left of the process.
     """
     start = _start_method(method)
-    started = spawner().submit(partial(_start, start, plan, time.monotonic() + timeout))
+    started = _in_spawner(partial(_start, start, plan, time.monotonic() + timeout))
     waiting = asyncio.wrap_future(started)
     try:
         async with asyncio.timeout(timeout):
@@ -129,7 +131,7 @@ async def _undo(started: Future[Process], waiting: asyncio.Future[Process]) -> N
         return
     undone = asyncio.Event()
     # In the spawner's thread this comes after the start, whether or not it is waited for.
-    spawner().submit(partial(_end_started, started, asyncio.get_running_loop(), undone))
+    _in_spawner(partial(_end_started, started, asyncio.get_running_loop(), undone))
     with shielded(), contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_UNDO_SECONDS):
             await undone.wait()
@@ -148,12 +150,10 @@ def _end_started(
 @at_exit
 def _end_everything() -> None:
     """Leave nothing behind when the interpreter exits."""
-    retire_spawner(_UNDO_SECONDS)
+    if _spawner is not None:
+        _spawner.retire(_UNDO_SECONDS)
     kill_all_now()
     end_templates()
-
-
-R = TypeVar("R")
 
 
 class ProcessEngine:
@@ -178,64 +178,24 @@ class ProcessEngine:
         return to_worker.detach(), to_dealer.detach()
 
 
-class Spawner:
-    """Runs calls one after the other, in the order they were submitted."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        self._turn = threading.Lock()
-        # A daemon: it waits for the next job when the interpreter exits.
-        start_thread(threading.Thread(target=self._run, name="asyncloader spawner", daemon=True))
-
-    def submit(self, call: Callable[[], R]) -> Future[R]:
-        """Run ``call`` after all that was submitted before, unless the future is cancelled."""
-        future: Future[R] = Future()
-        self._jobs.put((future, call))
-        return future
-
-    def retire(self, timeout: float) -> None:
-        """Begin no other call; wait for the one that runs, for ``timeout`` seconds at most."""
-        # The thread stays, for ever waiting for its turn: its end would kill its children.
-        self._turn.acquire(timeout=timeout)
-
-    def _run(self) -> None:
-        while True:
-            self._do(*self._jobs.get())
-
-    def _do(self, future: Future[Any], call: Callable[[], Any]) -> None:
-        # A method of its own, so that an idle thread keeps no job's result alive.
-        with self._turn:
-            self._settle(future, call)
-
-    @staticmethod
-    def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001  the caller is told
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-
 _lock = threading.Lock()
-_spawner: Spawner | None = None
+_spawner: CallThread | None = None
 
 
-def spawner() -> Spawner:
-    """This process' spawner, started at the first call."""
+def _in_spawner(call: Callable[[], T]) -> Future[T]:
+    """Call a function in the spawner's thread, in turn, unless the future is cancelled before."""
     global _spawner
+    future: Future[T] = Future()
     with _lock:
         if _spawner is None:
-            _spawner = Spawner()
-        return _spawner
+            _spawner = CallThread("asyncloader spawner")
+        _spawner.submit(partial(_settle, future, call))
+    return future
 
 
-def retire_spawner(timeout: float) -> None:
-    """Start nothing more in this process, which is exiting."""
-    if _spawner is not None:
-        _spawner.retire(timeout)
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    if future.set_running_or_notify_cancel():
+        call_into(future, call)
 
 
 @in_forked_child

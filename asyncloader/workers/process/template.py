@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from asyncloader import system
 from asyncloader.errors import WorkerStartupError
@@ -98,7 +99,10 @@ class Template:
             raise
         finally:
             os.close(told_fd)
-        return StartedProcess(pid, death_fd, ToldStatus(status_fd, pid, death_fd))
+        os.set_blocking(status_fd, False)
+        # Whoever holds the process keeps both descriptors open.
+        find_exitcode = partial(_told_exitcode, status_fd, pid, death_fd)
+        return StartedProcess(pid, death_fd, status_fd, find_exitcode, partial(os.close, status_fd))
 
     def end(self) -> None:
         """Kill and reap the template process; idempotent."""
@@ -146,28 +150,16 @@ class Template:
         return int(answer)
 
 
-class ToldStatus:
-    """An exit code that the template process writes into a pipe."""
-
-    def __init__(self, fd: int, pid: int, death_fd: int) -> None:
-        os.set_blocking(fd, False)
-        self.fd = fd
-        self._pid = pid
-        # Whoever holds the process keeps it open.
-        self._death_fd = death_fd
-
-    def collect(self) -> int | None:
-        try:
-            return int(EXITCODE.unpack(os.read(self.fd, EXITCODE.size))[0])
-        except BlockingIOError:
-            return None
-        except struct.error:
-            # Nobody is left to write: the template was killed, and this process with it.
-            system.reap_orphan(self._pid, self._death_fd)
-            return -9
-
-    def close(self) -> None:
-        os.close(self.fd)
+def _told_exitcode(fd: int, pid: int, death_fd: int) -> int | None:
+    """Return the exit code that the template process writes into a pipe, if it is there."""
+    try:
+        return int(EXITCODE.unpack(os.read(fd, EXITCODE.size))[0])
+    except BlockingIOError:
+        return None
+    except struct.error:
+        # Nobody is left to write: the template was killed, and this process with it.
+        system.reap_orphan(pid, death_fd)
+        return -9
 
 
 def _template(preload: tuple[str, ...]) -> Template:
@@ -213,7 +205,7 @@ def _wanted_modules() -> list[str]:
     """What is imported here of this library, and of what it uses: a child will want it too."""
     if not system.MAY_FORK_AFTER_IMPORTS:
         return []
-    wanted = ("asyncloader.", "uvloop")
+    wanted = ("asyncloader.", "uvloop", "cloudpickle")
     return sorted(name for name in sys.modules if name.startswith(wanted))
 
 

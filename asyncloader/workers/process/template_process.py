@@ -27,6 +27,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from time import monotonic
 from types import ModuleType
 from typing import NoReturn
 
@@ -56,8 +57,8 @@ _LENGTH = struct.Struct("<Q")
 # Rings that are heard at once.
 _MOST_RINGS = 1 << 12
 
-# How long nobody asks for anything before there is time to import more.
-_QUIET_SECONDS = 0.3
+# For how long after a request nothing is imported: the children's first items come first.
+_BUSY_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class _Template:
         #: By its pid, the descriptor where the exit code of each child is told.
         self._children: dict[int, int] = {}
         self._wanted: list[str] = []
+        self._import_at = 0.0
         # One that a forked child can close on every system.
         self._selector = selectors.PollSelector()
         self._selector.register(control_fd, selectors.EVENT_READ, self._take_request)
@@ -128,7 +130,8 @@ class _Template:
 
     def run(self) -> NoReturn:
         while True:
-            events = self._selector.select(_QUIET_SECONDS if self._wanted else None)
+            left = self._import_at - monotonic() if self._wanted else None
+            events = self._selector.select(left)
             for key, _ in events:
                 key.data(key.fd)
             if not events:
@@ -145,6 +148,8 @@ class _Template:
             request, fds = _receive(self._control)
         except (EOFError, ConnectionError):
             self._end(0)
+        if not self._wanted:
+            self._import_at = monotonic() + _BUSY_SECONDS
         self._wanted = [module for module in request.wanted if module not in sys.modules]
         try:
             self._reply(self._fork(request, fds))
@@ -157,6 +162,8 @@ class _Template:
         template = os.getpid()
         # The loader's limit may have changed, and here is where it counts.
         request.environment.allowance.apply_process_limit()
+        # In the child this would copy the memory of each entry.
+        importlib.invalidate_caches()
         status = os.dup(fds.status)
         try:
             pid = os.fork()

@@ -254,7 +254,9 @@ async def test_coroutines_run_on_the_loop_of_the_pass(soon: type[Soon], memory: 
 
 def test_coroutines_run_where_there_is_no_loop(soon: type[Soon]) -> None:
     # What a process opens for its first loop it keeps.
-    LoopThread().close()
+    thread = LoopThread()
+    thread.start()
+    thread.close()
     with leaves_nothing():
         assert list(FSSpecFileLister("soon://d")) == ["soon://d/a.txt", "soon://d/b.txt"]
         assert list(FSSpecFileLister("soon://d/a.txt")) == ["soon://d/a.txt"]

@@ -322,7 +322,7 @@ async def test_many_can_watch_one_process_and_some_may_stop() -> None:
     seen: list[str] = []
     async with running("echo") as process:
         process.on_death(loop, lambda: seen.append("first"))
-        process.on_death(loop, lambda: seen.append("stopped")).detach()
+        process.on_death(loop, lambda: seen.append("stopped"))()
         process.kill()
         assert await asyncio.gather(process.wait(), process.wait()) == [-9, -9]
         assert seen == ["first"]

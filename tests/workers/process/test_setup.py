@@ -6,6 +6,7 @@ import importlib
 import sys
 
 import pytest
+import torch
 
 from asyncloader.workers.process import setup
 from asyncloader.workers.process.setup import when_imported
@@ -69,3 +70,20 @@ def test_a_module_that_fails_is_not_acted_on(tmp_path):
     with pytest.raises(KeyError):
         import late_broken  # noqa: F401
     assert seen == []
+
+
+def numbers_of_torch() -> list[float]:
+    return torch.rand(3).tolist()
+
+
+@pytest.mark.parametrize("accelerator", [None, torch.device("cuda")])
+def test_torch_draws_as_after_its_own_manual_seed(accelerator, monkeypatch):
+    # Where there may be an accelerator, its generators are seeded as well.
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
+    # That would be for the tests that follow, too.
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    for seed in (0, 7, 2**63, 2**64 - 1):
+        setup.seed_globals(None, [1, seed, 1])
+        drawn, initial = numbers_of_torch(), torch.initial_seed()
+        torch.manual_seed(seed)
+        assert (drawn, initial) == (numbers_of_torch(), torch.initial_seed())
