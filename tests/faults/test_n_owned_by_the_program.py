@@ -23,7 +23,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 # The tracker takes these over, and would raise its warnings instead of printing them.
 sys.warnoptions.clear()
 METHOD = {method!r}
-NAME = f"asyncloader-test-{{os.environ['OWNER']}}"
+NAME = f"of-a-program-{{os.environ['OWNER']}}"
 
 def loader_of(function, count=20):
     graph = IterableWrapper(range(count)).sharding_filter().map(function)
@@ -143,7 +143,7 @@ def owner(monkeypatch, tmp_path):
     """The name in /dev/shm of what the script makes."""
     number = f"{os.getpid()}-{tmp_path.parent.name}-{tmp_path.name}"
     monkeypatch.setenv("OWNER", number)
-    path = Path(f"/dev/shm/asyncloader-test-{number}")
+    path = Path(f"/dev/shm/of-a-program-{number}")
     yield path
     path.unlink(missing_ok=True)
 
