@@ -13,10 +13,17 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 
-#: Where the names of a module are now. The longest that fits counts.
-MODULES = {
+#: Packages whose modules are at the same place in one of ours.
+PACKAGES = {
     "torchdata.datapipes": "asyncloader.datapipes",
     "torchdata.dataloader2": "asyncloader",
+}
+
+#: Where all the names of a module are now, with those of modules in it. The longest that fits
+#: counts.
+MODULES = {
+    "torchdata.datapipes.iter": "asyncloader.datapipes.iter",
+    "torchdata.datapipes.map": "asyncloader.datapipes.map",
     "torchdata.dataloader2.adapter": "asyncloader.adapters",
     "torchdata.dataloader2.dataloader2": "asyncloader",
     "torchdata.dataloader2.error": "asyncloader",
@@ -36,6 +43,9 @@ OF_TORCH = ("IterDataPipe", "MapDataPipe", "functional_datapipe")
 
 #: Libraries of torchdata that have no place here.
 ADVICE = {
+    "torchdata.datapipes.utils": (
+        "streams are closed without a wrapper, and asyncloader.graph draws graphs (to_svg, to_text)"
+    ),
     "torchdata.nodes": "compose pipes instead",
     "torchdata.stateful_dataloader": (
         "use DataLoader2.from_dataset(...), which takes the same arguments and has state_dict"
@@ -145,7 +155,7 @@ class Migration(ast.NodeVisitor):
 
     def _leave_module(self, line: int, module: str) -> None:
         if module.split(".")[0] == "torchdata":
-            advice = next((text for known, text in ADVICE.items() if _is_in(module, known)), "")
+            advice = ADVICE.get(_known(module, ADVICE), "")
             self.left.append((line, f"{module} has no place here{advice and ': ' + advice}"))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -181,8 +191,17 @@ def moved(module: str) -> str | None:
     >>> moved("torchdata.datapipes.iter"), moved("torchdata.nodes"), moved("os")
     ('asyncloader.datapipes.iter', None, None)
     """
-    known = max((each for each in MODULES if _is_in(module, each)), key=len, default=None)
-    return None if known is None else MODULES[known] + module.removeprefix(known)
+    if _known(module, ADVICE):
+        return None
+    if face := _known(module, MODULES):
+        return MODULES[face]
+    package = _known(module, PACKAGES)
+    return PACKAGES[package] + module.removeprefix(package) if package else None
+
+
+def _known(module: str, packages: Iterable[str]) -> str:
+    """Return the longest of these names that a module is or is in, or ""."""
+    return max((each for each in packages if _is_in(module, each)), key=len, default="")
 
 
 def _is_in(module: str, package: str) -> bool:

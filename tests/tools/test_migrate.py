@@ -23,6 +23,8 @@ from torchdata.dataloader2.adapter import Shuffle
 from torchdata.dataloader2 import graph, communication
 from torch.utils.data import DataLoader, functional_datapipe
 from torch.utils.data.graph import traverse_dps
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2.graph.settings import set_graph_random_seed
 
 pipe = dp.iter.IterableWrapper(range(6)).shuffle().sharding_filter()  # ä, ö: no ASCII
 pipe = torchdata.datapipes.iter.Mapper(pipe, str)
@@ -43,6 +45,8 @@ import asyncloader.communication as communication
 from asyncloader import functional_datapipe
 from torch.utils.data import DataLoader
 from asyncloader.graph import traverse_dps
+from asyncloader.datapipes.iter import SHARDING_PRIORITIES
+from asyncloader.graph import set_graph_random_seed
 
 pipe = dp.iter.IterableWrapper(range(6)).shuffle().sharding_filter()  # ä, ö: no ASCII
 pipe = asyncloader.datapipes.iter.Mapper(pipe, str)
@@ -75,6 +79,7 @@ def test_the_rewritten_program_runs(tmp_path: Path) -> None:
         ("from torchdata.datapipes.iter import Mapper, Extractor", "Decompressor (decompress)"),
         ("from torchdata.datapipes.iter import NoSuchPipe", "has no attribute 'NoSuchPipe'"),
         ("from torchdata.dataloader2 import communication", "no asyncloader.communication"),
+        ("from torchdata.datapipes.utils import to_graph", "asyncloader.graph draws graphs"),
         ("import torchdata.nodes", "torchdata.nodes has no place here: compose pipes"),
         ("from torchdata.nodes import Loader", "torchdata.nodes has no place here: compose pipes"),
         ("from torchdata.stateful_dataloader import StatefulDataLoader", "from_dataset"),
