@@ -160,12 +160,18 @@ class Migration(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = _dotted(node)
-        new = moved(dotted) if dotted in self._bound else None
-        if new is None:
+        new = moved(dotted)
+        if new is not None and dotted in self._bound:
+            start = self._offset(node.lineno, node.col_offset)
+            self.changes.append((start, self._end(node), new))
+        elif new is not None and dotted.startswith("torch.") and not self._has_bound(dotted):
+            # An import of torch alone binds all of its modules.
+            self.left.append((node.lineno, f"{dotted} knows torch's pipes only: use that of {new}"))
+        else:
             self.generic_visit(node)
-            return
-        start = self._offset(node.lineno, node.col_offset)
-        self.changes.append((start, self._end(node), new))
+
+    def _has_bound(self, dotted: str) -> bool:
+        return any(_is_in(dotted, each) for each in self._bound)
 
     def _replace(self, node: ast.stmt | ast.alias, old: str, new: str) -> None:
         start = self._source.index(old.encode(), self._offset(node.lineno, node.col_offset))

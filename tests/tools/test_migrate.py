@@ -80,6 +80,10 @@ def test_the_rewritten_program_runs(tmp_path: Path) -> None:
         ("from torchdata.datapipes.iter import NoSuchPipe", "has no attribute 'NoSuchPipe'"),
         ("from torchdata.dataloader2 import communication", "no asyncloader.communication"),
         ("from torchdata.datapipes.utils import to_graph", "asyncloader.graph draws graphs"),
+        (
+            "torch.utils.data.graph_settings.apply_sharding(pipe, 2, 0)",
+            "graph_settings.apply_sharding knows torch's pipes only: use that of asyncloader.graph",
+        ),
         ("import torchdata.nodes", "torchdata.nodes has no place here: compose pipes"),
         ("from torchdata.nodes import Loader", "torchdata.nodes has no place here: compose pipes"),
         ("from torchdata.stateful_dataloader import StatefulDataLoader", "from_dataset"),
