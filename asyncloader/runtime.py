@@ -186,6 +186,13 @@ def start_thread(thread: threading.Thread) -> None:
 _NO_THREAD = "can't start new thread"
 
 
+def require_process() -> None:
+    """Raise ResourceExhausted unless one more process, or thread, can be started now."""
+    probe = threading.Thread(target=int, name="asyncloader probe")
+    start_thread(probe)
+    probe.join()
+
+
 def _without_process(what: str, reason: str) -> ResourceExhausted:
     """Return the error for a process or thread beyond the system's limit."""
     return ResourceExhausted(

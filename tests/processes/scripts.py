@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 def start_script(folder: Path, source: str, *arguments: str, limit: float) -> subprocess.Popen[str]:
     """Run ``source`` as ``__main__``, unguarded, in a process group of its own."""
     script = folder / "script.py"
-    watchdog = f"import faulthandler; faulthandler.dump_traceback_later({limit}, exit=True)\n"
+    watch = f"import faulthandler; faulthandler.dump_traceback_later({limit}, exit=True)"
+    # A process that imports the script again has no thread to spare for it.
+    watchdog = f"if __name__ == '__main__': {watch}\n"
     script.write_text(watchdog + textwrap.dedent(source))
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(script), *arguments],

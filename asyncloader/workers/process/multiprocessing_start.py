@@ -26,7 +26,7 @@ from typing import Any
 
 from asyncloader import system
 from asyncloader.errors import WorkerStartupError
-from asyncloader.runtime import require_descriptors, start_thread
+from asyncloader.runtime import require_descriptors, require_process, start_thread
 from asyncloader.workers.process.child import (
     STDIO,
     let_go_of_inherited,
@@ -82,6 +82,8 @@ def fork_from_server(plan: ProcessPlan, sock: socket.socket, deadline: float) ->
     # and who waits to be told of the death would wait for ever.
     with signals_let_through({signal.SIGCHLD}):
         forkserver.ensure_running()
+    # The server itself would end by a traceback.
+    require_process()
     try:
         return _start("forkserver", _served_main, plan, sock, parent=0)
     except EOFError as error:
