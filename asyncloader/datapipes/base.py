@@ -136,20 +136,26 @@ _OF_SCRIPT = (
 class UnknownName(AttributeError):
     """A pipe has no attribute of this name; the message suggests a similar one."""
 
-    def __str__(self) -> str:
-        # Built only when shown: ``hasattr`` on pipes is frequent and discards the error.
-        return str(self.args[0]) if len(self.args) == 1 else _missing_name(*self.args)
-
     def __reduce__(self) -> Any:
         return UnknownName, (str(self),)
 
 
-def _missing_name(cls: type, name: str, others: type) -> str:
-    """Return the message for a name that a class of pipes does not have.
+class _MissingName:
+    """The message for a name that a class of pipes does not have.
 
+    It is built only when shown: ``hasattr`` on pipes is frequent and discards the error.
     ``others`` is the base of the pipes of the other kind.
     """
-    return f"{cls.__qualname__} has no attribute {name!r}{_hint(cls, name, others)}"
+
+    def __init__(self, cls: type, name: str, others: type) -> None:
+        self._of = cls, name, others
+
+    def __str__(self) -> str:
+        cls, name, _ = self._of
+        return f"{cls.__qualname__} has no attribute {name!r}{_hint(*self._of)}"
+
+    def __repr__(self) -> str:
+        return repr(str(self))
 
 
 def _hint(cls: type, name: str, others: type) -> str:
@@ -293,7 +299,7 @@ class DataPipe:
             if torchs := _torch_methods(kind.__name__).get(name):
                 return functools.partial(torchs, self)
             others = MapDataPipe if kind is IterDataPipe else IterDataPipe
-            raise UnknownName(type(self), name, others)
+            raise UnknownName(_MissingName(type(self), name, others))
 
 
 def show_in_notebooks(picture_of: Callable[[Any], str]) -> None:

@@ -47,6 +47,17 @@ def test_a_name_that_is_not_there_says_what_may_be_meant(pipe, name, says):
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
+def test_others_may_add_to_the_message():
+    # As torch, and libraries for tests, do it.
+    with pytest.raises(AttributeError) as raised:
+        IterableWrapper([1]).extract()
+    error = raised.value
+    assert repr(error.args[0]).startswith("\"IterableWrapper has no attribute 'extract'; use ")
+    error.args = (f"{error.args[0]} [in case 3]", *error.args[1:])
+    assert str(error).startswith("IterableWrapper has no attribute 'extract'; use Decompressor")
+    assert str(error).endswith("[in case 3]")
+
+
 def test_an_error_within_a_property_is_its_own():
     class Failing(IterDataPipe[int]):
         @property
