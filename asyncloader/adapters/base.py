@@ -60,8 +60,7 @@ def adapted(datapipe: Any, adapters: AdapterFn | Iterable[AdapterFn] | None) -> 
         datapipe = adapter(datapipe)
         if not is_pipe(datapipe):
             raise TypeError(
-                f"an adapter must return a datapipe, but {adapter!r} returned"
-                f" {type(datapipe).__name__}"
+                f"an adapter must return a pipe, but {adapter!r} returned {type(datapipe).__name__}"
             )
     return datapipe
 

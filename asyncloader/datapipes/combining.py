@@ -198,7 +198,7 @@ class ZipperLongest(Together[tuple[Any, ...]]):
             # A fill_value passed by position would be taken for one more source.
             if not is_pipe(pipe):
                 raise TypeError(
-                    f"zip_longest reads datapipes, got {kind_name(pipe)}; wrap a list by"
+                    f"zip_longest reads pipes, got {kind_name(pipe)}; wrap a list by"
                     " IterableWrapper(...), and name a fill value: fill_value=..."
                 )
         self.sources = iterable_sources(datapipes)

@@ -156,7 +156,7 @@ def declared_edges(pipe: Any) -> list[Any] | None:
     for edge in edges:
         if not is_pipe(edge):
             raise TypeError(
-                f"edges of {type(pipe).__qualname__} must be the datapipes it reads from, got"
+                f"edges of {type(pipe).__qualname__} must be the pipes it reads from, got"
                 f" {type(edge).__name__}; give the attribute another name if it is data"
             )
     return edges

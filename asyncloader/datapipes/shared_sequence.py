@@ -150,7 +150,7 @@ class SharedSequence(MapDataPipe[T]):
 
     def __init__(self, rows: Iterable[T]) -> None:
         if is_pipe(rows):
-            raise TypeError(f"{rows!r} is a datapipe, not rows; pack its items: list(pipe)")
+            raise TypeError(f"{rows!r} is a pipe, not rows; pack its items: list(pipe)")
         if not isinstance(rows, Iterable):
             raise TypeError(f"rows must be iterable, got {type(rows).__name__}")
         begins = array("Q", [0])

@@ -67,7 +67,7 @@ class IterableWrapper(IterDataPipe[T]):
     ) -> None:
         if is_pipe(iterable):
             raise TypeError(
-                f"{iterable!r} is a datapipe already; use it as it is, or, to iterate a map"
+                f"{iterable!r} is a pipe already; use it as it is, or, to iterate a map"
                 " pipe, .to_iter_datapipe()"
             )
         if not isinstance(iterable, Iterable | AsyncIterable):
@@ -429,7 +429,7 @@ class SequenceWrapper(MapDataPipe[T]):
     def __init__(self, sequence: Sequence[T] | Lookup[T], deepcopy: bool = True) -> None:
         if is_pipe(sequence):
             raise TypeError(
-                f"{sequence!r} is a datapipe already; use it as it is, or, to look up the"
+                f"{sequence!r} is a pipe already; use it as it is, or, to look up the"
                 " items of an iter pipe, .to_map_datapipe()"
             )
         if not hasattr(type(sequence), "__getitem__"):

@@ -96,7 +96,7 @@ class Wiring:
 
     def __init__(self, datapipe: Any) -> None:
         if not is_pipe(datapipe):
-            raise TypeError(f"a graph must end in a datapipe, got {kind_name(datapipe)}")
+            raise TypeError(f"a graph must end in a pipe, got {kind_name(datapipe)}")
         self.end = datapipe
         self._sources: dict[int, list[Any]] = {}
         self.pipes: list[Any] = [datapipe]

@@ -7,6 +7,8 @@ reading service, and iterated with ``async for`` or ``for``.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -48,6 +50,28 @@ Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
 _GRAPH = "serialized_datapipe"
 
 
+_F = TypeVar("_F", bound=Callable[..., None])
+
+
+def _leading_to_from_dataset(init: _F) -> _F:
+    """Let a constructor that gets arguments of torch's ``DataLoader`` say where they belong."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            of_torchs = inspect.signature(type(self).from_dataset).parameters
+            if name in of_torchs and name not in inspect.signature(init).parameters:
+                raise TypeError(
+                    f"DataLoader2 has no parameter {name!r}; to pass it as to torch's DataLoader,"
+                    " use DataLoader2.from_dataset(dataset, ...). For a graph of pipes, batch and"
+                    " shuffle are pipes, and num_workers belongs to"
+                    " reading_service=MultiProcessingReadingService(...)"
+                )
+        init(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]  # it takes what init takes
+
+
 class DataLoader2(Generic[T_co]):
     """Load the items of a graph, by ``async for`` or ``for``.
 
@@ -79,6 +103,7 @@ class DataLoader2(Generic[T_co]):
         reading_service: ReadingServiceInterface | None = None,
     ) -> None: ...
 
+    @_leading_to_from_dataset
     def __init__(
         self,
         datapipe: Any,
@@ -447,7 +472,7 @@ def _iter_pipe(datapipe: Any) -> Any:
     if is_map_pipe(datapipe):
         return MapToIterConverter(datapipe)
     raise TypeError(
-        f"DataLoader2 takes a datapipe, got {kind_name(datapipe)}; {_way_to_a_pipe(datapipe)}"
+        f"DataLoader2 takes a pipe, got {kind_name(datapipe)}; {_way_to_a_pipe(datapipe)}"
     )
 
 
@@ -457,7 +482,10 @@ def _way_to_a_pipe(data: object) -> str:
     wrapper = "iter.IterableWrapper(...), or in map.SequenceWrapper(...) to look items up,"
     if hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         wrapper = "map.SequenceWrapper(...)"
-    return f"wrap it in {wrapper} first, from asyncloader.datapipes"
+    return (
+        f"wrap it in {wrapper} first, from asyncloader.datapipes; or use"
+        " DataLoader2.from_dataset(...), which takes what torch's DataLoader takes"
+    )
 
 
 def _check_adapters(adapters: object) -> None:

@@ -62,7 +62,7 @@ class DataSetSettings:
     def __post_init__(self) -> None:
         if is_pipe(self.dataset):
             raise TypeError(
-                f"from_dataset takes a data set, got the datapipe {self.dataset!r}; pass it to"
+                f"from_dataset takes a data set, got the pipe {self.dataset!r}; pass it to"
                 " DataLoader2(...)"
             )
         if not (self.is_iterable or hasattr(type(self.dataset), "__getitem__")):

@@ -39,7 +39,7 @@ from asyncloader.transport.code import include_code_of
 from asyncloader.workers.actors import joined_cluster
 
 WHAT_IT_DOES = (
-    "Draw a graph of datapipes, examine what its stages and its workers are worth, watch the"
+    "Draw a graph of pipes, examine what its stages and its workers are worth, watch the"
     " loaders of a program, or rewrite programs of torchdata."
 )
 

@@ -104,5 +104,5 @@ def test_looked_up_tuples_end_with_the_shortest_source() -> None:
 
 @pytest.mark.parametrize("other", [[1, 2], "-", 0])
 def test_zip_longest_reads_nothing_but_datapipes(other: Any) -> None:
-    with pytest.raises(TypeError, match=r"zip_longest reads datapipes, got .*fill_value="):
+    with pytest.raises(TypeError, match=r"zip_longest reads pipes, got .*fill_value="):
         IterableWrapper(range(3)).zip_longest(other)

@@ -172,7 +172,7 @@ def test_rows_must_be_iterable(wrong):
 
 @pytest.mark.parametrize("pipe", [IterableWrapper([1]), SequenceWrapper([1])])
 def test_a_pipe_is_no_rows(pipe):
-    with pytest.raises(TypeError, match="is a datapipe, not rows"):
+    with pytest.raises(TypeError, match="is a pipe, not rows"):
         SharedSequence(pipe)
 
 

@@ -32,7 +32,7 @@ def test_a_set_has_the_same_order_in_all_processes():
 @pytest.mark.parametrize("pipe", [IterableWrapper([1]), SequenceWrapper([1])])
 def test_a_pipe_needs_no_wrapper(wrapper, pipe):
     # A graph would end at the wrapper: no shard, no seed would reach the pipe.
-    with pytest.raises(TypeError, match="is a datapipe already"):
+    with pytest.raises(TypeError, match="is a pipe already"):
         wrapper(pipe)
 
 

@@ -163,7 +163,7 @@ def test_edges_that_are_no_pipes_are_a_type_error() -> None:
     pipe = Holder(None)
     for data in ([(0, 1), (1, 2)], 12):
         pipe.edges = data
-        with pytest.raises(TypeError, match="edges of Holder must be the datapipes"):
+        with pytest.raises(TypeError, match="edges of Holder must be the pipes"):
             edges_of(pipe)
 
 
@@ -229,7 +229,7 @@ def test_a_million_rows_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_only_pipes_have_a_graph() -> None:
-    with pytest.raises(TypeError, match="must end in a datapipe, got list"):
+    with pytest.raises(TypeError, match="must end in a pipe, got list"):
         traverse_dps([1, 2])
     with pytest.raises(TypeError, match="got the class IterableWrapper"):
         traverse_dps(IterableWrapper)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import gc
+import inspect
 import pickle
 import threading
 import weakref
@@ -184,8 +185,23 @@ def test_a_map_pipe_is_read_in_the_order_of_its_indices():
 
 @pytest.mark.parametrize("data", [[1, 2], torch.utils.data.TensorDataset(torch.ones(2)), 5])
 def test_what_is_no_pipe_is_refused_with_the_wrapper_to_use(data):
-    with pytest.raises(TypeError, match="Wrapper"):
+    with pytest.raises(TypeError, match=r"Wrapper.*or use DataLoader2\.from_dataset"):
         DataLoader2(data)
+
+
+@pytest.mark.parametrize("name", ["num_workers", "batch_size", "shuffle", "collate_fn", "dataset"])
+def test_an_argument_of_torchs_loader_leads_to_from_dataset(name):
+    wrong = {name: 2}
+    with pytest.raises(TypeError, match=rf"no parameter '{name}'; .*DataLoader2\.from_dataset"):
+        DataLoader2(IterableWrapper(range(3)), **wrong)
+
+
+def test_another_argument_is_pythons_own_error():
+    wrong = {"reading_servce": None}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reading_servce'"):
+        DataLoader2(IterableWrapper(range(3)), **wrong)
+    parameters = inspect.signature(DataLoader2).parameters
+    assert list(parameters) == ["datapipe", "datapipe_adapter_fn", "reading_service"]
 
 
 def test_the_class_of_a_pipe_is_told_from_a_pipe():
@@ -236,7 +252,7 @@ def test_adapters_are_applied_once_and_in_order():
 
 
 def test_an_adapter_that_returns_no_pipe_is_named():
-    with pytest.raises(TypeError, match=r"must return a datapipe, but .* returned NoneType"):
+    with pytest.raises(TypeError, match=r"must return a pipe, but .* returned NoneType"):
         DataLoader2(numbers(), lambda pipe: None)
 
 
