@@ -195,7 +195,8 @@ _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 
 def keep_freed_memory() -> None:
     """Let freed memory be used again, unless the user has settings of their own."""
-    if sys.platform == "linux" and not PORTABLE and not _has_malloc_settings():
+    # The portable way does without calls of the kernel; the allocator is the same.
+    if sys.platform == "linux" and not _has_malloc_settings():
         mallopt = getattr(_libc(), "mallopt", None)
         if mallopt is not None:
             # No block has pages of its own, which would go with it, however large it is.
