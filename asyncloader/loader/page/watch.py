@@ -19,12 +19,12 @@ from asyncloader.loader.page.panels import HasStats, Panels, Shown
 from asyncloader.loader.page.reporter import Reporter
 from asyncloader.loader.page.server import PageServer
 from asyncloader.ranks import is_initialized, own_rank
-from asyncloader.runtime import at_exit
+from asyncloader.runtime import at_exit, in_thread
 from asyncloader.system import in_forked_child
 
 
 class Watch:
-    """A loader on the page, until ``close()`` or the end of a ``with``."""
+    """A loader on the page, until ``close()`` or the end of a ``with`` or ``async with``."""
 
     def __init__(self, pages: Pages, page: Page, shown: Shown) -> None:
         #: Where to look, with the token of this page.
@@ -37,6 +37,16 @@ class Watch:
         if not self._is_closed:
             self._is_closed = True
             self._pages.release(self._page, self._shown)
+
+    async def aclose(self) -> None:
+        """Do as ``close`` does, and let the event loop go on meanwhile."""
+        await in_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
     def __enter__(self) -> Self:
         return self

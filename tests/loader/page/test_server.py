@@ -85,6 +85,21 @@ async def test_a_wrong_token_is_refused(path, loader):
         assert await status(almost) == 403
 
 
+async def test_a_page_is_closed_while_the_event_loop_goes_on(loader):
+    async with loader.watch() as watch, aiohttp.ClientSession() as session:
+        # Somebody who looks is sent away first.
+        answer = await session.get(watch.url + "events")
+        assert answer.status == 200
+        closing = asyncio.ensure_future(watch.aclose())
+        assert not closing.done()
+        while await answer.content.readany():
+            pass
+        await closing
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await status(watch.url)
+        await watch.aclose()
+
+
 def test_each_page_has_a_token_of_its_own(loader):
     urls = []
     for _ in range(3):
