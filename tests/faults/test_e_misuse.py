@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import os
+import sys
 import threading
 import time
 import warnings
@@ -196,8 +197,11 @@ def at_the_very_end():
     except LoaderClosed as error:
         print(error)
     early.shutdown()
-    with DataLoader2(numbers.map(str)) as late:
-        print(list(late))
+    try:
+        with DataLoader2(numbers.map(str)) as late:
+            print(list(late))
+    except RuntimeError as error:
+        print(error)
 
 atexit.register(at_the_very_end)
 
@@ -234,7 +238,10 @@ if __name__ == "__main__":
 def test_e2_loaders_that_are_closed_while_the_interpreter_exits_end_in_silence(tmp_path):
     done = run_script(tmp_path, CLOSED_WHILE_EXITING)
     closed = "the interpreter is exiting, which has ended this loader"
-    assert done.stdout.splitlines() == ["[0, 1, 2]", "0 0", closed, "['0', '1', '2']"]
+    last = "['0', '1', '2']"
+    if sys.version_info[:2] == (3, 12):
+        last = "can't create new thread at interpreter shutdown"
+    assert done.stdout.splitlines() == ["[0, 1, 2]", "0 0", closed, last]
     assert (done.returncode, done.stderr) == (0, "")
 
 
