@@ -449,6 +449,8 @@ class WorkerItems:
                 self._is_patient = self._is_late = False
                 self._let_come(stand, items)
         finally:
+            # The error of an epoch that is closed keeps this frame.
+            items = []
             self._is_patient = True
             self._timer.end()
             self.iterator.end()
