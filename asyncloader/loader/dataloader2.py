@@ -56,11 +56,12 @@ _F = TypeVar("_F", bound=Callable[..., None])
 def _leading_to_from_dataset(init: _F) -> _F:
     """Let a constructor that gets arguments of torch's ``DataLoader`` say where they belong."""
 
+    own = inspect.signature(init).parameters
+
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            of_torchs = inspect.signature(type(self).from_dataset).parameters
-            if name in of_torchs and name not in inspect.signature(init).parameters:
+        for name in kwargs.keys() - own.keys():
+            if name in inspect.signature(type(self).from_dataset).parameters:
                 raise TypeError(
                     f"DataLoader2 has no parameter {name!r}; to pass it as to torch's DataLoader,"
                     " use DataLoader2.from_dataset(dataset, ...). For a graph of pipes, batch and"

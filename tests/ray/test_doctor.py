@@ -20,14 +20,15 @@ from asyncloader.tools.command import main
 from tests.ray.cluster import CPUS, NODES, Nodes, no_actors
 
 LIMIT_SECONDS = 120
-#: In a file of its own, which no node can import. Two at a time wait twice as fast as one.
+#: In a file of its own, which no node can import. Two at a time wait twice as fast as one, also on
+#: a busy machine: the waits are long beside what an item costs.
 PROGRAM = """
 import time
 import asyncloader.datapipes.iter as it
 from asyncloader import DataLoader2, RayReadingService
 
 def waits(number):
-    time.sleep(0.01)
+    time.sleep(0.04)
     return number
 
 pipe = it.IterableWrapper(range(10_000)).shuffle().sharding_filter().map(waits)
