@@ -172,38 +172,38 @@ class LoopEpoch(Epoch):
         self._task = begin_task(self._loop, self._supervise(), "asyncloader epoch", self._context)
         self._task.add_done_callback(self._ended)
 
-    def _is_ready(self) -> bool:
-        """Whether there is something to take (items, the end, or an error) or to change."""
-        have_come = self._items is not None and self._items.have_come()
-        return have_come or self._is_over or self._is_changing
-
     def _take(self) -> bool:
-        """Let in the items that have come; False at the end, and the error each time after one."""
+        """Let in the items that have come, or end the buffer; False if there is nothing yet.
+
+        Raises SettingsChanged, and the epoch's error each time.
+        """
         buffer, items = self._buffer, self._items
+        # Read before the look for items, as the last of them come before the end.
+        is_over = self._is_over
+        # An interrupt may have come before items that were taken were let in.
+        if buffer.incoming or (items is not None and items.hand_to(buffer)):
+            buffer.let_in()
+            return True
+        if self._is_changing:
+            raise SettingsChanged
+        if is_over:
+            self._end()
+        return is_over
+
+    def _end(self) -> None:
+        """End the buffer, or raise the error that has ended the epoch."""
         try:
-            # An interrupt may have come before items that were taken were let in.
-            if not buffer.incoming:
-                if items is not None and items.have_come():
-                    items.hand_to(buffer)
-                elif self._is_changing:
-                    raise SettingsChanged
-                elif self._error is not None:
-                    raise self._error.again()
-        except SettingsChanged:
-            raise
+            if self._error is not None:
+                raise self._error.again()
         except StopAsyncIteration as error:
             # An `async for` would take it for the end of the data.
             failure = RuntimeError("a pipe raised StopAsyncIteration")
-            buffer.end(failure)
+            self._buffer.end(failure)
             raise failure from error
         except (Exception, SystemExit) as error:
-            buffer.end(error)
+            self._buffer.end(error)
             raise
-        if buffer.incoming:
-            buffer.let_in()
-            return True
-        buffer.end()
-        return False
+        self._buffer.end()
 
     async def _supervise(self) -> None:
         try:
@@ -287,7 +287,7 @@ class AsyncEpoch(LoopEpoch):
                 return item
             if buffer.wants_more():
                 await self._wait()
-                if not self._take():
+                if buffer.is_ended:
                     raise StopAsyncIteration
             elif buffer.is_closed():
                 raise StopAsyncIteration
@@ -295,7 +295,7 @@ class AsyncEpoch(LoopEpoch):
     async def _wait(self) -> None:
         self._watching.main.resume()
         try:
-            await self._waiter.until(self._is_ready)
+            await self._waiter.until(self._take)
         finally:
             self._watching.main.resting_since = perf_counter()
 
@@ -325,9 +325,9 @@ class SyncEpoch(LoopEpoch):
             for item in buffer.ready:
                 return item
             if buffer.wants_more():
-                if not buffer.incoming and not self._is_ready():
-                    self._wait()
                 if not self._take():
+                    self._wait()
+                if buffer.is_ended:
                     raise StopIteration
             elif buffer.is_closed():
                 raise StopIteration
@@ -338,7 +338,7 @@ class SyncEpoch(LoopEpoch):
             self._items.ask()
         self._watching.main.resume()
         try:
-            self._waiter.until(self._is_ready)
+            self._waiter.until(self._take)
         finally:
             self._watching.main.resting_since = perf_counter()
 
@@ -375,13 +375,12 @@ class GraphItems:
         elif self._begun is not None:
             await give_groups(self._begun, self._exchange, self._loop)
 
-    def have_come(self) -> bool:
-        """Whether there are items."""
-        return self._exchange.has_items()
-
-    def hand_to(self, buffer: ItemBuffer) -> None:
-        """Hand the items that have come to a buffer, and let more come."""
+    def hand_to(self, buffer: ItemBuffer) -> bool:
+        """Hand the items that have come to a buffer, and let more come; False if there are none."""
+        if not self._exchange.has_items():
+            return False
         self._exchange.take(buffer.incoming)
+        return True
 
     def ask(self) -> None:
         """Let more items come, if an interrupt kept ``hand_to`` from it."""
@@ -429,12 +428,13 @@ class WorkerItems:
         self._patience = LoopWaiter(loop)
         self._timer = WaitTimer(loop, _LATE_SECONDS)
         self._stream = begun.begin(consumer.wake if self._is_here else self._on_news)
-        # Where the workers were before the latest two groups, and how many items came before.
+        # Where the workers were after the latest three groups, and how many items had come. Of
+        # the latest two some items may not have passed the consumer.
         self._stands: list[tuple[int, Stand]] = [(0, begun.stand())]
 
     async def run(self) -> None:
         """Do what takes time, until all items have come."""
-        self._take()
+        self._take_news()
         try:
             while True:
                 await self._patience.until(lambda: self._is_patient)
@@ -442,12 +442,12 @@ class WorkerItems:
                     raise self._error
                 if self._stream.is_over():
                     return
-                stand = self.iterator.stand()
                 items = await self.iterator.take(is_late=self._is_late)
                 if not items:
                     return
                 self._is_patient = self._is_late = False
-                self._let_come(stand, items)
+                self._let_come(items)
+                self._consumer.wake()
         finally:
             # The error of an epoch that is closed keeps this frame.
             items = []
@@ -455,23 +455,22 @@ class WorkerItems:
             self._timer.end()
             self.iterator.end()
 
-    def have_come(self) -> bool:
-        """Whether there are items."""
+    def hand_to(self, buffer: ItemBuffer) -> bool:
+        """Hand the items that have come to a buffer, and let more come; False if there are none."""
         if self._is_here and not self._come:
             self._take()
-        return bool(self._come)
-
-    def hand_to(self, buffer: ItemBuffer) -> None:
-        """Hand the items that have come to a buffer, and let more come."""
+        if not self._come:
+            return False
         # No call in between: an interrupt finds the items in one place or in the other.
         buffer.incoming, self._come = self._come, []
         if self._is_held:
             self.ask()
+        return True
 
     def ask(self) -> None:
         """Let more items come, if an interrupt kept ``hand_to`` from it."""
         if self._is_held and not self._is_here:
-            call_soon(self._loop, self._take)
+            call_soon(self._loop, self._take_news)
 
     def drop(self) -> None:
         """Drop the items, now and later: nobody will take them."""
@@ -489,17 +488,22 @@ class WorkerItems:
         if not self._is_due:
             # After the other channels that are readable now: one group for all of them.
             self._is_due = True
-            self._loop.call_soon(self._take)
+            self._loop.call_soon(self._take_news)
+
+    def _take_news(self) -> None:
+        """Take what is there, and wake the consumer for it."""
+        self._is_due = False
+        self._take()
+        if self._come:
+            self._consumer.wake()
 
     def _take(self) -> None:
         """Take what is there from the workers, if the consumer has what came before."""
-        self._is_due = False
         # Set before the look, as another thread may take the items at any moment.
         self._is_held = True
         if self._come or self._is_patient:
             return
         self._is_held = False
-        stand = self.iterator.stand()
         try:
             items = self.iterator.take_ready()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own; ``run`` raises it
@@ -507,22 +511,26 @@ class WorkerItems:
             self._be_patient()
             return
         if items:
-            self._let_come(stand, items)
+            self._let_come(items)
         elif self._stream.needs_take():
             self._be_patient()
         else:
             self._timer.begin(self._on_late)
 
-    def _let_come(self, stand: Stand, items: list[Any]) -> None:
+    def _let_come(self, items: list[Any]) -> None:
+        self._given += len(items)
+        stand = self.iterator.stand()
         # One assignment: the consumer's thread sees the old list or the new one.
-        self._stands = [self._stands[-1], (self._given, stand)]
+        self._stands = [*self._stands[-2:], (self._given, stand)]
         if stand.dealing is not None:
             self._stands[0][1].forget_dealing_before()
-        self._given += len(items)
-        self._is_held = self._stream.has_to_be_asked()
+        self._is_held = not self._is_here and self._stream.has_to_be_asked()
         self._come = items
-        self._timer.begin(self._on_late)
-        self._consumer.wake()
+        if self._is_here:
+            # The consumer begins to wait when it comes and finds nothing.
+            self._timer.end()
+        else:
+            self._timer.begin(self._on_late)
 
     def _on_late(self) -> None:
         self._is_held = True

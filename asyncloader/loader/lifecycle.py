@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
-from asyncloader.datapipes.edges import has_no_place, is_without_order
+from asyncloader.datapipes.edges import has_no_place, is_random, is_without_order
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.deadline import leaving_time, time_left
@@ -249,8 +249,10 @@ class Lifecycle:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
-        if is_pipe(self.adapted):
-            set_graph_random_seed(self.adapted, seed_generator)
+        adapted = pipes_of(self.adapted)
+        if adapted:
+            if any(map(is_random, adapted)):
+                set_graph_random_seed(self.adapted, seed_generator)
             self._service.seed_rest()
         prepared = await self._prepared(reset, seed_generator)
         if not isinstance(prepared, Iterable | AsyncIterable):
@@ -260,7 +262,7 @@ class Lifecycle:
             )
         if start.is_regrouped:
             check_added(self._given, prepared)
-        pipes = pipes_of(prepared)
+        pipes = adapted if prepared is self.adapted else pipes_of(prepared)
         self._tree = tree = RunTree(pipes)
         # If no state can be taken, nothing has to be recorded for one, maybe without an end.
         takes_states = not any(map(has_no_place, pipes))

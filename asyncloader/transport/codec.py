@@ -481,7 +481,7 @@ class Payload(NamedTuple):
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""
         # Items that share a pickle are plain.
-        if has_torch() or len(self.pickles) != self.items:
+        if len(self.pickles) != self.items or has_torch():
             return False
         start = self.data_start
         for nbytes, _ in self.pickles:

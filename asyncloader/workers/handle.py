@@ -96,6 +96,9 @@ class WorkerHandle:
         self._view = process.open_memory(self._wake_to_return, copy_beyond=copy_beyond)
         self._decoder = Decoder(self._view)
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The loop that is told of the process's death, once, also while this is detached.
+        self._watched_on: asyncio.AbstractEventLoop | None = None
+        self._unwatch: Callable[[], object] = _nothing
         self.on_news: Callable[[], None] = _nothing
         self._epoch = NO_EPOCH
 
@@ -113,8 +116,12 @@ class WorkerHandle:
         """Listen on a loop; ``on_news`` is called when something came or the worker ended."""
         self._loop = loop
         self.on_news = on_news
-        with descriptors_for(f"watching over {self.name}"):
-            self._unwatch = self.process.on_death(loop, _weakly(self._on_death))
+        # The next epoch is usually on the same loop, so the watch over the process stays.
+        if self._watched_on is not loop:
+            self._unwatch()
+            with descriptors_for(f"watching over {self.name}"):
+                self._unwatch = self.process.on_death(loop, _weakly(self._on_death))
+            self._watched_on = loop
         self._channel.attach(loop, self._receive, self._on_closed)
         self._return_slots()
         if self.line is not None:
@@ -123,7 +130,6 @@ class WorkerHandle:
     def detach(self) -> None:
         """Leave the loop; what the worker sends waits in the kernel."""
         self._channel.detach()
-        self._unwatch()
         self._loop = None
         self.on_news = _nothing
         if self.line is not None:
@@ -209,6 +215,7 @@ class WorkerHandle:
     def close(self) -> None:
         """Close the channel, which makes the worker end."""
         self.end_epoch()
+        self._unwatch()
         self._channel.close()
         self._view.close()
         if self.line is not None:
@@ -333,6 +340,7 @@ class WorkerHandle:
         self.fail(error)
 
     def _on_death(self) -> None:
+        self._watched_on = None
         # What it sent before it died is complete and is used first.
         if self._loop is not None:
             self._loop.call_soon(self._tell_of_death)

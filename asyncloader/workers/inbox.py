@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from asyncloader.errors import TransportError
@@ -106,13 +107,21 @@ class Inbox:
         """Whether the worker has sent everything, taken or not."""
         return self._has_ended and not self._is_refused
 
-    def open(self) -> int:
+    def open(self, *, even_slow: bool = False) -> int:
         """Open the next frame if the open one is empty; return how many items can be taken.
 
         A slow frame is left to ``open_slow``.
         """
-        if not self.left and self._frames and not self._frames[0].is_slow:
-            self._open_frame()
+        if self.left or not self._frames or (self._frames[0].is_slow and not even_slow):
+            return self.left
+        frame, decoder, self.mark, told, self._cost, _ = self._frames.popleft()
+        refused = decoder.refused
+        if told:
+            self.told.append(told)
+        items = decoder.items(frame)
+        if decoder.refused != refused:
+            items = self._up_to_refused(items)
+        self._items, self.left = items, len(items)
         return self.left
 
     def has_slow_frame(self) -> bool:
@@ -123,7 +132,7 @@ class Inbox:
         """Open the next frame in a thread."""
         if self._frames[0].frame.needs_torch():
             await in_thread(import_torch)
-        await in_thread(self._open_frame)
+        await in_thread(partial(self.open, even_slow=True))
 
     def take(self, count: int) -> list[Any]:
         """Return the next ``count`` items of the open frame."""
@@ -151,16 +160,6 @@ class Inbox:
             arrived.decoder.give_back(arrived.frame)
         self._items, self.left = [], 0
         self._on_credits = _keep
-
-    def _open_frame(self) -> None:
-        frame, decoder, self.mark, told, self._cost, _ = self._frames.popleft()
-        refused = decoder.refused
-        if told:
-            self.told.append(told)
-        items = decoder.items(frame)
-        if decoder.refused != refused:
-            items = self._up_to_refused(items)
-        self._items, self.left = items, len(items)
 
     def _up_to_refused(self, items: list[Any]) -> list[Any]:
         """Return the items before one that could not be read; the stream ends there."""

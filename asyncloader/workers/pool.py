@@ -12,7 +12,7 @@ import logging
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from asyncloader.datapipes.base import homes_of_methods
@@ -126,10 +126,10 @@ class WorkerPool:
         self._start = StartEpoch(self._epoch, tuple(shared_seeds), generator, resets)
         self._is_told = False
         self._taken = 0
+        self._streams = [self._stream(number, settings) for number in range(self._count)]
         for handle in self.all_handles():
             handle.begin_epoch(self._epoch)
-            handle.attach(loop, self._wake)
-        self._streams = [self._stream(number, settings) for number in range(self._count)]
+            handle.attach(loop, self._news())
         return self._streams
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
@@ -248,7 +248,7 @@ class WorkerPool:
         assert self._loop is not None
         for handle in started:
             handle.begin_epoch(self._epoch)
-            handle.attach(self._loop, self._wake)
+            handle.attach(self._loop, self._news())
         self._retired += lost
         if dispatcher is not None and self._dispatcher is not None:
             dispatcher.dealing = self._dispatcher.dealing
@@ -343,6 +343,10 @@ class WorkerPool:
         for handle in self.all_handles():
             handle.send(Instruction.PAUSE if is_paused else Instruction.RESUME)
             handle.set_paused(is_paused)
+
+    def _news(self) -> Callable[[], None]:
+        """Return what to call at news: most epochs have one stream."""
+        return self._streams[0].news if len(self._streams) == 1 else self._wake
 
     def _wake(self) -> None:
         for stream in self._streams:

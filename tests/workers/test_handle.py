@@ -64,13 +64,19 @@ def fed() -> Iterator[tuple[WorkerHandle, Worker, socket.socket]]:
 
 
 async def test_without_a_descriptor_for_a_worker_it_is_not_listened_to_until_there_is_one():
-    with fed() as (handle, worker, _):
-        handle.detach()
+    ours, theirs = socket.socketpair()
+    worker, loop = Worker(ours, Channel(theirs)), asyncio.get_running_loop()
+    handle = WorkerHandle("worker 3", 3, worker)  # type: ignore[arg-type]  # of a process it has enough
+    with theirs:
         with only_free(0), pytest.raises(ResourceExhausted, match="watching over worker 3"):
-            handle.attach(asyncio.get_running_loop(), lambda: None)
-        handle.attach(asyncio.get_running_loop(), lambda: None)
+            handle.attach(loop, lambda: None)
+        handle.attach(loop, lambda: None)
         handle.detach()
+        # The watch stays, so a later epoch on the same loop needs none.
+        with only_free(0):
+            handle.attach(loop, lambda: None)
         assert not worker.killed.is_set()
+        handle.close()
 
 
 async def test_a_worker_whose_descriptors_could_not_be_received_is_not_said_to_make_no_sense():

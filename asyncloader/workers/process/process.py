@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import socket
@@ -371,7 +372,9 @@ class DeathWatch:
         # A copy, since a loop knows one reader for each descriptor.
         copy = os.dup(fd)
         self._fds.append(copy)
-        self._loop.add_reader(copy, ready)
+        # A loop keeps the context in which it is told to call something, and so all that an
+        # epoch has in it; the watch outlasts the epoch.
+        contextvars.Context().run(self._loop.add_reader, copy, ready)
 
     def _let_go(self) -> None:
         while self._calls:
