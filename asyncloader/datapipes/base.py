@@ -24,7 +24,7 @@ from asyncloader.datapipes.cursor_forms import Form, no_cursor, of_a_pass
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.run import Pass, Run, RunTree, Stride, has_passes, tree_of
-from asyncloader.datapipes.torchdata_names import advice_for
+from asyncloader.datapipes.torchdata_names import RENAMED, advice_for
 from asyncloader.main_script import MAIN, home_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -298,6 +298,8 @@ class DataPipe:
             kind = _kind_of(type(self))
             if torchs := _torch_methods(kind.__name__).get(name):
                 return functools.partial(torchs, self)
+            if name in RENAMED:
+                return getattr(self, RENAMED[name])
             others = MapDataPipe if kind is IterDataPipe else IterDataPipe
             raise UnknownName(_MissingName(type(self), name, others))
 

@@ -68,7 +68,7 @@ from asyncloader.datapipes.shuffling import InBatchShuffler, Shuffler
 from asyncloader.datapipes.sources import IterableWrapper
 from asyncloader.datapipes.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from asyncloader.datapipes.thread_calls import ThreadMapper, ThreadPoolMapper
-from asyncloader.datapipes.torchdata_names import missing
+from asyncloader.datapipes.torchdata_names import RENAMED, missing
 from asyncloader.datapipes.web.readers import HttpReader, ObjectStoreReader
 
 __all__ = [
@@ -157,4 +157,6 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
+        if RENAMED.get(name) in __all__:
+            return globals()[RENAMED[name]]
         raise missing(__name__, name)

@@ -1,10 +1,23 @@
 """What to use in place of the pipes of torchdata and torch that are not here.
 
 This file is about ``advice_for``: importing such a class is an ImportError, and calling its
-fluent name an AttributeError, that say what to use.
+fluent name an AttributeError, that say what to use. Where only the name is not here, as that of
+``Extractor``, it is another name of the pipe that is.
 """
 
 from __future__ import annotations
+
+#: Earlier names of torchdata's for pipes that are here.
+RENAMED = {
+    "Extractor": "Decompressor",
+    "TarArchiveReader": "TarArchiveLoader",
+    "XzFileReader": "XzFileLoader",
+    "ZipArchiveReader": "ZipArchiveLoader",
+    "extract": "decompress",
+    "read_from_tar": "load_from_tar",
+    "read_from_xz": "load_from_xz",
+    "read_from_zip": "load_from_zip",
+}
 
 _S3 = 'read_from_object_store(store), with obstore\'s S3Store; or open_files_by_fsspec on "s3://"'
 _AIS = "map with the SDK of AIStore (aistore), or open_files_by_fsspec"
@@ -17,7 +30,6 @@ ELSEWHERE = {
     "AISFileLister": ("list_files_by_ais", _AIS),
     "AISFileLoader": ("load_files_by_ais", _AIS),
     "DataFrameMaker": ("dataframe", _FRAMES),
-    "Extractor": ("extract", "Decompressor (decompress)"),
     "GDriveReader": (
         "read_from_gdrive",
         "read_from_http on"
@@ -51,10 +63,7 @@ ELSEWHERE = {
         "load_from_tfrecord",
         "flatmap with the package tfrecord, or webdataset on tar files",
     ),
-    "TarArchiveReader": ("read_from_tar", "TarArchiveLoader (load_from_tar)"),
     "VideoLoader": ("", "map or thread_map with torchcodec or PyAV"),
-    "XzFileReader": ("read_from_xz", "XzFileLoader (load_from_xz)"),
-    "ZipArchiveReader": ("read_from_zip", "ZipArchiveLoader (load_from_zip)"),
 }
 
 _ADVICE = {name: advice for name, (_, advice) in ELSEWHERE.items()}
@@ -64,8 +73,8 @@ _ADVICE |= {fluent_name: advice for fluent_name, advice in ELSEWHERE.values() if
 def advice_for(name: str) -> str:
     """Return what to use in place of a class or a fluent name of torchdata's, or "".
 
-    >>> advice_for("extract")
-    'use Decompressor (decompress)'
+    >>> advice_for("read_from_remote")
+    'use read_from_http'
     """
     return f"use {_ADVICE[name]}" if name in _ADVICE else ""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +19,7 @@ import asyncloader.datapipes.map
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe, functional_datapipe
 from asyncloader.datapipes.map import MapDataPipe, SequenceWrapper
 from asyncloader.datapipes.torch_dataset import as_torch_dataset
-from asyncloader.datapipes.torchdata_names import ELSEWHERE, advice_for
+from asyncloader.datapipes.torchdata_names import ELSEWHERE, RENAMED, advice_for
 
 MODULES = [asyncloader.datapipes.iter, asyncloader.datapipes.map]
 
@@ -36,6 +38,21 @@ def test_calling_a_pipe_that_is_not_here_says_what_to_use(name: str) -> None:
     if name:
         with pytest.raises(AttributeError, match="; use "):
             getattr(IterableWrapper([1]), name)
+
+
+def test_an_earlier_name_of_torchdatas_is_the_pipe_that_has_a_later_one() -> None:
+    from asyncloader.datapipes.iter import Extractor  # type: ignore[attr-defined]
+
+    assert Extractor is asyncloader.datapipes.iter.Decompressor
+    packed: Any = IterableWrapper([("a.gz", io.BytesIO(gzip.compress(b"text")))], deepcopy=False)
+    ((_, stream),) = packed.extract(file_type="gzip")
+    assert stream.read() == b"text"
+
+
+@pytest.mark.parametrize(("earlier", "later"), RENAMED.items())
+def test_each_earlier_name_has_a_later_one(earlier: str, later: str) -> None:
+    home: Any = asyncloader.datapipes.iter if later[0].isupper() else IterableWrapper([])
+    assert getattr(home, earlier) == getattr(home, later)
 
 
 def test_what_advice_names_exists() -> None:

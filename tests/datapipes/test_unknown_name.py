@@ -50,11 +50,11 @@ def test_a_name_that_is_not_there_says_what_may_be_meant(pipe, name, says):
 def test_others_may_add_to_the_message():
     # As torch, and libraries for tests, do it.
     with pytest.raises(AttributeError) as raised:
-        IterableWrapper([1]).extract()
+        IterableWrapper([1]).read_from_remote()
     error = raised.value
-    assert repr(error.args[0]).startswith("\"IterableWrapper has no attribute 'extract'; use ")
+    assert repr(error.args[0]).startswith('"IterableWrapper has no attribute ')
     error.args = (f"{error.args[0]} [in case 3]", *error.args[1:])
-    assert str(error).startswith("IterableWrapper has no attribute 'extract'; use Decompressor")
+    assert str(error).startswith("IterableWrapper has no attribute 'read_from_remote'; use ")
     assert str(error).endswith("[in case 3]")
 
 

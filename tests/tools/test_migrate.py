@@ -76,7 +76,7 @@ def test_the_rewritten_program_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("from torchdata.datapipes.iter import Mapper, Extractor", "Decompressor (decompress)"),
+        ("from torchdata.datapipes.iter import Mapper, OnlineReader", "use read_from_http"),
         ("from torchdata.datapipes.iter import NoSuchPipe", "has no attribute 'NoSuchPipe'"),
         ("from torchdata.dataloader2 import communication", "no asyncloader.communication"),
         ("from torchdata.datapipes.utils import to_graph", "asyncloader.graph draws graphs"),
