@@ -170,6 +170,7 @@ class Lifecycle:
         """Tell the service that the epoch is over, if one runs."""
         if self._epoch_open:
             self._epoch_open = False
+            self._tree.close_sources()
             await self._calls.finalize_iteration()
 
     def pause(self) -> None:
