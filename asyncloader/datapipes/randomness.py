@@ -79,10 +79,6 @@ class Seeded:
         """Return the seed of the next pass, or None if none was ever set."""
         return self._seed
 
-    def settle_seed(self, seed: int) -> None:
-        """Let the next pass draw from a seed."""
-        self._seed = seed
-
 
 class Shuffling(Seeded):
     """A pipe that changes the order of its source, unless it was told not to."""

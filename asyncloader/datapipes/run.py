@@ -16,6 +16,7 @@ A pipe that is iterated alone, as by ``list(pipe)``, gets a tree of its own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -121,6 +122,13 @@ class RunTree:
         """Stop all passes from reading ahead of their consumers, or let them again."""
         for each in list(self._passes.values()):
             each.set_paused(is_paused)
+
+    def close_sources(self) -> None:
+        """Close what passes keep open for readers that may still come."""
+        for each in list(self._passes.values()):
+            # The epoch is over, so errors of user code that is being closed do not matter.
+            with contextlib.suppress(Exception):
+                each.close_source()
 
     # What outlasts a pass -----------------------------------------------------------------
 
@@ -448,6 +456,9 @@ class Pass(Generic[T_co]):
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop reading ahead of the consumer, or do so again; from any thread."""
+
+    def close_source(self) -> None:
+        """Close what the pass keeps open although nobody reads it at present."""
 
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         """Move to ``cursor``; return how many items to drop from there to reach ``position``.

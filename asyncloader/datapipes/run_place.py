@@ -235,7 +235,9 @@ class TaskGiver(Generic[T]):
         self.stop()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=time_left(GRACE_SECONDS))
-        self._home.forget(self)
+        if not self.is_done:
+            # Whoever closes its reader must not wait for it.
+            self._finish(Stopped())
 
     async def _run(self) -> None:
         try:

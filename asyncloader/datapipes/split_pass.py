@@ -26,9 +26,8 @@ from asyncloader.datapipes.cursor_forms import (
     just,
 )
 from asyncloader.datapipes.cursors import Cursor, Cursors, LastingError, close_items, number_of
-from asyncloader.datapipes.edges import beginning, pipes_from
+from asyncloader.datapipes.edges import beginning
 from asyncloader.datapipes.marks import Pace, thinned
-from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 
@@ -92,17 +91,12 @@ class SplitPass(Pass[T]):
         self._gone: set[int] = set()
         #: Branches that had left ahead of their readers, and have not joined again yet.
         self._awaited: set[int] = set()
-        #: The seeds of the random pipes in the source, at the beginning of this pass.
-        self._seeds: dict[Seeded, int] = {}
         self._wanted_from = [0] * split.num_instances
         self._pace = Pace()
-        #: Whether drawing has begun, and whether the source is open.
+        #: Whether drawing has begun.
         self._is_drawing = False
-        self._is_reading = False
         self.joined: set[int] = set()
         self.left: set[int] = set()
-        #: Branches that another splitter reads whose pass is deserted at present.
-        self._resting: set[int] = set()
         self.at_end = False
         self.is_invalid = False
         self._errors: dict[int, LastingError] = {}
@@ -211,23 +205,22 @@ class SplitPass(Pass[T]):
                 self._wanted_from[index] = cursor["yielded"]
 
     def leave(self, index: int) -> None:
-        """Give a branch no more items; close the source while no branch is reading."""
+        """Give a branch no more items; close the source when all branches have left.
+
+        For a branch that comes later the source stays open: if it were read again, it could
+        yield other items.
+        """
         self.left.add(index)
         self.queues[index].clear()
-        self._rest_if_deserted()
+        if len(self.left) == self.split.num_instances:
+            self.close_source()
 
-    def rest(self, index: int) -> None:
-        """Keep a branch's items while nobody reads it."""
-        self._resting.add(index)
-        self._rest_if_deserted()
-
-    def _rest_if_deserted(self) -> None:
+    def close_source(self) -> None:
         # A branch that is drawing has not left, and calls this when it does. So this need not
         # wait for the lock; an iterator that is dropped within a draw would wait for ever.
-        if self._is_deserted() and self._drawing.acquire(blocking=False):
+        if self._drawing.acquire(blocking=False):
             try:
-                if self._is_deserted():
-                    self._rest()
+                close_items(self._draws)
             finally:
                 self._drawing.release()
 
@@ -237,31 +230,7 @@ class SplitPass(Pass[T]):
             self.is_invalid = True
             self._close()
 
-    def _is_deserted(self) -> bool:
-        # After the source's end the other branches' items are all in their queues.
-        return not self.at_end and bool(self.joined) and self.joined <= self.left | self._resting
-
-    def _rest(self) -> None:
-        """Close the source; a branch that joins later reads on from there."""
-        # A branch may leave twice, and a closed source has no cursors any more.
-        if not self._is_reading:
-            return
-        if self._is_drawing and not self._errors and len(self.left) < self.split.num_instances:
-            above = self.split.branches_above()
-            if above:
-                # A branch that left could not get items that its siblings read meanwhile.
-                for branch in above:
-                    split: SplitPass[Any] | None = branch.split_in(self.run.tree)
-                    if split is not None:
-                        split.rest(branch.index)
-                return
-            self._note_start()
-        self._is_reading = False
-        close_items(self._draws)
-        self._draws = self._draw_all()
-
     def _draw_for(self, index: int) -> None:
-        self._resting.discard(index)
         if index in self._errors:
             raise self._errors[index].again()
         if self.at_end or index in self.left:
@@ -298,16 +267,10 @@ class SplitPass(Pass[T]):
                 close_items(items)
 
     def _begun_source(self) -> Iterator[Any]:
-        if not self._is_drawing:
-            self._starts = deque([self._first_start()])
-            above = pipes_from(self.split.source, to_splitters=True)
-            self._seeds = {pipe: pipe.fixed_seed() for pipe in above if isinstance(pipe, Seeded)}
-        self._is_drawing = self._is_reading = True
-        start = self._starts[-1]
+        start = self._first_start()
+        self._starts = deque([start])
+        self._is_drawing = True
         self.taken, self.given = start.taken, list(start.given)
-        # Items that are made again must be drawn as they were the first time.
-        for pipe, seed in self._seeds.items():
-            pipe.settle_seed(seed)
         if start.taken or start.cursors:
             # A splitter in the source resumes at the slowest of all its branches; this start
             # knows only those that this source reads.

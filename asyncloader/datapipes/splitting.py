@@ -247,11 +247,6 @@ class Splitter(IterDataPipe[T]):
         """
         return sum(lengths)
 
-    def branches_above(self) -> list[Branch[Any]]:
-        """Return the branches of other splitters that the source reads."""
-        above = pipes_from(self.source, to_splitters=True)
-        return [pipe for pipe in above if isinstance(pipe, Branch)]
-
     def branch_length(self, index: int) -> int:
         """Return how many items a branch has, or raise TypeError."""
         raise TypeError(f"{self!r} cannot say how many items each branch gets")

@@ -240,7 +240,8 @@ class LoopEpoch(Epoch):
                 if not self._home.is_empty():
                     with leaving_time(1):
                         await self._home.aclose()
-                await self._lifecycle.end_epoch()
+                run.tree.close_sources()
+                await self._lifecycle.end_epoch(run.tree)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
@@ -565,6 +566,7 @@ class DirectEpoch(Epoch):
         self._is_closed = False
         self._made = 0
         run = thread.call(self._begin(start))
+        self._tree = run.tree
         self._marks = Marks(run.put_cursors, lambda: self._made - 1, run.first_cursors())
         self._iterator: Iterator[Any] = run.started()
 
@@ -589,7 +591,7 @@ class DirectEpoch(Epoch):
         try:
             item = next(self._iterator)
             if self._is_closed:
-                close_items(self._iterator)
+                self._close_items()
             self._made += 1
             self._marks.passed(self._made)
             # It passes even if the buffer was closed meanwhile.
@@ -603,7 +605,8 @@ class DirectEpoch(Epoch):
             # An interrupt is no error of the epoch.
             if isinstance(error, Exception | SystemExit):
                 buffer.end(error)
-            self._thread.call(self._lifecycle.end_epoch())
+            self._close_items()
+            self._thread.call(self._lifecycle.end_epoch(self._tree))
             raise
 
     def cursors(self, passed: int) -> Cursors:
@@ -615,11 +618,12 @@ class DirectEpoch(Epoch):
 
     async def aclose(self) -> None:
         self.leave()
-        await self._lifecycle.end_epoch()
+        await self._lifecycle.end_epoch(self._tree)
 
     def abandon(self) -> None:
         self.leave()
-        work = self._lifecycle.end_epoch()
+        # The next epoch may have begun on another loop when this one gets to it.
+        work = self._lifecycle.end_epoch(self._tree)
         try:
             asyncio.run_coroutine_threadsafe(work, self._thread.loop)
         except RuntimeError:  # the private loop is closed, and with it the loader
@@ -630,7 +634,11 @@ class DirectEpoch(Epoch):
         self._watching.main.end()
         # A thread that is inside the generators closes them when it comes out.
         if not getattr(self._iterator, "gi_running", False):
-            close_items(self._iterator)
+            self._close_items()
+
+    def _close_items(self) -> None:
+        close_items(self._iterator)
+        self._tree.close_sources()
 
     async def _begin(self, start: EpochStart) -> Run[Any]:
         run = await self._lifecycle.begin_epoch(start)

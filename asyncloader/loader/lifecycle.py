@@ -166,9 +166,9 @@ class Lifecycle:
         """Return how the service's processes are doing."""
         return self._service.worker_stats()
 
-    async def end_epoch(self) -> None:
-        """Tell the service that the epoch is over, if one runs."""
-        if self._epoch_open:
+    async def end_epoch(self, tree: RunTree | None = None) -> None:
+        """Tell the service that the epoch is over, if one runs: that of ``tree``, if given."""
+        if self._epoch_open and tree in (None, self._tree):
             self._epoch_open = False
             await self._calls.finalize_iteration()
 

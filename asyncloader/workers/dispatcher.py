@@ -100,6 +100,7 @@ class Dispatcher:
         self._turn = 0
         self._is_paused = False
         self._states = RandomStates()
+        self._tree = NOTHING.run.tree
         self._marker = Marker(NOTHING, self._states)
         # How many items were dealt in this epoch, and how many the workers had before it resumed.
         self._dealt = 0
@@ -195,6 +196,7 @@ class Dispatcher:
             self._conversation.report(StartFailed(command.epoch, self._packed(error)))
 
     def _begin_dealing(self, part: PreparedPart, start: DealStart) -> None:
+        self._tree = part.run.tree
         self._marker = Marker(part, self._states, start.mark)
         self._dealt = start.mark.position
         self._turn = self._dealt % len(self._targets)
@@ -213,6 +215,7 @@ class Dispatcher:
 
     def _end_epoch(self) -> None:
         self._close_items()
+        self._context.run(self._tree.close_sources)
         for target in self._targets:
             target.end()
 

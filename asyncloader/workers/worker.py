@@ -299,12 +299,14 @@ class Worker:
         streams, self._streams = self._streams, {}
         # In epochs that follow quickly the first items share frames too.
         self._sent |= {number: stream.sent for number, stream in streams.items()}
-        self._ready = []
+        ready, self._ready = self._ready, []
         self._turns.clear()
         for stream in streams.values():
             # The epoch is over, so errors of user code that is being closed do not matter.
             with contextlib.suppress(Exception):
                 self._context.run(stream.drop)
+        for part in ready:
+            self._context.run(part.run.tree.close_sources)
 
     def _made(self) -> list[int]:
         """Return how many items were made of each stream."""

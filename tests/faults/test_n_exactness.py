@@ -184,12 +184,31 @@ def test_n3_a_users_pipe_in_the_loaders_process_that_reads_twice_is_told_so() ->
         list(loader)
 
 
-def test_n3_who_goes_on_with_what_another_left_of_what_is_dealt_takes_the_next_item() -> None:
-    dealt = IterableWrapper(range(COUNT)).sharding_round_robin_dispatch(DEALT)
-    left, right = dealt.fork(2, buffer_size=COUNT)
+#: What comes once: items that are dealt, and those of workers where the loader's process reads
+#: them; also read ahead.
+COMES_ONCE: dict[str, Callable[[Any], Any]] = {
+    "dealt": lambda source: source.sharding_round_robin_dispatch(DEALT),
+    "dealt, ahead": lambda source: source.sharding_round_robin_dispatch(DEALT).thread_map(int),
+    "from workers": lambda source: source.sharding_filter().pin_memory(pin_memory_fn=as_it_is),
+    "from workers, ahead": lambda source: (
+        source.sharding_filter().pin_memory(pin_memory_fn=as_it_is).thread_map(int)
+    ),
+}
+
+
+def as_it_is(item: Any, device: Any) -> Any:
+    return item
+
+
+@pytest.mark.parametrize("name", COMES_ONCE)
+def test_n3_who_goes_on_with_what_another_left_of_what_comes_once_takes_the_next_item(
+    name: str,
+) -> None:
+    left, right = COMES_ONCE[name](IterableWrapper(range(COUNT))).fork(2, buffer_size=COUNT)
     graph = left.header(5).concat(right)
     with loader_from(graph, MultiProcessingReadingService(1)) as loader:
-        assert list(loader) == [*range(5), *range(COUNT)]
+        for _ in range(2):
+            assert list(loader) == [*range(5), *range(COUNT)]
 
 
 # N4 -------------------------------------------------------------------------------------

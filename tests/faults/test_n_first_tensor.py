@@ -78,16 +78,18 @@ def run(folder: Path, how: str, item: str) -> tuple[bool, float]:
     + [("by_feed", "small tensors"), ("by_feed", "large tensors")],
 )
 def test_n11_the_loop_goes_on_while_torch_is_imported_for_the_first_tensor(how, item, tmp_path):
-    # It stood still for all of the import. What is left are calls of C in it that hold the GIL.
+    # It stood still for all of the import, and without opening torch's libraries first it would
+    # for a third. What is left holds the GIL: the start of torch._C, which is one call of C, and
+    # Python's garbage collections, each of them about a tenth of the import at most.
     gaps = []
     for _ in range(3):
         has_torch, gap = run(tmp_path, how, item)
         assert has_torch
         gaps.append(gap)
-        if gaps[-1] < 0.5:
+        if gaps[-1] < 0.25:
             break
     print(f"longest gap, in parts of the import: {min(gaps):.2f}")
-    assert min(gaps) < 0.5
+    assert min(gaps) < 0.25
 
 
 @pytest.mark.parametrize("how", ["by_workers", "by_feed"])

@@ -19,6 +19,8 @@ from asyncloader import (
     WorkerStartupError,
 )
 from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.loader.lifecycle import Lifecycle
+from asyncloader.places.states import EpochSeeds
 from asyncloader.workers.graph_part import dump_resets, load_resets
 
 
@@ -63,6 +65,19 @@ async def test_the_moments_come_in_order():
             assert [item async for item in loader] == [1]
     moments = [line.removeprefix("service ") for line in log]
     assert moments == ["initialize", *EPOCH, *EPOCH, "finalize"]
+
+
+async def test_the_end_of_an_epoch_that_comes_late_does_not_end_the_next():
+    log = []
+    lifecycle = Lifecycle(Recorder(log))
+    lifecycle.use_graph(IterableWrapper([1]))
+    first, second = [await lifecycle.begin_epoch(EpochSeeds(1).start()) for _ in range(2)]
+    assert log.count("service finalize_iteration") == 1
+    # As where an iterator is dropped, and its end waits for a loop that is late.
+    await lifecycle.end_epoch(first.tree)
+    assert log.count("service finalize_iteration") == 1
+    await lifecycle.end_epoch(second.tree)
+    assert log.count("service finalize_iteration") == 2
 
 
 @pytest.mark.parametrize("form", ["async", "sync"])

@@ -43,10 +43,11 @@ class WithState(IterDataPipe[int]):
         self.first = self.next = 0
 
     def __iter__(self) -> Iterator[int]:
-        self.next, self.first = self.first, 0
-        while self.next < len(self.ids):
-            self.next += 1
-            yield self.ids[self.next - 1]
+        # A pass has its place to itself: two of them may run at once.
+        first, self.first = self.first, 0
+        for place in range(first, len(self.ids)):
+            self.next = place + 1
+            yield self.ids[place]
 
     def state_dict(self) -> dict[str, int]:
         return {"next": self.next}
