@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 from asyncloader.transport.arena import SlotRef
 from asyncloader.workers.actors import ArrivedMemory
@@ -18,6 +20,19 @@ def arrived(memory: ArrivedMemory, slot: int, data: bytes) -> memoryview:
 
 def address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def test_an_actor_imports_nothing_of_loaders():
+    # An actor is a fresh process, and its imports are most of what a loader's start takes.
+    script = (
+        "import sys, asyncloader.workers.worker, asyncloader.workers.dispatcher\n"
+        "parts = {name.split('.')[1] for name in sys.modules if name.startswith('asyncloader.')}\n"
+        "print(*parts & {'loader', 'services', 'adapters', 'serving', 'tools'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.split() == []
 
 
 def test_memory_that_was_dropped_is_used_again():
