@@ -57,7 +57,7 @@ DOORS = {
     "uvloop": "runtime.py",
     "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
-    "ray": "workers/actors.py",
+    "ray": "workers/actors/cluster.py",
     "multiprocessing": "workers/process/multiprocessing_start.py",
     "mmap": "memory.py",
     "_posixshmem": "system.py",

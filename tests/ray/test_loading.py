@@ -198,10 +198,10 @@ def test_there_is_no_room():
 
 
 def test_other_versions_are_named(monkeypatch):
-    from asyncloader.workers import actors
+    from asyncloader.workers.actors import engine
 
-    here = actors.versions()
-    monkeypatch.setattr(actors, "versions", lambda: {**here, "torch": "1.0"})
+    here = engine.versions()
+    monkeypatch.setattr(engine, "versions", lambda: {**here, "torch": "1.0"})
     with pytest.raises(WorkerStartupError, match=r"has torch .*loader has 1\.0"):
         list(DataLoader2(numbers().sharding_filter(), reading_service=RayReadingService(1)))
     no_actors()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from asyncloader.transport.arena import SlotRef
-from asyncloader.workers.actors import ArrivedMemory
+from asyncloader.workers.actors.far_end import ArrivedMemory
 
 KEPT = 64 << 10
 
@@ -45,14 +45,14 @@ def test_memory_that_was_dropped_is_used_again():
         addresses.add(address(view))
         del view
     assert len(addresses) == 1
-    memory.close()
+    memory.free()
 
 
 def test_memory_that_is_held_is_left_alone_and_what_is_beyond_is_new():
     memory = ArrivedMemory()
     memory.keep(KEPT)
     held = [arrived(memory, number, bytes([number]) * KEPT) for number in range(4)]
-    memory.close()
+    memory.free()
     held.append(arrived(memory, 4, bytes([4]) * KEPT))
     assert [bytes(view) for view in held] == [bytes([number]) * KEPT for number in range(5)]
     for view in held:
