@@ -62,13 +62,17 @@ class ActorEngine:
         #: The nodes that did not answer, and may be lost without Ray knowing it yet.
         self._avoided: dict[str, float] = {}
         self._lock = threading.Lock()
-        #: Ray's objects for shared memory, which is put once for all actors.
+        #: Those that are not released yet.
+        self._processes: set[ActorProcess] = set()
+        #: Ray's objects for shared memory, which is put once for all actors and freed after them.
         self._objects: dict[int, tuple[SharedBytes, Any]] = {}
         #: Asks for the free resources, to see whether the head answers.
         self._asking: asyncio.Future[dict[str, float] | None] | None = None
 
     async def start(self, plan: ProcessPlan) -> ActorProcess:
         process = ActorProcess(plan.name, self)
+        with self._lock:
+            self._processes.add(process)
         try:
             _check_versions(process, await self._born(process, plan))
         except BaseException as error:
@@ -110,6 +114,13 @@ class ActorEngine:
                 ray = initialized_ray()
                 self._objects[id(sent)] = sent, ray.put(pickle.PickleBuffer(sent.view))
             return self._objects[id(sent)][1]
+
+    def forget(self, process: ActorProcess) -> None:
+        """Free what was put for all actors if this process was the last."""
+        with self._lock:
+            self._processes.discard(process)
+            if not self._processes:
+                self._objects.clear()
 
     async def _born(self, process: ActorProcess, plan: ProcessPlan) -> dict[str, str]:
         """Wait for an actor, as long as the head answers, and return its versions."""
@@ -271,6 +282,8 @@ class ActorProcess:
         self.kill()
         if self._end is not None:
             self._calls.submit(self._end.memory.free)
+        # After what is still to be sent: that may ask the engine for its objects.
+        self._calls.submit(partial(self._engine.forget, self))
         self._calls.close()
 
     def is_ours(self) -> bool:
