@@ -1,5 +1,6 @@
 """The PyTorch data loader you can await."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from asyncloader.datapipes.call import set_debug
@@ -24,27 +25,27 @@ from asyncloader.errors import (
     WorkerStartupError,
     WorkerTimeout,
 )
-from asyncloader.loader.dataloader2 import DataLoader2
-from asyncloader.loader.iterators import DataLoader2Iterator
-from asyncloader.loader.stage_stats import StageStats
-from asyncloader.loader.stats import LoaderStats, Metric
 from asyncloader.seeds import SeedGenerator
-from asyncloader.services.base import (
-    CheckpointableReadingServiceInterface,
-    ReadingServiceInterface,
-)
-from asyncloader.services.distributed import DistributedReadingService
-from asyncloader.services.in_process import InProcessReadingService
-from asyncloader.services.multi_processing import MultiProcessingReadingService
-from asyncloader.services.ray import RayReadingService
-from asyncloader.services.sequential import SequentialReadingService
 from asyncloader.worker_info import WorkerInfo, get_worker_info
-from asyncloader.workers.worker_stats import WorkerStats
 
 if TYPE_CHECKING:
     from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+    from asyncloader.loader.dataloader2 import DataLoader2
+    from asyncloader.loader.iterators import DataLoader2Iterator
+    from asyncloader.loader.stage_stats import StageStats
+    from asyncloader.loader.stats import LoaderStats, Metric
+    from asyncloader.services.base import (
+        CheckpointableReadingServiceInterface,
+        ReadingServiceInterface,
+    )
+    from asyncloader.services.distributed import DistributedReadingService
+    from asyncloader.services.in_process import InProcessReadingService
+    from asyncloader.services.multi_processing import MultiProcessingReadingService
+    from asyncloader.services.ray import RayReadingService
+    from asyncloader.services.sequential import SequentialReadingService
     from asyncloader.serving.feed import Feed
     from asyncloader.serving.requests import FeedStats
+    from asyncloader.workers.worker_stats import WorkerStats
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -90,6 +91,29 @@ __all__ = [
     "set_debug",
 ]
 
+#: What is imported when it is asked for, and where it is: a worker needs nothing of loaders.
+_HOMES = {
+    "CheckpointableReadingServiceInterface": "services.base",
+    "DataLoader2": "loader.dataloader2",
+    "DataLoader2Iterator": "loader.iterators",
+    "DistributedReadingService": "services.distributed",
+    "Feed": "serving.feed",
+    "FeedStats": "serving.requests",
+    "InProcessReadingService": "services.in_process",
+    # Defining a pipe gives all pipes its fluent method. Whoever writes a pipe is to have them all.
+    "IterDataPipe": "datapipes.iter",
+    "LoaderStats": "loader.stats",
+    "MapDataPipe": "datapipes.map",
+    "Metric": "loader.stats",
+    "MultiProcessingReadingService": "services.multi_processing",
+    "RayReadingService": "services.ray",
+    "ReadingServiceInterface": "services.base",
+    "SequentialReadingService": "services.sequential",
+    "StageStats": "loader.stage_stats",
+    "WorkerStats": "workers.worker_stats",
+    "functional_datapipe": "datapipes.iter",
+}
+
 
 def __dir__() -> list[str]:
     # What an editor or a shell offers, whether it was asked for before or not.
@@ -97,19 +121,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Defining a pipe gives all pipes its fluent method. Whoever writes a pipe is to have them
-    # all, and a process where nobody does is not to import all families of pipes.
-    module: Any
-    if name == "Feed":
-        from asyncloader.serving import feed as module
-    elif name == "FeedStats":
-        from asyncloader.serving import requests as module
-    elif name in ("IterDataPipe", "functional_datapipe"):
-        from asyncloader.datapipes import iter as module
-    elif name == "MapDataPipe":
-        from asyncloader.datapipes import map as module
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Kept, so that it is found like any other name from now on.
-    globals()[name] = found = getattr(module, name)
+    globals()[name] = found = getattr(import_module(f"asyncloader.{_HOMES[name]}"), name)
     return found

@@ -57,7 +57,7 @@ DOORS = {
     "uvloop": "runtime.py",
     "anyio": "shield.py",
     "cloudpickle": "transport/code.py",
-    "ray": "workers/actors.py",
+    "ray": "workers/actors/cluster.py",
     "multiprocessing": "workers/process/multiprocessing_start.py",
     "mmap": "memory.py",
     "_posixshmem": "system.py",
@@ -285,8 +285,9 @@ def _is_re_export(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Constant(value=str())):
             return True
         case ast.ImportFrom(module=str(module)):
-            return module in ("__future__", "typing") or _is_within(module, "asyncloader")
-        case ast.Assign(targets=[ast.Name(id="__all__")]):
+            outside = ("__future__", "importlib", "typing")
+            return module in outside or _is_within(module, "asyncloader")
+        case ast.Assign(targets=[ast.Name(id="__all__" | "_HOMES")]):
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=imports, orelse=[]):
             return all(map(_is_re_export, imports))

@@ -14,7 +14,8 @@ from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import in_thread
 from asyncloader.services.multi_processing import InitFn, MultiProcessingReadingService, ResetFn
-from asyncloader.workers.actors import ActorEngine, import_ray
+from asyncloader.workers.actors.cluster import initialized_ray
+from asyncloader.workers.actors.engine import ActorEngine
 
 
 class RayReadingService(MultiProcessingReadingService):
@@ -91,7 +92,7 @@ class RayReadingService(MultiProcessingReadingService):
                     " answered by processes of the same machine; use MultiProcessingReadingService"
                 )
         # Importing Ray takes a second.
-        await in_thread(import_ray)
+        await in_thread(initialized_ray)
         return await super().initialize(datapipe)
 
     def _engine(self) -> ActorEngine:

@@ -36,7 +36,7 @@ from asyncloader.tools.doctor import HERE, examine, what_is_tried
 from asyncloader.tools.migrate import report
 from asyncloader.tools.watch import draw, watched_program
 from asyncloader.transport.code import include_code_of
-from asyncloader.workers.actors import joined_cluster
+from asyncloader.workers.actors.cluster import joined_cluster
 
 WHAT_IT_DOES = (
     "Draw a graph of pipes, examine what its stages and its workers are worth, watch the"

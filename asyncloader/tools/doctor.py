@@ -33,7 +33,7 @@ from asyncloader.machine import usable_cores
 from asyncloader.services.multi_processing import MultiProcessingReadingService
 from asyncloader.services.ray import RayReadingService
 from asyncloader.tools.advice import FEW, LITTLE, Advice, Service, Trial, advise
-from asyncloader.workers.actors import Cluster
+from asyncloader.workers.actors.cluster import Cluster
 
 #: How many seconds lie between two looks at where the graph is: more often than usual.
 _BETWEEN_LOOKS = 0.01

@@ -146,10 +146,10 @@ def test_the_actors_of_a_killed_driver_are_gone_in_two_seconds(nodes: Nodes):
 HEADLESS = """
 import json, os, sys, time
 from asyncloader import DataLoader2, RayReadingService
-from asyncloader.workers import actors
+from asyncloader.workers.actors import engine
 from tests.ray.cluster import Nodes
 from tests.ray.kills import kill, numbers, processes
-actors._HEAD_SECONDS = 2.0
+engine._HEAD_SECONDS = 2.0
 nodes = Nodes()
 all_nodes = [*nodes.nodes, nodes.cluster.head_node]
 loader = DataLoader2(numbers(5000), reading_service=RayReadingService(2, timeout=5.0))

@@ -27,7 +27,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import PipelineError, WorkerDied, WorkerStartupError
-from tests.ray.cluster import Nodes, no_actors
+from tests.ray.cluster import no_actors
 from tests.ray.standing_actors import standing_actors
 from tests.samples import is_odd, remainder, twice
 from tests.standing import standing
@@ -114,8 +114,9 @@ def test_an_item_that_cannot_be_sent_is_an_error_that_names_its_pipe():
     graph = numbers(8).sharding_filter().map(unpicklable)
     with DataLoader2(graph, reading_service=RayReadingService(2)) as loader:
         taken = []
-        with pytest.raises(PipelineError, match="could not be pickled"):
+        with pytest.raises(PipelineError, match="could not be pickled") as caught:
             taken.extend(loader)
+        assert "in worker 1 of 2 on node " in "".join(caught.value.__notes__)
         assert taken == [0, 1, 2] or taken == [0, 1]
 
 
@@ -131,8 +132,9 @@ def fails_strangely(number: int) -> int:
 def test_an_error_that_cannot_travel_is_told():
     graph = numbers(8).sharding_filter().map(fails_strangely)
     loader: DataLoader2[Any] = DataLoader2(graph, reading_service=RayReadingService(1))
-    with loader, pytest.raises(PipelineError, match="Strange"):
+    with loader, pytest.raises(PipelineError, match="Strange") as caught:
         list(loader)
+    assert "in worker 0 of 1 on node " in "".join(caught.value.__notes__)
 
 
 def exits(number: int) -> int:
@@ -198,10 +200,10 @@ def test_there_is_no_room():
 
 
 def test_other_versions_are_named(monkeypatch):
-    from asyncloader.workers import actors
+    from asyncloader.workers.actors import engine
 
-    here = actors.versions()
-    monkeypatch.setattr(actors, "versions", lambda: {**here, "torch": "1.0"})
+    here = engine.versions()
+    monkeypatch.setattr(engine, "versions", lambda: {**here, "torch": "1.0"})
     with pytest.raises(WorkerStartupError, match=r"has torch .*loader has 1\.0"):
         list(DataLoader2(numbers().sharding_filter(), reading_service=RayReadingService(1)))
     no_actors()
@@ -239,10 +241,3 @@ def test_two_services_of_workers_are_refused():
     with pytest.raises(ValueError, match="runs in worker processes already"):
         list(DataLoader2(numbers().sharding_filter(), reading_service=service))
     no_actors()
-
-
-def test_shared_data_is_sent_once_for_all(nodes: Nodes):
-    data = mp.SharedSequence([str(number) * 1000 for number in range(2000)])
-    graph = data.to_iter_datapipe().sharding_filter().map(len)
-    with DataLoader2(graph, reading_service=RayReadingService(3)) as loader:
-        assert list(loader) == [len(str(number)) * 1000 for number in range(2000)]

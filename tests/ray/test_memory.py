@@ -15,12 +15,15 @@ pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 import ray
 
 import asyncloader.datapipes.iter as it
+import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, RayReadingService
-from tests.ray.cluster import no_actors
+from tests.ray.cluster import NODES, no_actors
 
 MIB = 1 << 20
 #: How long Ray may take to free what nobody refers to.
 FREED_SECONDS = 10.0
+#: After what time each node has told what it uses.
+REPORTED_SECONDS = 3.0
 
 
 def large(number: int) -> torch.Tensor:
@@ -41,6 +44,16 @@ def used_at_last() -> int:
     return used
 
 
+def most_for(seconds: float) -> int:
+    """Return the most that is used within some seconds."""
+    end = time.monotonic() + seconds
+    most = used_mib()
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        most = max(most, used_mib())
+    return most
+
+
 def own_mib() -> int:
     """Return how much memory this process has that it did not map from a file."""
     status = Path("/proc/self/status").read_text()
@@ -53,6 +66,20 @@ def spilled() -> list[str]:
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     folders = session.glob("ray_spilled_objects*")
     return [str(file) for folder in folders for file in folder.iterdir()]
+
+
+def distinct(number: int) -> bytes:
+    return bytes([number]) * MIB
+
+
+@pytest.mark.usefixtures("nodes")
+def test_shared_data_is_put_once_for_all_actors_and_gone_when_the_loader_is_closed():
+    assert used_at_last() == 0
+    graph: Any = mp.SharedSequence(map(distinct, range(32))).to_iter_datapipe().sharding_filter()
+    with DataLoader2(graph.map(len), reading_service=RayReadingService(2 * NODES)) as loader:
+        assert list(loader) == [MIB] * 32
+        assert 32 <= most_for(REPORTED_SECONDS) <= 48
+    assert used_at_last() == 0
 
 
 @pytest.mark.usefixtures("nodes")
