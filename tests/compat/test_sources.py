@@ -155,8 +155,11 @@ def test_a_streaming_dataset_of_mosaic_is_a_source(tmp_path: Path) -> None:
             out.write({"number": number})
     data = streaming.StreamingDataset(local=str(tmp_path), batch_size=2)
     graph = IterableWrapper(data, deepcopy=False, shards_itself=True).map(number_of).batch(2)
-    with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
-        assert sorted(number for batch in loader for number in batch) == list(range(20))
+    # It owns shared memory and locks, which have to outlive the first loader.
+    for _ in range(2):
+        with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+            for _ in range(2):
+                assert sorted(number for batch in loader for number in batch) == list(range(20))
 
 
 def number_of(row: dict[str, Any]) -> int:
