@@ -43,17 +43,23 @@ for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
 #: keep one core busy and let the others wait.
 LONG = (
     "benchmarks/",
+    "compat/test_torchrun.py",
+    "datapipes/test_hugging_face_streams.py",
+    "datapipes/test_mixing.py",
     "faults/",
     "graph/test_random_graphs.py",
     "house/",
     "processes/",
     "random_graphs/",
     "services/test_distributed.py",
+    "services/test_missing_modules.py",
+    "services/test_scripts.py",
     "serving/test_inference_server.py",
     "test_examples.py",
     "test_readme.py",
     "test_recipe.py",
     "test_typing.py",
+    "tools/",
     "transport/test_processes.py",
 )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from asyncloader.runtime import new_event_loop
-from tests.eyes import PROC, facts_of, name_of
+from tests.eyes import PROC, facts_of, name_of, parent_of
 
 #: What the system calls a worker process, or one that deals.
 WORKER = re.compile(r"asyncloader (w\d|dis)")
@@ -89,16 +89,17 @@ def left_since(before: Belongings) -> list[str]:
 
 def descendants(root: int | None = None) -> dict[int, str]:
     """The processes, zombies among them, that descend from ``root`` (by default this one)."""
-    parents: dict[int, tuple[int, str]] = {}
+    parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir(PROC)):
         with contextlib.suppress(OSError):
-            parents[int(name)] = _parent_and_name(int(name))
+            parents[int(name)] = parent_of(int(name))
     found: dict[int, str] = {}
     ancestors = {os.getpid() if root is None else root}
     while ancestors:
-        children = {pid: what for pid, (up, what) in parents.items() if up in ancestors}
-        found |= children
-        ancestors = set(children)
+        ancestors = {pid for pid, parent in parents.items() if parent in ancestors}
+        for pid in ancestors:
+            with contextlib.suppress(OSError):
+                found[pid] = _name_and_state(pid)
     return found
 
 
@@ -109,9 +110,8 @@ def worker_processes() -> list[str]:
     return [name for name in names if WORKER.match(name) and not name.endswith("(Z)")]
 
 
-def _parent_and_name(pid: int) -> tuple[int, str]:
-    state, parent = facts_of(pid)[:2]
-    return int(parent), f"{name_of(pid)} ({state if state == 'Z' else 'alive'})"
+def _name_and_state(pid: int) -> str:
+    return f"{name_of(pid)} ({'Z' if facts_of(pid)[0] == 'Z' else 'alive'})"
 
 
 def _fds() -> Iterator[str]:

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.stage import run_script_forked
+
 ROOT = Path(__file__).parent.parent
 #: One runs until it is told to end; tests/serving/test_inference_server.py does that. The other
 #: needs Ray; tests/ray/test_example.py runs it.
 ELSEWHERE = {"inference_server.py", "ray_training.py"}
 EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
 LIMIT_SECONDS = 120
+#: What need not be imported anew for each.
+IMPORTED = ("asyncloader", "torch")
 
 #: What each example prints, as a regular expression that is searched for.
 PRINTS = {
@@ -58,9 +62,9 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs_and_prints(name):
+def test_an_example_runs_and_prints(name, tmp_path):
     assert name in PRINTS, f'add what it prints to PRINTS in {__file__}: "{name}": r"...",'
-    assert re.search(PRINTS[name], output_of(name))
+    assert re.search(PRINTS[name], output_of(name, tmp_path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
@@ -71,8 +75,9 @@ def test_the_top_of_an_example_says_what_it_shows_how_to_start_it_and_what_to_ex
     assert expect.startswith("Expect: ")
 
 
-def test_the_trainers_loss_goes_down():
-    losses = [float(loss) for loss in re.findall(r"mean loss ([\d.]+)", output_of("train.py"))]
+def test_the_trainers_loss_goes_down(tmp_path):
+    printed = output_of("train.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"mean loss ([\d.]+)", printed)]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] / 10
 
@@ -80,16 +85,26 @@ def test_the_trainers_loss_goes_down():
 _outputs: dict[str, str] = {}
 
 
-def output_of(name: str) -> str:
+def output_of(name: str, folder: Path) -> str:
     """Return what an example prints; it is run once."""
     if name not in _outputs:
-        python = [sys.executable, "-W", "error", "-X", "faulthandler"]
-        _outputs[name] = subprocess.run(
-            [*python, *LAUNCHERS.get(name, []), f"examples/{name}"],
-            cwd=ROOT,
-            timeout=LIMIT_SECONDS,
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        ).stdout
+        _outputs[name] = printed_by_launcher(name) if name in LAUNCHERS else printed(name, folder)
     return _outputs[name]
+
+
+def printed(name: str, folder: Path) -> str:
+    script = ROOT / "examples" / name
+    done = run_script_forked(folder, script, limit=LIMIT_SECONDS, imported=IMPORTED)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def printed_by_launcher(name: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *LAUNCHERS[name], f"examples/{name}"],
+        cwd=ROOT,
+        timeout=LIMIT_SECONDS,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout

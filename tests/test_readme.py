@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import measured
+from tests.processes.stage import run_script_forked
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -41,6 +42,8 @@ NEEDING = [
 #: examples of the reference beside its signatures.
 OTHER_OPENINGS = {"sh", "text", "python sketch", "python never ends"}
 OPENINGS_OF_REFERENCE = {"python signature", "pycon"}
+#: What need not be imported anew for each block; torch takes longer than most of them.
+IMPORTED = ("asyncloader", "torch")
 LIMIT_SECONDS = 120
 #: Such packages take long to import, and some do it in each worker again.
 LIMIT_SECONDS_OF_PACKAGES = 240
@@ -78,12 +81,9 @@ def command_under(heading: str, page: str = "README.md") -> str:
 def test_a_python_block_runs_in_a_process_of_its_own(block, tmp_path):
     script = tmp_path / "block.py"
     script.write_text(block)
-    subprocess.run(
-        [sys.executable, "-W", "error", "-X", "faulthandler", script],
-        cwd=ROOT,
-        timeout=LIMIT_SECONDS,
-        check=True,
-    )
+    imported = IMPORTED if "torch" in block else IMPORTED[:1]
+    done = run_script_forked(tmp_path, script, limit=LIMIT_SECONDS, imported=imported)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.compat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import importlib
 import re
 from pathlib import Path
@@ -67,19 +68,23 @@ def test_an_error_has_its_cause_and_its_remedy(name):
 
 
 def test_a_warning_has_its_cause_and_its_remedy():
-    missing = [parts for parts in WARNINGS if not any(is_in(words, parts) for words in QUOTED)]
+    missing = [
+        parts for parts in texts_of_warnings() if not any(is_in(words, parts) for words in QUOTED)
+    ]
     assert missing == [], "quote these in docs/warnings.md, and say what to do"
 
 
 def test_the_page_of_warnings_has_none_that_does_not_exist():
     assert QUOTED
-    assert [words for words in QUOTED if not any(is_in(words, each) for each in WARNINGS)] == []
+    warnings = texts_of_warnings()
+    assert [words for words in QUOTED if not any(is_in(words, each) for each in warnings)] == []
 
 
 def is_in(words: str, parts: list[str]) -> bool:
     return any(words in part for part in parts)
 
 
+@functools.cache
 def texts_of_warnings() -> list[list[str]]:
     """Return what each warning of the package says, in the parts between its values."""
     return [
@@ -90,6 +95,5 @@ def texts_of_warnings() -> list[list[str]]:
     ]
 
 
-WARNINGS = texts_of_warnings()
 #: What the page quotes of each warning.
 QUOTED = re.findall(r"^\| “(.+?)”", (ROOT / "docs" / "warnings.md").read_text(), flags=re.MULTILINE)

@@ -61,6 +61,16 @@ def try_with(limit, method, is_dealt):
         resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
 
 
+def tried(limits, method, is_dealt):
+    # Those after three that worked would only work as well.
+    worked = []
+    for limit in limits:
+        worked.append(try_with(limit, method, is_dealt))
+        if worked[-3:] == [True] * 3:
+            break
+    return worked
+
+
 def settled(user):
     # Dead processes are reaped, and threads are gone, a moment later.
     for _ in range(100):
@@ -78,12 +88,12 @@ if __name__ == "__main__":
     used = settled(user)
     # Those that start interpreters take a second for each.
     step = 1 if method in (None, "fork") else 5
-    worked = [try_with(used + more, method, is_dealt) for more in range(0, 5, step)]
+    worked = tried(range(used, used + 5, step), method, is_dealt)
     # What stays is there now: the template process, say.
     load(method, is_dealt)
     used = settled(user)
     first = len(worked)
-    worked += [try_with(used + more, method, is_dealt) for more in range(0, 31, step)]
+    worked += tried(range(used, used + 31, step), method, is_dealt)
     assert not worked[0] and not worked[first], worked
     assert worked[-1], worked
     load(method, is_dealt)

@@ -123,17 +123,23 @@ def three_epochs(make: Any) -> list[list[Any]]:
 
 
 async def check_every_step(make: Any) -> None:
-    epochs = await on_a_thread(lambda: three_epochs(make))
-    states = await on_a_thread(lambda: states_at_every_step(loader_from(make())))
+    # A thread for each step would take longer than the step.
+    epochs, twice = await on_a_thread(partial(check_every_sync_step, make))
+    states = await states_at_every_async_step(loader_from(make()))
+    for step, state in enumerate(states):
+        check_rest(epochs, step, await resumed_async(make(), state, 1 + (step in twice)))
+
+
+def check_every_sync_step(make: Any) -> tuple[list[list[Any]], set[int]]:
+    """Return three epochs, and at which steps not only the rest of the first is looked at."""
+    epochs = three_epochs(make)
+    states = states_at_every_step(loader_from(make()))
     assert len(states) == len(epochs[0]) + 2
     # What follows the epoch that was gone on with, some steps will show.
     twice = some_steps(len(states))
     for step, state in enumerate(states):
-        rest = partial(resumed, make(), state, 1 + (step in twice))
-        check_rest(epochs, step, await on_a_thread(rest))
-    states = await states_at_every_async_step(loader_from(make()))
-    for step, state in enumerate(states):
-        check_rest(epochs, step, await resumed_async(make(), state, 1 + (step in twice)))
+        check_rest(epochs, step, resumed(make(), state, 1 + (step in twice)))
+    return epochs, twice
 
 
 @pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)

@@ -12,7 +12,6 @@ import ast
 import atexit
 import contextlib
 import faulthandler
-import functools
 import gc
 import importlib
 import os
@@ -24,17 +23,19 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tests.processes.scripts import ROOT
+from tests.processes.spare import keep_a_template
 
-#: What is imported there before the first fork.
+#: What is imported there before the first fork, unless something else is asked for.
 _MODULES = ("pytest", "uvloop", "asyncloader.datapipes.iter", "tests.faults.child")
 _MOST_BYTES = 1 << 17
 
 
 def run_forked(
-    folder: Path, call: str, *args: Any, limit: float
+    folder: Path, call: str, *args: Any, limit: float, imported: tuple[str, ...] = _MODULES
 ) -> subprocess.CompletedProcess[str]:
     """Call ``"package.module:function"`` with plain data in a process; return how that ended.
 
@@ -43,32 +44,50 @@ def run_forked(
     """
     output = folder / "stdout"
     request = (call, args, limit, str(output), os.getcwd(), dict(os.environ))
+    stage = _stage(imported)
     try:
-        pid, stderr = _stage().run(repr(request).encode(), limit + 5)
-        code = int(_stage().control.recv(_MOST_BYTES))
+        pid, stderr = stage.run(repr(request).encode(), limit + 5)
+        code = int(stage.control.recv(_MOST_BYTES))
     except BaseException:
-        # Nobody knows what it would answer next.
-        _stage().end()
-        _stage.cache_clear()
+        # Nobody knows what they would answer next.
+        _end_stages()
         raise
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     return subprocess.CompletedProcess(call, code, output.read_text(), stderr)
 
 
-@functools.cache
-def _stage() -> Stage:
-    return Stage()
+def run_script_forked(
+    folder: Path, script: Path, *, limit: float, imported: tuple[str, ...]
+) -> subprocess.CompletedProcess[str]:
+    """Run a script from the root of the repository, where some modules were imported before."""
+    call = f"{_run_script.__module__}:{_run_script.__name__}"
+    with contextlib.chdir(ROOT):
+        return run_forked(folder, call, str(script), limit=limit, imported=imported)
+
+
+_stages: dict[tuple[str, ...], Stage] = {}
+
+
+def _stage(imported: tuple[str, ...]) -> Stage:
+    if imported not in _stages:
+        _stages[imported] = Stage(imported)
+    return _stages[imported]
+
+
+def _end_stages() -> None:
+    while _stages:
+        _stages.popitem()[1].end()
 
 
 class Stage:
     """The interpreter from which processes are forked, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: tuple[str, ...]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", _PROGRAM, str(theirs.fileno())],
+                [sys.executable, "-W", "error", "-c", _PROGRAM, str(theirs.fileno()), *imported],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
@@ -110,12 +129,12 @@ def _read(fd: int, limit: float) -> bytes:
 
 # In that interpreter --------------------------------------------------------------------
 
-_PROGRAM = f"import sys; from {__name__} import serve; serve(int(sys.argv[1]))"
+_PROGRAM = f"import sys; from {__name__} import serve; serve(int(sys.argv[1]), sys.argv[2:])"
 
 
-def serve(control_fd: int) -> None:
+def serve(control_fd: int, imported: list[str]) -> None:
     """Fork a process for each request; in such a process, return when it is to end."""
-    for module in _MODULES:
+    for module in imported:
         importlib.import_module(module)
     assert threading.active_count() == 1, "only an interpreter without threads can be forked"
     # What was imported stays: the processes need not look for garbage in it.
@@ -154,6 +173,19 @@ def _become(
     for fd, name in ((stdout, 1), (stderr, 2)):
         os.dup2(fd, name)
         os.close(fd)
+    keep_a_template()
     faulthandler.dump_traceback_later(limit, exit=True)
     module, _, function = call.partition(":")
     getattr(importlib.import_module(module), function)(*args)
+
+
+def _run_script(path: str) -> None:
+    """Do what an interpreter does that is started with a script."""
+    faulthandler.enable()
+    del os.environ["PYTHONPATH"]
+    known = [folder for folder in sys.path if folder not in ("", str(ROOT))]
+    sys.path[:] = [str(Path(path).parent), *known]
+    sys.argv[:] = [path]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = path
+    exec(compile(Path(path).read_text(), path, "exec"), main.__dict__)

@@ -155,24 +155,28 @@ def check_steps(make: Any, workers: int, most: int | None = None) -> None:
             epochs = [list(loader) for _ in range(3)]
         count = len(epochs[0])
         steps = set(range(workers - 1, count, 2 if most is None else max(1, count // most)))
-        check_sync_steps(make, service, epochs, steps if workers == 1 else set())
-        asyncio.run(check_async_steps(make, service, epochs, steps if workers > 1 else set()))
+        # At these on to the next epoch, at every other one in either form.
+        some = sorted(some_steps(count + 2))
+        in_for, in_async_for = set(some[workers % 2 :: 2]), set(some[1 - workers % 2 :: 2])
+        check_sync_steps(make, service, epochs, steps if workers == 1 else set(), in_for)
+        others = steps if workers > 1 else set()
+        asyncio.run(check_async_steps(make, service, epochs, others, in_async_for))
 
 
-def check_sync_steps(make: Any, service: Any, epochs: Any, steps: set[int]) -> None:
+def check_sync_steps(make: Any, service: Any, epochs: Any, steps: set[int], some: set[int]) -> None:
     states = states_at_every_step(loader_from(make(), service))
     assert len(states) == len(epochs[0]) + 2
-    some = some_steps(len(states))
     for step in steps | some:
         with loader_from(make(), service, states[step]) as loader:
             # list(loader) would work out its length each time.
             check_rest(epochs, step, [list(iter(loader)) for _ in range(1 + (step in some))])
 
 
-async def check_async_steps(make: Any, service: Any, epochs: Any, steps: set[int]) -> None:
+async def check_async_steps(
+    make: Any, service: Any, epochs: Any, steps: set[int], some: set[int]
+) -> None:
     states = await states_at_every_async_step(loader_from(make(), service))
     assert len(states) == len(epochs[0]) + 2
-    some = some_steps(len(states))
     for step in steps | some:
         async with loader_from(make(), service, states[step]) as loader:
             count = 1 + (step in some)
