@@ -5,7 +5,7 @@ negative number, a field that is missing or one too many, parts that were swappe
 taken from another pipe. Each is refused by a SnapshotError that leaves the loader as it was, or
 yields what a truthful state could yield; never another error, more than a second, or 64 MiB.
 
-The tests try some 3,000 of them. More, with other seeds, by hand:
+The tests try some 5,000 of them. More, with other seeds, by hand:
 
     python -m tests.faults.test_n_forged_states --each 2000 --seed 7
 """
@@ -44,7 +44,7 @@ from tests.services.test_resuming import ZOO
 
 SEED = 5
 #: How many states are tried of each sample, and of each graph in workers.
-EACH, EACH_IN_WORKERS = 30, 20
+EACH, EACH_IN_WORKERS = 55, 20
 MOST_BYTES = 64 << 20
 MOST_SECONDS = 1.0
 #: When something that does not end is ended.
