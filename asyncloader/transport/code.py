@@ -252,6 +252,8 @@ def _code_pickler() -> Any:
                 return _with_cache, (item.__wrapped__, item.cache_parameters())
             if type(item) is functools.cached_property:
                 return _cached_property, (item.func, item.attrname)
+            if type(item) is functools.singledispatchmethod:
+                return _single_dispatch_method, (item.func, item.dispatcher)
             if _is_single_dispatch(item) and _is_only_here(item):
                 return _single_dispatch, (list(item.registry.items()),)
             reduced = super().reducer_override(item)
@@ -326,6 +328,13 @@ def _single_dispatch(functions: list[tuple[type, Callable[..., Any]]]) -> Any:
     made = functools.singledispatch(kinds.pop(object))
     for kind, function in kinds.items():
         made.register(kind, function)
+    return made
+
+
+def _single_dispatch_method(function: Any, dispatcher: Any) -> Any:
+    # Made anew: in Python 3.13 it has a cache that cannot be pickled.
+    made = functools.singledispatchmethod(function)
+    made.dispatcher = dispatcher
     return made
 
 
