@@ -121,8 +121,8 @@ async def _stages(datapipe: Any, seconds: float) -> tuple[Sequence[StageStats], 
 
     None if no item came out.
     """
-    SAMPLER.rest_seconds = _BETWEEN_LOOKS
     loader = DataLoader2(datapipe)
+    usually, SAMPLER.rest_seconds = SAMPLER.rest_seconds, _BETWEEN_LOOKS
     items, outcome = 0, f"in {seconds + _WARM_UP:.3g} s"
     try:
         async with asyncio.timeout(seconds + _WARM_UP) as limit, loader:
@@ -137,6 +137,8 @@ async def _stages(datapipe: Any, seconds: float) -> tuple[Sequence[StageStats], 
     except TimeoutError:
         if not limit.expired():
             raise
+    finally:
+        SAMPLER.rest_seconds = usually
     if items:
         passed, computed = time.perf_counter() - began, time.process_time() - computed
     stages = loader.stats().stages

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from asyncloader.datapipes.watch.watching import SAMPLER
 from asyncloader.machine import cgroup_cores, usable_cores
 from asyncloader.tools import command, doctor
 from asyncloader.tools.advice import Advice, Service, Trial
@@ -91,6 +92,12 @@ def test_what_nobody_counts_and_an_epoch_that_is_too_short_are_told(capsys):
     _, out, _ = report_on("own_of_own", "--workers", "0", capsys=capsys)
     assert re.search(r"^ +0\.0% +\? +\?  Own\(\)$", out, re.MULTILINE)
     assert "! the epoch was too short to see where its time went: give it more items" in out
+
+
+def test_the_program_is_looked_at_as_seldom_as_before_afterwards(capsys):
+    before = SAMPLER.rest_seconds
+    assert report_on("doubled", "--workers", "0", capsys=capsys)[0] == 0
+    assert SAMPLER.rest_seconds == before
 
 
 def test_an_unsharded_graph_is_tried_as_a_policy_would_shard_it(capsys):
