@@ -42,7 +42,12 @@ def main() -> None:
 def rows() -> list[Row]:
     """Return the rows of the table that have three numbers to compare."""
     found = []
-    lines = TABLE.read_text().partition("\n|---")[2].partition("\n\n")[0].splitlines()[1:]
+    lines = (
+        TABLE.read_text(encoding="utf-8")
+        .partition("\n|---")[2]
+        .partition("\n\n")[0]
+        .splitlines()[1:]
+    )
     for line in lines:
         name, ours, torch, other = (cell.strip() for cell in line.split("|")[1:5])
         if numbers_in(torch) and numbers_in(other):

@@ -145,7 +145,7 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.path.read_text(), filename=str(self.path))
+        return ast.parse(self.path.read_text(encoding="utf-8"), filename=str(self.path))
 
     @cached_property
     def imports(self) -> list[Import]:

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "asyncloader"
 
 #: Files that have an example in them.
-EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text()]
+EXAMPLES = [
+    path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.filterwarnings("ignore:pin_memory")
@@ -55,7 +57,10 @@ def test_the_reference_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    site = {path: tmp_path.joinpath(path).with_suffix(".html").read_text() for path in PAGES}
+    site = {
+        path: tmp_path.joinpath(path).with_suffix(".html").read_text(encoding="utf-8")
+        for path in PAGES
+    }
     entries = "".join(text for path, text in site.items() if "/reference/" in path)
     for module in reference.MODULES:
         names = [name for name, _ in reference.public_names(module)]

@@ -69,7 +69,7 @@ def test_an_example_runs_and_prints(name, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_the_top_of_an_example_says_what_it_shows_how_to_start_it_and_what_to_expect(path):
-    shows, _, start, expect = path.read_text().splitlines()[:4]
+    shows, _, start, expect = path.read_text(encoding="utf-8").splitlines()[:4]
     assert shows.endswith(".")
     assert re.match(rf"Start:  (python|torchrun .*) examples/{path.name}( |$)", start)
     assert expect.startswith("Expect: ")

@@ -16,10 +16,10 @@ from tests import measured
 from tests.processes.stage import run_script_forked
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: The text of README and of each page of docs/, by its path.
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text()
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 #: What opens a block, and the block.
@@ -65,7 +65,9 @@ LINES_OF_README = 200
 TEST_NAMES = {
     name
     for path in (ROOT / "tests").rglob("test_*.py")
-    for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    for name in re.findall(
+        r"^(?:async )?def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
 }
 
 
@@ -155,19 +157,23 @@ def test_the_picture_of_readme_is_what_its_command_draws(tmp_path):
     drawn = tmp_path / "picture.svg"
     command = [sys.executable, *words, drawn]
     subprocess.run(command, cwd=ROOT, timeout=LIMIT_SECONDS, check=True)
-    assert (ROOT / picture).read_text() == drawn.read_text(), f"run {command}"
+    assert (ROOT / picture).read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8"), (
+        f"run {command}"
+    )
 
 
 def test_the_plot_of_readme_shows_the_table_of_benchmarks():
     assert measured.numbers_in("36 / 40; 2 workers **45**") == [36.0, 40.0, 45.0]
     assert f"]({measured.PLOT.relative_to(ROOT)})" in README
     assert len(measured.rows()) == int(re.search(r"in (\d+) workloads;", README)[1])
-    assert measured.PLOT.read_text() == measured.svg(), "run python -m tests.measured"
+    assert measured.PLOT.read_text(encoding="utf-8") == measured.svg(), (
+        "run python -m tests.measured"
+    )
 
 
 def test_the_changelog_begins_with_what_is_not_released_and_the_version_there_is():
     headings = re.findall(r"^## (.*)$", PAGES["docs/changelog.md"], re.MULTILINE)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     released = [heading for heading in headings if heading != "Unreleased"]
     assert released[0] == project["version"]
     assert len(set(headings)) == len(headings)
@@ -251,5 +257,7 @@ def links_of(page):
 
 def anchors_of(path):
     """Return the anchors that a repository browser makes of the headings of a file."""
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)$", FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

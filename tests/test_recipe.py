@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Long enough for torch to be imported, even on a busy machine.
 ENOUGH_SECONDS = 60
 

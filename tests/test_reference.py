@@ -27,7 +27,9 @@ ERRORS = [name for name, _ in reference.public_names("asyncloader.errors")]
 
 @pytest.mark.parametrize("name", sorted({*TEXTS, *(p.name for p in reference.FOLDER.iterdir())}))
 def test_a_page_is_what_the_docstrings_say(name):
-    assert (reference.FOLDER / name).read_text() == TEXTS[name], "run python -m tests.reference"
+    assert (reference.FOLDER / name).read_text(encoding="utf-8") == TEXTS[name], (
+        "run python -m tests.reference"
+    )
 
 
 @pytest.mark.parametrize("module", reference.MODULES)
@@ -90,10 +92,12 @@ def texts_of_warnings() -> list[list[str]]:
     return [
         [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
         for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
     ]
 
 
 #: What the page quotes of each warning.
-QUOTED = re.findall(r"^\| “(.+?)”", (ROOT / "docs" / "warnings.md").read_text(), flags=re.MULTILINE)
+QUOTED = re.findall(
+    r"^\| “(.+?)”", (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+)

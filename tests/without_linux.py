@@ -78,7 +78,7 @@ def take_folders_away() -> str:
     _mount("/proc", copy, None, _MS_BIND | _MS_REC)
     _mount("none", "/proc", "tmpfs", 0)
     # Some builds of torch complain where they cannot read of the processor.
-    Path("/proc/cpuinfo").write_text(Path(copy, "cpuinfo").read_text())
+    Path("/proc/cpuinfo").write_text(Path(copy, "cpuinfo").read_text(encoding="utf-8"))
     _mount("none", "/proc", None, _MS_REMOUNT | _MS_RDONLY)
     _mount("none", "/dev/shm", "tmpfs", _MS_RDONLY)
     return copy

@@ -50,7 +50,7 @@ def test_a_report_is_one_page_that_needs_no_network(capsys, tmp_path):
     file = tmp_path / "report.html"
     options = ["--seconds", "0.2", "--workers", "0,1", "-o", str(file)]
     assert main(["doctor", f"{GRAPHS}:slow_map", *options]) == 0
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     assert text.count("<svg") == 2
     assert "map(slow)" in text
     assert not re.search(r"https?:|src=|@import|<link|<script", text)
@@ -159,12 +159,12 @@ def test_many_rates_say_more_exactly_which_is_better():
 )
 def test_the_advice_is_applied_and_the_changed_lines_are_told(before, after, tmp_path):
     file = tmp_path / "train.py"
-    file.write_text(f"first = 'ä'\nservice = {before}  # ours\nlast = 3\n")
+    file.write_text(f"first = 'ä'\nservice = {before}  # ours\nlast = 3\n", encoding="utf-8")
     assert apply_to(file, Service(False, 4)) == [
         f"-service = {before}  # ours",
         f"+service = {after}  # ours",
     ]
-    assert file.read_text() == f"first = 'ä'\nservice = {after}  # ours\nlast = 3\n"
+    assert file.read_text(encoding="utf-8") == f"first = 'ä'\nservice = {after}  # ours\nlast = 3\n"
 
 
 def test_a_program_that_says_no_number_is_told_what_to_write(tmp_path):
@@ -174,7 +174,7 @@ def test_a_program_that_says_no_number_is_told_what_to_write(tmp_path):
         apply_to(file, Service(False, 3))
     with pytest.raises(ValueError, match=r"reading_service=RayReadingService\(3\)"):
         apply_to(file, Service(True, 3))
-    assert file.read_text() == "DataLoader2(pipe)\n"
+    assert file.read_text(encoding="utf-8") == "DataLoader2(pipe)\n"
 
 
 def test_advice_for_actors_is_written_where_the_actors_are(tmp_path):

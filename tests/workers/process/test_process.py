@@ -177,7 +177,8 @@ async def test_a_template_child_has_the_loaders_surroundings_of_the_moment(
     async with running("echo"):
         pass
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GREETING", "grüß dich")
+    greeting = os.fsdecode("grüß dich".encode())  # in any locale
+    monkeypatch.setenv("GREETING", greeting)
     monkeypatch.syspath_prepend("/no/such/folder")
     # Another process has no such class, and the interpreter looks for nothing in a Path.
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, Text("/nor here")])
@@ -194,7 +195,7 @@ async def test_a_template_child_has_the_loaders_surroundings_of_the_moment(
         async with running("describe") as process:
             found = json.loads(await hear_line(process))
     assert found["cwd"] == str(tmp_path)
-    assert found["greeting"] == "grüß dich"
+    assert found["greeting"] == greeting
     assert found["path"][0] == "/no/such/folder"
     assert found["path"][-1] == "/nor here"
     assert found["argv"] == ["prog", "--flag", str(tmp_path)]
