@@ -55,6 +55,38 @@ def _were_taken(cursor: Cursor) -> bool:
     return bool(max(cursor["given"]) <= cursor["taken"])
 
 
+def _branches_above(cursors: Cursors) -> Cursors:
+    """Return cursors of branches that other splitters' sources read, least advanced of each.
+
+    Where several splitters read one splitter's branches, the first that draws would otherwise
+    begin it without knowing where the others are.
+    """
+    of_splitters: dict[int, list[Cursor]] = {}
+    _put_branches(cursors, of_splitters)
+    found: Cursors = {}
+    for own in of_splitters.values():
+        known = {index for each in own for index in (each["index"], *each["gone"])}
+        if len(known) < len(own[0]["given"]):
+            # This splitter begins at the beginning.
+            continue
+        for number, branch in (pair for each in own for pair in each["above"]):
+            if "splitter" in branch:
+                found[number] = min(found.get(number, branch), branch, key=_yielded)
+    return found
+
+
+def _put_branches(cursors: Cursors, into: dict[int, list[Cursor]]) -> None:
+    """Add all branches' cursors, also those inside others, by the numbers of their splitters."""
+    for cursor in cursors.values():
+        if "splitter" in cursor:
+            into.setdefault(cursor["splitter"], []).append(cursor)
+            _put_branches(dict(cursor["above"]), into)
+
+
+def _yielded(cursor: Cursor) -> int:
+    return int(cursor["yielded"])
+
+
 @dataclass(frozen=True)
 class SplitStart:
     """A position in the source, and how many items each branch had been given there."""
@@ -171,8 +203,14 @@ class SplitPass(Pass[T]):
         """Resume a branch after ``position`` items; return how many it must drop itself."""
         with self._drawing:
             if self._is_drawing:
-                return max(0, position - self._wanted_from[index])
+                if position < self._wanted_from[index]:
+                    raise SnapshotError(
+                        f"the state contradicts itself: a branch of {self.split!r} was further than"
+                        " the pipe that reads it; the state is damaged, load another one"
+                    )
+                return position - self._wanted_from[index]
             self._believe(self._cursors_in(cursors))
+            self._others |= _branches_above(cursors)
             self._others |= {place: each for place, each in cursors.items() if "splitter" in each}
             self._wanted_from[index] = position
             self._settled.add(index)

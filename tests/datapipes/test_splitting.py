@@ -15,6 +15,7 @@ import torch.utils.data.datapipes.iter as torch_iter
 from asyncloader import DataLoader2
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.iter import Forker, IterableWrapper, SampleMultiplexer
+from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.run_place import Home, run_at
 from asyncloader.datapipes.split_pass import SplitStart
@@ -543,6 +544,41 @@ def test_a_branch_that_stays_behind_does_not_make_a_pass_remember_more_and_more(
         assert list(items) == wanted[2_000:]
     with DataLoader2.from_state(state, datapipe=graph()) as loader:
         assert list(loader) == wanted[2_000:]
+
+
+def twofold(number: int) -> tuple[int, int]:
+    return number, number
+
+
+def test_branches_that_other_splitters_read_resume_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Whichever splitter draws first, the one above begins where the slowest of its branches was.
+    monkeypatch.setattr(Pace, "made", lambda pace, begun: None)
+    read: list[int] = []
+
+    def noted(number: int) -> int:
+        read.append(number)
+        return number
+
+    def graph() -> Any:
+        even, odd = SequenceWrapper(range(30)).shuffle().map(noted).demux(2, parity)
+        left, right = odd.map(twofold).unzip(2)
+        first, second = even.repeat(2).map(twofold).unzip(2)
+        return first.mux(right.zip_longest(left), second)
+
+    with DataLoader2(graph()) as loader:
+        items, states = [], []
+        for item in loader:
+            items.append(item)
+            states.append(loader.state_dict(include_datapipe=False))
+    made_again = []
+    for step, state in enumerate(states, 1):
+        read.clear()
+        with DataLoader2.from_state(state, datapipe=graph()) as loader:
+            assert list(loader) == items[step:]
+        made_again.append(len(read))
+    assert made_again[-1] < 30
 
 
 def test_an_error_names_a_branch_after_its_splitter():
