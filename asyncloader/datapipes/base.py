@@ -196,6 +196,9 @@ class DataPipe:
     #: Whether this pipe replaces pipes that run in another process.
     is_stand_in: ClassVar[bool] = False
 
+    #: Whether the source is read in a thread of the pipe's own, further than its reader asked.
+    reads_ahead: ClassVar[bool] = False
+
     #: Whether the sources are read one after another, so that the same pipe may occur twice.
     reads_in_turn: ClassVar[bool] = False
 

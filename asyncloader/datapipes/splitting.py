@@ -138,7 +138,7 @@ def branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
     read: dict[int, Any] = {}
     for source in sources:
         above = [*pipes_from(source, to_splitters=True)]
-        ahead = next((pipe for pipe in above if is_async_pipe(pipe)), None)
+        ahead = next(filter(_reads_ahead, above), None)
         for branch in above:
             if isinstance(branch, Branch):
                 either = ahead if ahead is not None else read.get(id(branch))
@@ -146,6 +146,10 @@ def branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
                     return branch, either
                 read[id(branch)] = either
     return None
+
+
+def _reads_ahead(pipe: Any) -> bool:
+    return is_async_pipe(pipe) or getattr(pipe, "reads_ahead", False)
 
 
 def _branches_read_by(source: Run[Any]) -> Cursors:

@@ -281,6 +281,8 @@ class ThreadMapper(IterDataPipe[T]):
     ['0', '1', '2']
     """
 
+    reads_ahead = True
+
     #: Whether each result is that of one item.
     calls_for_each = True
 

@@ -355,10 +355,10 @@ def test_a_branch_that_two_sources_race_for_is_refused(form):
         return getattr(left, form)(right)
 
     branch, _ = IterableWrapper(range(9)).fork(2)
-    ahead = branch.async_map(soon)
-    for left, right in [(ahead, ahead), (ahead, branch), (branch, ahead.map(str))]:
-        with pytest.raises(ValueError, match=r"reads fork\(2\)\[0\] by two of its sources"):
-            list(DataLoader2(joined(left, right)))
+    for ahead in (branch.async_map(soon), branch.thread_map(str), branch.map(str).prefetch(2)):
+        for left, right in [(ahead, ahead), (ahead, branch), (branch, ahead.map(str))]:
+            with pytest.raises(ValueError, match=r"reads fork\(2\)\[0\] by two of its sources"):
+                list(DataLoader2(joined(left, right)))
     one, other, _ = IterableWrapper(range(9)).fork(3)
     with DataLoader2(joined(one.async_map(soon), other)) as loader:
         assert len(list(loader)) in (9, 18)

@@ -131,6 +131,8 @@ class EndOnDiskCacheHolder(IterDataPipe[Any]):
     [b'data']
     """
 
+    reads_ahead = True
+
     def __init__(
         self,
         datapipe: Iterable[Any],
