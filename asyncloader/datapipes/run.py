@@ -190,6 +190,11 @@ def is_async_pipe(pipe: Any) -> bool:
     return hasattr(type(pipe), "has_passes") and bool(pipe.is_async())
 
 
+def reads_ahead(pipe: Any) -> bool:
+    """Whether a pipe may have read more of its source than its reader asked for."""
+    return is_async_pipe(pipe) or bool(getattr(pipe, "reads_ahead", False))
+
+
 def waits(pipe: Any) -> bool:
     """Whether a pipe needs an event loop in a ``for``; torch's pipes never do."""
     return hasattr(type(pipe), "has_passes") and bool(pipe.waits())

@@ -30,7 +30,7 @@ from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursor
 from asyncloader.datapipes.edges import edges_of, pipes_from
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
-from asyncloader.datapipes.run import Pass, Run, RunTree, is_async_pipe, own_tree_of
+from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of, reads_ahead
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
 from asyncloader.datapipes.watch.watching import UNCOUNTED
@@ -138,7 +138,7 @@ def branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
     read: dict[int, Any] = {}
     for source in sources:
         above = [*pipes_from(source, to_splitters=True)]
-        ahead = next(filter(_reads_ahead, above), None)
+        ahead = next(filter(reads_ahead, above), None)
         for branch in above:
             if isinstance(branch, Branch):
                 either = ahead if ahead is not None else read.get(id(branch))
@@ -146,10 +146,6 @@ def branch_raced_for(sources: Iterable[Any]) -> tuple[Any, Any] | None:
                     return branch, either
                 read[id(branch)] = either
     return None
-
-
-def _reads_ahead(pipe: Any) -> bool:
-    return is_async_pipe(pipe) or getattr(pipe, "reads_ahead", False)
 
 
 def _branches_read_by(source: Run[Any]) -> Cursors:

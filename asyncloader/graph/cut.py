@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import permutations
 from operator import or_
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from asyncloader.datapipes.edges import (
 )
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.run import reads_ahead
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.graph.settings import acts_for
 from asyncloader.graph.walk import Wiring, breadth_first, pipes_of
@@ -251,6 +253,45 @@ def _passes_over(pipe: Any, wiring: Wiring) -> int:
     # A user's pipe may hold its one source in several attributes.
     twice = any(not is_replayed(reader) and reads_twice(reader, pipe) for reader in readers)
     return len(readers) + twice
+
+
+def branch_left_behind(end: Any) -> tuple[Any, Any, Any, Any] | None:
+    """Return a branch that is read again while another is under way, or None.
+
+    That ends the pass of the other. Where one of the two is read ahead, it depends on time
+    whether that had taken all its items before. Returned are the branch, the pipe that reads
+    it again, the other branch, and the pipe that reads ahead.
+
+    >>> from asyncloader.datapipes.iter import IterableWrapper
+    >>> one, other = IterableWrapper([1]).fork(2)
+    >>> branch_left_behind(one.cycle(2).mux_longest(other.prefetch(1)))
+    (fork(2)[0], cycle(2), fork(2)[1], prefetch(1))
+    """
+    wiring = Wiring(end)
+    for splitter in filter(is_splitter, wiring.pipes):
+        if functional_name(splitter) == "random_split":
+            continue
+        following = [_following(branch, wiring) for branch in wiring.readers(splitter)]
+        for branch, other in permutations(following, 2):
+            join = next(branch[each] for each in branch if each in other)
+            own = [branch[each] for each in branch if each not in other]
+            others = [other[each] for each in other if each not in branch]
+            again = next((pipe for pipe in own if _is_read_again(pipe, wiring)), None)
+            ahead = next(filter(reads_ahead, (*own, *others)), None)
+            at_once = not getattr(join, "reads_in_turn", False)
+            if at_once and again is not None and ahead is not None:
+                return own[0], again, others[0], ahead
+    return None
+
+
+def _following(pipe: Any, wiring: Wiring) -> dict[int, Any]:
+    """Return a pipe and all those that read it, however far, by their ids, the nearest first."""
+    found, waiting = {id(pipe): pipe}, [pipe]
+    for each in waiting:  # it grows while it is read
+        fresh = {id(reader): reader for reader in wiring.readers(each) if id(reader) not in found}
+        found |= fresh
+        waiting.extend(fresh.values())
+    return found
 
 
 def read_without_fork(datapipe: Any) -> list[Any]:

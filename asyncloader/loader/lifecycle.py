@@ -17,10 +17,12 @@ from typing import Any
 
 from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.edges import has_no_place, is_random, is_without_order
+from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
+from asyncloader.graph.cut import branch_left_behind
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import pipes_of
@@ -213,6 +215,13 @@ class Lifecycle:
         for pipe in self._given:
             if isinstance(pipe, DataPipe) and (refusal := pipe.refusal()):
                 raise ValueError(refusal)
+        if left := branch_left_behind(self._datapipe):
+            branch, again, other, ahead = map(stage_name, left)
+            raise ValueError(
+                f"{again} reads {branch} in several passes, each of which ends that of {other}, and"
+                f" {ahead} reads ahead, so nobody knows where. Put {again} where it reads what the"
+                f" branches are joined to, or before they part"
+            )
         try:
             state = self._service_state
             adapted = await self._adapted(state)

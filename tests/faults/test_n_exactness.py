@@ -345,6 +345,23 @@ def test_n5_one_pipe_read_twice_at_once_is_refused_where_workers_are_to_be_repla
     loader.shutdown()
 
 
+def test_a_branch_that_is_read_again_while_another_is_read_ahead_is_refused():
+    one, other = IterableWrapper(range(9)).fork(2)
+    why = r"cycle\(2\) reads fork\(2\)\[0\] in several passes.*prefetch\(2\) reads ahead"
+    with pytest.raises(ValueError, match=why):
+        list(DataLoader2(one.cycle(2).mux_longest(other.prefetch(2))))
+    many, few = IterableWrapper(range(9)).random_split({"a": 2, "b": 1}, seed=1, total_length=9)
+    with DataLoader2(many.prefetch(2).concat(few.cycle(2))) as loader:
+        assert len(list(loader)) == 12
+    # These read one after the other, or both again.
+    one, other = IterableWrapper(range(9)).fork(2)
+    with DataLoader2(one.prefetch(2).concat(other.cycle(2))) as loader:
+        assert list(loader) == [*range(9)] * 3
+    one, other = IterableWrapper(range(9)).fork(2)
+    with DataLoader2(one.prefetch(2).zip(other).cycle(2)) as loader:
+        assert list(loader) == [(number, number) for number in range(9)] * 2
+
+
 async def soon(item: Any) -> Any:
     return item
 

@@ -168,6 +168,11 @@ class Recipe:
         return self.is_noisy and any("in_memory_cache" in step.text for step in self.steps)
 
     @property
+    def draws_at_once(self) -> bool:
+        """Whether functions may draw from global generators for two readers at a time."""
+        return self.is_noisy and any("zip({0})" in step.text for step in self.steps)
+
+    @property
     def reads_twice(self) -> bool:
         """Whether a user's pipe reads its source twice, which nobody knows before it does."""
         return any("ReadTwice" in step.text for step in self.steps)

@@ -194,9 +194,11 @@ class Case:
 
     def compare(self, what: str, found: list[Any], expected: list[Any], way: Way) -> None:
         """Hold items against those that had to come; Differs says where they part."""
-        is_of_others = not way.workers or self.recipe.stays_here or self.recipe.keeps_numbers
-        if self.recipe.is_noisy and is_of_others:
-            # Numbers of this process's global generators are not the loader's.
+        recipe = self.recipe
+        is_of_others = not way.workers or recipe.stays_here or recipe.keeps_numbers
+        if recipe.is_noisy and (is_of_others or recipe.draws_at_once):
+            # Numbers of this process's global generators are not the loader's, and which of two
+            # threads draws first is nobody's.
             found, expected = _without_noise(found), _without_noise(expected)
         if found != expected:
             if found and isinstance(found[0], Raised) and found[0].kind in _REFUSALS:
