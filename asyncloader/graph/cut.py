@@ -12,7 +12,7 @@ What cannot be cut safely stays with the loader, where it runs as if there were 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import permutations
@@ -255,17 +255,17 @@ def _passes_over(pipe: Any, wiring: Wiring) -> int:
     return len(readers) + twice
 
 
-def branch_left_behind(end: Any) -> tuple[Any, Any, Any, Any] | None:
-    """Return a branch that is read again while another is under way, or None.
+def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Yield branches whose pass is ended because another of their splitter is read again.
 
-    That ends the pass of the other. Where one of the two is read ahead, it depends on time
-    whether that had taken all its items before. Returned are the branch, the pipe that reads
-    it again, the other branch, and the pipe that reads ahead.
+    How much they had yielded before depends on how far each was read. With each come the pipe
+    that reads again, the branch it reads, and a pipe that reads ahead, or None: then it depends
+    on time, too.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> one, other = IterableWrapper([1]).fork(2)
-    >>> branch_left_behind(one.cycle(2).mux_longest(other.prefetch(1)))
-    (fork(2)[0], cycle(2), fork(2)[1], prefetch(1))
+    >>> list(branches_left_behind(one.cycle(2).mux_longest(other.prefetch(1))))
+    [(fork(2)[1], cycle(2), fork(2)[0], prefetch(1))]
     """
     wiring = Wiring(end)
     for splitter in filter(is_splitter, wiring.pipes):
@@ -279,9 +279,8 @@ def branch_left_behind(end: Any) -> tuple[Any, Any, Any, Any] | None:
             again = next((pipe for pipe in own if _is_read_again(pipe, wiring)), None)
             ahead = next(filter(reads_ahead, (*own, *others)), None)
             at_once = not getattr(join, "reads_in_turn", False)
-            if at_once and again is not None and ahead is not None:
-                return own[0], again, others[0], ahead
-    return None
+            if at_once and again is not None:
+                yield others[0], again, own[0], ahead
 
 
 def _following(pipe: Any, wiring: Wiring) -> dict[int, Any]:

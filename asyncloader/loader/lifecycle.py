@@ -22,7 +22,7 @@ from asyncloader.datapipes.replaying import begin_unordered, unnumbered
 from asyncloader.datapipes.run import Run, RunTree
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
-from asyncloader.graph.cut import branch_left_behind
+from asyncloader.graph.cut import branches_left_behind
 from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import pipes_of
@@ -215,13 +215,14 @@ class Lifecycle:
         for pipe in self._given:
             if isinstance(pipe, DataPipe) and (refusal := pipe.refusal()):
                 raise ValueError(refusal)
-        if left := branch_left_behind(self._datapipe):
-            branch, again, other, ahead = map(stage_name, left)
-            raise ValueError(
-                f"{again} reads {branch} in several passes, each of which ends that of {other}, and"
-                f" {ahead} reads ahead, so nobody knows where. Put {again} where it reads what the"
-                f" branches are joined to, or before they part"
-            )
+        for each in branches_left_behind(self._datapipe):
+            if each[-1] is not None:
+                left, again, branch, ahead = map(stage_name, each)
+                raise ValueError(
+                    f"{again} reads {branch} in several passes, each of which ends that of {left},"
+                    f" and {ahead} reads ahead, so nobody knows where. Let {again} read what the"
+                    " branches are joined to"
+                )
         try:
             state = self._service_state
             adapted = await self._adapted(state)

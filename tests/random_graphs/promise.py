@@ -109,8 +109,9 @@ def _flow_of(step: Step, read: list[_Flow], is_divided_below: bool, workers: int
     parts = None if flow.parts is None else _times(flow.parts, abs(step.times))
     is_cut_short = step.effect is Effect.PAIRED and len({each.length for each in read}) > 1
     is_exact = flow.is_exact and step.times > 0 and not is_cut_short
-    if "cache" in step.text and parts is not None and not all(map(_is_of_source, parts)):
-        # What came into a branch may be kept when other items come.
+    is_of_branch = parts is not None and not all(map(_is_of_source, parts))
+    if is_of_branch and any(word in step.text for word in ("cache", "cycle", "ReadTwice")):
+        # What came into a branch may be kept when other items come, or come in another order.
         parts = None
     keeps_length = (Effect.SOURCE, Effect.ONE, Effect.COPIES, Effect.LOADER, Effect.PAIRED)
     length = flow.length if step.effect in keeps_length else step
