@@ -237,27 +237,32 @@ def at_exit(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def _run_exit_functions() -> None:
-    with _interrupts_ignored(), contextlib.ExitStack() as functions:
-        for function in _exit_functions:
-            functions.callback(function)
+    try:
+        is_ignored = _ignore_interrupts()
+    except KeyboardInterrupt:
+        # As if it had come a moment later.
+        is_ignored = _ignore_interrupts()
+    try:
+        with contextlib.ExitStack() as functions:
+            for function in _exit_functions:
+                functions.callback(function)
+    finally:
+        if is_ignored:
+            for stream in (sys.stdout, sys.stderr):
+                # It may be closed, None, or no file at all.
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
+def _ignore_interrupts() -> bool:
+    """Ignore Ctrl-C from here on; False where it does not raise KeyboardInterrupt here."""
     # A program with its own Ctrl-C handler keeps it.
     is_raised = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_raised or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        return False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            # It may be closed, None, or no file at all.
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return True
 
 
 _exit_functions: list[Callable[[], None]] = []

@@ -42,6 +42,16 @@ def hear(event, args):
 sys.addaudithook(hear)
 """
 
+#: At exit we ask first who handles it.
+AT_ITS_BEGINNING = """
+def hear(frame, event, arg):
+    if event == "call" and frame.f_code.co_name == "getsignal":
+        sys.setprofile(None)
+        interrupt()
+
+atexit.register(sys.setprofile, hear)
+"""
+
 
 def run(folder: Path, before: str = "", after: str = "") -> tuple[int, str, str]:
     source = PROGRAM.format(before=before, after=after)
@@ -55,6 +65,12 @@ def test_n12_ctrl_c_in_the_midst_of_our_end_disturbs_nothing(leaves, tmp_path):
     assert (code, stdout) == (0, "0\n"), stderr
     assert TORN not in stderr
     assert "KeyboardInterrupt" not in stderr
+
+
+def test_n12_ctrl_c_as_our_end_begins_disturbs_nothing(tmp_path):
+    # What is registered last is called first.
+    code, stdout, stderr = run(tmp_path, after=AT_ITS_BEGINNING + "loader.shutdown()")
+    assert (code, stdout, stderr) == (0, "0\n", "")
 
 
 def test_n12_ctrl_c_after_our_end_ends_the_process_at_once_with_all_it_has_printed(tmp_path):
