@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+# Map pipes lead to iter pipes, whose methods are to be there.
+import asyncloader.datapipes.iter  # noqa: F401
 from asyncloader.datapipes.base import MapDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import MapBatcher as Batcher
 from asyncloader.datapipes.caching.memory_caching import (

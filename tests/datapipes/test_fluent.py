@@ -85,6 +85,24 @@ def test_a_pipe_of_ones_own_has_all_methods_whatever_was_imported() -> None:
     assert everything <= set(found.stdout.split())
 
 
+@pytest.mark.parametrize(
+    "door",
+    [
+        "from asyncloader.datapipes.map import SequenceWrapper; one = SequenceWrapper([1])",
+        "from asyncloader.datapipes.iter import IterableWrapper; one = IterableWrapper([1])",
+        "from asyncloader import Feed; one = Feed()",
+    ],
+)
+def test_a_program_that_imports_one_pipe_has_all_methods_on_what_it_leads_to(door: str) -> None:
+    kinds = "kinds = [type(one)]\nif hasattr(one, 'to_iter_datapipe'):\n"
+    script = f"{door}\n{kinds}    kinds.append(type(one.to_iter_datapipe()))\n"
+    script += "print(*(name for kind in kinds for name in dir(kind)))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert registered(IterDataPipe).keys() <= set(found.stdout.split())
+
+
 def test_the_packages_alone_offer_all_their_names_and_do_not_import_all_pipes() -> None:
     script = (
         "import asyncloader, asyncloader.datapipes as dp, sys\n"
