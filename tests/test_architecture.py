@@ -34,7 +34,8 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 #: The rooms of the largest part, in the same way: what pipes are built of comes below the pipes.
 #: A folder is one room.
 ROOMS = [
-    {"iter", "map", "torch_dataset"},
+    {"map"},
+    {"iter", "torch_dataset"},
     {"grouping"},
     {"shuffling"},
     {"web", "caching", "combining", "flattening", "repeating"},
