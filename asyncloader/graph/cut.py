@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import permutations
+from itertools import product
 from operator import or_
 from typing import Any, Literal
 
@@ -268,19 +268,25 @@ def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
     [(fork(2)[1], cycle(2), fork(2)[0], prefetch(1))]
     """
     wiring = Wiring(end)
-    for splitter in filter(is_splitter, wiring.pipes):
-        if functional_name(splitter) == "random_split":
-            continue
-        following = [_following(branch, wiring) for branch in wiring.readers(splitter)]
-        for branch, other in permutations(following, 2):
-            join = next(branch[each] for each in branch if each in other)
-            own = [branch[each] for each in branch if each not in other]
-            others = [other[each] for each in other if each not in branch]
-            again = next((pipe for pipe in own if _is_read_again(pipe, wiring)), None)
-            ahead = next(filter(reads_ahead, (*own, *others)), None)
-            at_once = not getattr(join, "reads_in_turn", False)
-            if at_once and again is not None:
-                yield others[0], again, own[0], ahead
+    splitters = [
+        pipe
+        for pipe in wiring.pipes
+        if is_splitter(pipe) and functional_name(pipe) != "random_split"
+    ]
+    read_again = [pipe for pipe in wiring.pipes if splitters and _is_read_again(pipe, wiring)]
+    for splitter, again in product(splitters, read_again):
+        above = wiring.upstream([again])
+        branches = wiring.readers(splitter)
+        inside = [branch for branch in branches if id(branch) in above]
+        outside = [branch for branch in branches if id(branch) not in above]
+        for branch, left in product(inside, outside):
+            own, others = _following(branch, wiring), _following(left, wiring)
+            join = next(own[each] for each in own if each in others)
+            shared = own.keys() & others.keys()
+            apart = (pipe for each, pipe in (own | others).items() if each not in shared)
+            ahead = next(filter(reads_ahead, apart), None)
+            if not getattr(join, "reads_in_turn", False):
+                yield left, again, branch, ahead
 
 
 def _following(pipe: Any, wiring: Wiring) -> dict[int, Any]:

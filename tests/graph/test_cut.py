@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from asyncloader.datapipes.iter import (
 )
 from asyncloader.datapipes.map import MapDataPipe, SequenceWrapper
 from asyncloader.graph import breadth_first, cut_graph, edges_of
+from asyncloader.graph.cut import branches_left_behind
 
 DISTRIBUTED, MULTIPROCESSING = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 
@@ -359,3 +361,13 @@ def test_two_dispatches_that_only_a_map_pipe_joins_are_an_error() -> None:
 
     with pytest.raises(ValueError, match="can be cut nowhere below sharding_round_robin_dispatch"):
         cut_graph(ByKey(dealt(source()), dealt(source())))
+
+
+def test_a_fork_of_many_branches_is_looked_through_at_once():
+    one, *others = IterableWrapper(range(3)).fork(400)
+    joined = one.zip(*[other.map(str) for other in others])
+    began = time.process_time()
+    assert not list(branches_left_behind(joined))
+    assert not list(branches_left_behind(joined.cycle(2)))
+    # To look at each pair of branches takes ten seconds.
+    assert time.process_time() - began < 3
