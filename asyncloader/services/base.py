@@ -384,13 +384,16 @@ class ServiceCalls:
         if left == math.inf:
             await result_of(call())
             return
+        cancels = _cancels()
         try:
             # A service that watches the time itself gives a better message, so it comes first.
             late = _LATE_SECONDS if is_users(self.service) else _OURS_LATE_SECONDS
             async with asyncio.timeout(left + late) as bound:
                 await result_of(call())
-        except TimeoutError:
-            if not bound.expired():
+        except (TimeoutError, asyncio.CancelledError):
+            # Before Python 3.11.3 a timeout raises CancelledError in a task that was cancelled
+            # earlier, as an epoch's is.
+            if not bound.expired() or _cancels() > cancels:
                 raise
             warnings.warn(
                 f"{self.service!r} was still inside {moment}() when the time to close its loader"
@@ -398,6 +401,11 @@ class ServiceCalls:
                 ResourceWarning,
                 stacklevel=2,
             )
+
+
+def _cancels() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 async def result_of(result: Any) -> Any:

@@ -343,7 +343,7 @@ def _with_slots(kind: type, reduced: Any) -> Any:
     if isinstance(reduced, tuple) and _says_its_slots(kind):
         make, arguments, *rest = reduced
         *before, body, tracker, extra = arguments
-        slots = [name for name, value in vars(kind).items() if _is_slot(name, value)]
+        slots = [name for name, value in vars(kind).items() if _is_slot(kind, name, value)]
         return make, (*before, {**body, "__slots__": slots}, tracker, extra), *rest
     return reduced
 
@@ -355,8 +355,11 @@ def _says_its_slots(kind: type) -> bool:
     return "__slots__" in vars(kind) and is_plain and not is_named_tuple
 
 
-def _is_slot(name: str, value: Any) -> bool:
-    return isinstance(value, MemberDescriptorType) or name in ("__dict__", "__weakref__")
+def _is_slot(kind: type, name: str, value: Any) -> bool:
+    if name == "__weakref__":
+        # Before Python 3.11.3 a dataclass with slots has this name without having the slot.
+        return bool(kind.__weakrefoffset__)
+    return isinstance(value, MemberDescriptorType) or name == "__dict__"
 
 
 @functools.cache
