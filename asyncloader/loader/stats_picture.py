@@ -162,13 +162,31 @@ def _table(scene: Scene, beside: Mapping[str, str]) -> Iterator[str]:
     yield '<div class="scroll" tabindex="0" role="group" aria-label="Processes">'
     yield '<table class="processes"><thead><tr>'
     yield from (f'<th scope="col">{head}</th>' for head in heads)
-    yield "</tr></thead><tbody>"
+    yield "</tr></thead>"
+    nodes: dict[str, list[WorkerStats]] = {}
     for worker in scene.workers:
-        yield _process(worker, beside.get(worker.name, ""))
-    yield "</tbody></table></div>"
+        nodes.setdefault(worker.node, []).append(worker)
+    for node, workers in sorted(nodes.items()):
+        yield "<tbody>"
+        if node:
+            yield _node(node, workers, len(heads))
+        yield from (_process(worker, beside.get(worker.name, "")) for worker in workers)
+        yield "</tbody>"
+    yield "</table></div>"
     yield (
         '<p class="key"><span class="works"></span> works <span class="sends"></span> sends'
         ' <span class="waits"></span> waits: its prefetch is full</p>'
+    )
+
+
+def _node(name: str, workers: Sequence[WorkerStats], columns: int) -> str:
+    """Return the row above the processes of one node of a cluster."""
+    makers = [worker for worker in workers if not worker.is_dispatcher]
+    rate = rate_text(sum(worker.rate for worker in makers))
+    count = f"{len(makers)} worker{'' if len(makers) == 1 else 's'}"
+    return (
+        f'<tr class="node"><th scope="rowgroup" colspan="{columns}">node {escape(name)}'
+        f"<small> {count} · {rate}</small></th></tr>"
     )
 
 

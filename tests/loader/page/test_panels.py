@@ -10,6 +10,8 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.loader.page.panels import Panels, spark
 from asyncloader.loader.stats import LoaderStats
+from asyncloader.loader.stats_picture import processes_of
+from asyncloader.workers.worker_stats import WorkerStats
 
 
 def numbers(count: int = 100) -> Any:
@@ -122,3 +124,27 @@ def test_a_plot_is_broken_where_nobody_looked():
     broken = spark([(40.0, 1.0), (39.0, 2.0), (1.0, 3.0), (0.0, 4.0)], "rate", "wide")
     assert broken.count("<polyline") == 2
     assert 'points="40.0,22.0 42.0,15.0"' in broken
+
+
+def test_processes_stand_under_the_nodes_on_which_they_run():
+    workers = [
+        WorkerStats(items=10, working=1.0, name="worker 0", node="10.0.0.2 (b<)"),
+        WorkerStats(items=20, working=1.0, name="worker 1", node="10.0.0.1 (a)"),
+        WorkerStats(items=40, working=1.0, name="worker 2", node="10.0.0.2 (b<)"),
+        WorkerStats(
+            items=9, name="the dispatching process", node="10.0.0.1 (a)", is_dispatcher=True
+        ),
+    ]
+    scene = LoaderStats(1, 70, workers=tuple(workers)).scene()
+    rows = re.findall(r"<tr.*?</tr>", processes_of(scene), re.DOTALL)[1:]
+    heads = [re.sub(r"<[^>]*>", "", row.partition("</th>")[0]) for row in rows]
+    assert heads == [
+        "node 10.0.0.1 (a) 1 worker · 20/s",
+        "worker 1",
+        "the dispatching process",
+        "node 10.0.0.2 (b&lt;) 2 workers · 50/s",
+        "worker 0",
+        "worker 2",
+    ]
+    alone = LoaderStats(1, 70, workers=(WorkerStats(name="worker 0"),)).scene()
+    assert "node" not in processes_of(alone)

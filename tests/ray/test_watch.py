@@ -1,0 +1,71 @@
+"""The page of a loader whose workers are on the nodes of a cluster, in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
+
+from asyncloader import DataLoader2, RayReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+from tests.browser import SECONDS, WITHOUT_CHROMIUM, browsing, save
+from tests.ray.cluster import NODES, Nodes, no_actors
+
+pytestmark = WITHOUT_CHROMIUM
+
+TOLD = "[...document.querySelectorAll('tr.node')].map((row) => row.textContent)"
+ROWS = "[...document.querySelectorAll('tbody tr')].map((row) => row.firstChild.textContent)"
+
+
+def decode(number: int) -> int:
+    return sum(range(20_000 + number % 2))
+
+
+@contextlib.asynccontextmanager
+async def training() -> AsyncIterator[DataLoader2[Any]]:
+    """Run a loader with two actors for each node, until the end of the block."""
+    graph = IterableWrapper(range(10**9), deepcopy=False).sharding_filter().map(decode)
+    service = RayReadingService(2 * NODES)
+    async with DataLoader2(graph, reading_service=service) as loader:
+        task = asyncio.create_task(consume(loader))
+        try:
+            yield loader
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def consume(loader: DataLoader2[Any]) -> None:
+    async for _ in loader:
+        await asyncio.sleep(0.002)
+
+
+async def test_a_person_sees_what_each_node_does_and_that_a_lost_one_is_replaced(nodes: Nodes):
+    async with training() as loader, browsing() as tab, asyncio.timeout(2 * SECONDS):
+        with loader.watch() as watch:
+            await tab.open(watch.url, 1200, 900, is_dark=False)
+            await tab.until(f"{TOLD}.length == {NODES}")
+            told = await tab.value(TOLD)
+            ids = sorted(node.node_id[:8] for node in nodes.nodes)
+            assert sorted(row.partition("(")[2][:8] for row in told) == ids
+            assert all(" 2 workers · " in row for row in told)
+            rows = await tab.value(ROWS)
+            assert [row.startswith("node ") for row in rows] == [True, False, False] * NODES
+            workers = sorted(row for row in rows if not row.startswith("node "))
+            assert workers == [f"worker {number}" for number in range(2 * NODES)]
+            await tab.until(f"{TOLD}.every((row) => !row.endsWith(' 0/s'))")
+            save(await tab.picture(), "page-ray.png")
+            lost = nodes.nodes[0].node_id
+            nodes.lose(lost)
+            # Its actors are started on the others, where they are shown.
+            await tab.until(f"{TOLD}.length == {NODES - 1}")
+            assert lost[:8] not in "".join(await tab.value(TOLD))
+            restarts = "[...document.querySelectorAll('tbody td:last-child')]"
+            await tab.until(f"{restarts}.filter((each) => each.textContent == '1').length == 2")
+            await tab.until(f"{TOLD}.every((row) => !row.endsWith(' 0/s'))")
+    no_actors()
