@@ -75,7 +75,7 @@ from asyncloader.services.base import (
 )
 from asyncloader.services.from_workers import FedFromWorkers, FromWorkers
 from asyncloader.services.in_process import HERE
-from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers
+from asyncloader.services.tuned_workers import PREFETCH, TunedWorkers, room_in_memory
 from asyncloader.transport.code import Parcel, pack_code, unsendable_in
 from asyncloader.tuning import AUTO, Window
 from asyncloader.worker_info import WorkerInfo
@@ -139,6 +139,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ...     list(loader)
     [0, 1, 4, 9, 16, 25]
     """
+
+    #: How long another number of workers may take to be ready, beyond the limits of each worker.
+    _change_seconds: float | None = None
 
     def __init__(
         self,
@@ -245,7 +248,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         plan = await in_thread(_pickled_plan, division.plan(self.worker_init_fn))
         deal = await in_thread(division.deal_plan, self.prefetch_bytes)
         settings = self._settings(workers)
-        pool = WorkerPool(self._engine(), plan, len(division.outlets), settings, deal, division.fed)
+        pool = WorkerPool(
+            self._engine(workers), plan, len(division.outlets), settings, deal, division.fed
+        )
         await pool.start()
         if pool.has_other_length():
             division.forget_lengths()
@@ -354,8 +359,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self._running.workers
 
     def note(self, window: Window) -> None:
+        self._tuned.note(window, self._running.workers, self._room())
+
+    def _room(self) -> int | None:
+        """Return how many workers there is room for, with those that run; None if not known."""
         handles = [] if self._pool is None else self._pool.handles
-        self._tuned.note(window, [handle.process.pid for handle in handles])
+        return room_in_memory([handle.process.pid for handle in handles])
+
+    async def _has_room_beside(self, workers: int) -> bool:
+        """Whether so many workers can be started while those that run go on."""
+        return True
 
     def wants_change(self) -> bool:
         pool, tuned = self._pool, self._tuned
@@ -367,19 +380,26 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if workers == self._prepared.workers:
             return
         await self._drop_prepared()
-        if workers == running.workers:
+        if workers == running.workers or not await self._has_room_beside(workers):
             return
-        try:
-            prepared = await self._started(copy_graph(self._given), workers)
-        except Exception as error:  # noqa: BLE001 - what runs is as good as before
-            logger.warning("%d workers could not be started: %r", workers, error)
-            self._tuned.refuse(workers, running.workers)
+        prepared = await self._changed_to(workers)
+        if prepared is None:
             return
         if self._running is running:
             self._prepared = prepared
         else:
             # The service was finalized meanwhile.
             await all_closed(filter(None, [prepared.pool]))
+
+    async def _changed_to(self, workers: int) -> RunningGraph | None:
+        """Start another number of workers; None if that fails."""
+        try:
+            async with asyncio.timeout(self._change_seconds):
+                return await self._started(copy_graph(self._given), workers)
+        except Exception as error:  # noqa: BLE001 - as many as before are as good as before
+            logger.warning("%d workers could not be started: %r", workers, error)
+            self._tuned.refuse(workers, self._running.workers)
+            return None
 
     def drain(self) -> None:
         if self._pool is not None:
@@ -391,6 +411,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         await self.prepare()
         if self._pool is not None:
             self._pool.settings = self._settings(self._running.workers)
+        if self._prepared.workers < 0 and self._running.workers != self._tuned.workers:
+            await self._make_room()
         if self._prepared.workers < 0:
             return None
         pool, self._running = self._pool, self._prepared
@@ -402,6 +424,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         return self._running.root
+
+    async def _make_room(self) -> None:
+        """Prepare workers for which there is no room beside those that run, by ending these."""
+        running = self._running
+        await all_closed(filter(None, [running.pool]))
+        prepared = await self._changed_to(self._tuned.workers)
+        if prepared is None:
+            prepared = await self._started(copy_graph(self._given), running.workers)
+        self._prepared = prepared
 
     def resume_with(self, workers: int) -> None:
         self._tuned.resume_with(workers)
@@ -475,7 +506,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
         return reset
 
-    def _engine(self) -> WorkerEngine:
+    def _engine(self, workers: int) -> WorkerEngine:
         return ProcessEngine(self.multiprocessing_context)
 
     def _settings(self, workers: int) -> PoolSettings:

@@ -6,16 +6,29 @@ of one machine, with processes that Ray places on any of a cluster's nodes.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
-from asyncloader.datapipes.arguments import checked_count, checked_seconds
+from asyncloader.datapipes.arguments import checked_auto, checked_seconds
 from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import in_thread
-from asyncloader.services.multi_processing import InitFn, MultiProcessingReadingService, ResetFn
-from asyncloader.workers.actors.cluster import initialized_ray
+from asyncloader.seeds import SeedGenerator
+from asyncloader.services.base import IterResetFn, unchanged
+from asyncloader.services.multi_processing import (
+    InitFn,
+    MultiProcessingReadingService,
+    ResetFn,
+)
+from asyncloader.services.tuned_workers import FIRST_WORKERS, PREFETCH, TunedWorkers
+from asyncloader.workers.actors.cluster import Room, initialized_ray, room_for
 from asyncloader.workers.actors.engine import ActorEngine
+
+#: How long the cluster may take to say for how many actors it has room.
+_ASK_SECONDS = 5.0
+#: More actors than a cluster will ever hold.
+_UNBOUNDED = 1 << 20
 
 
 class RayReadingService(MultiProcessingReadingService):
@@ -25,13 +38,17 @@ class RayReadingService(MultiProcessingReadingService):
     faster. It uses the Ray that the program has initialized, and needs ``asyncloader[ray]``.
 
     The parameters up to ``worker_reset_fn``, and ``in_order``, ``prefetch_bytes``,
-    ``on_worker_death`` and ``max_restarts``, are those of ``MultiProcessingReadingService``. The
-    items and their order are the same as with as many processes, and a state can be resumed with
-    either.
+    ``on_worker_death``, ``max_restarts`` and ``max_workers``, are those of
+    ``MultiProcessingReadingService``. The items and their order are the same as with as many
+    processes, and a state can be resumed with either.
 
     ``num_cpus``, ``memory``, ``resources``, ``scheduling_strategy`` and ``runtime_env`` are handed
     to Ray as they are, for each actor. ``start_timeout`` is how many seconds the actors may take
     to be ready, with the time that a cluster needs to add nodes.
+
+    ``num_workers="auto"`` chooses the number of actors while an epoch runs, from 1 up to
+    ``max_workers``, as far as the nodes that are there have room for them. Where the next actors
+    find no room beside those that work, these are ended first.
 
     An actor that owes an item and is silent for ``timeout`` seconds is ended; so is one on a node
     that does not answer any more. With ``on_worker_death="restart"`` an actor that is lost is
@@ -42,10 +59,12 @@ class RayReadingService(MultiProcessingReadingService):
     RayReadingService(num_workers=4)
     """
 
+    _change_seconds = 60.0
+
     def __init__(
         self,
-        num_workers: int,
-        worker_prefetch_cnt: int = 10,
+        num_workers: int | Literal["auto"],
+        worker_prefetch_cnt: int | Literal["auto"] = PREFETCH,
         main_prefetch_cnt: int = 10,
         worker_init_fn: InitFn | None = None,
         worker_reset_fn: ResetFn | None = None,
@@ -61,9 +80,10 @@ class RayReadingService(MultiProcessingReadingService):
         on_worker_death: Literal["raise", "restart"] = "restart",
         max_restarts: int = 3,
         start_timeout: float = 600.0,
+        max_workers: int | None = None,
     ) -> None:
         super().__init__(
-            checked_count("num_workers", num_workers, at_least=1),
+            checked_auto("num_workers", num_workers, at_least=1),
             None,
             worker_prefetch_cnt,
             main_prefetch_cnt,
@@ -74,7 +94,13 @@ class RayReadingService(MultiProcessingReadingService):
             prefetch_bytes=prefetch_bytes,
             on_worker_death=on_worker_death,
             max_restarts=max_restarts,
+            max_workers=max_workers,
         )
+        most = _UNBOUNDED if max_workers is None else max_workers
+        self._tuned = TunedWorkers(num_workers, worker_prefetch_cnt, most, FIRST_WORKERS)
+        self._tuned.bound(least=1)
+        #: What the cluster had room for when it was last asked.
+        self._found = Room(0, 0)
         self.start_timeout = checked_seconds("start_timeout", start_timeout)
         self._options = {
             "num_cpus": num_cpus,
@@ -93,10 +119,40 @@ class RayReadingService(MultiProcessingReadingService):
                 )
         # Importing Ray takes a second.
         await in_thread(initialized_ray)
+        room = await self._asked_room()
+        if room is not None:
+            self._tuned.begin_within(room.free)
         return await super().initialize(datapipe)
 
-    def _engine(self) -> ActorEngine:
-        return ActorEngine(self._options, self.num_workers, self.start_timeout)
+    async def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
+    ) -> IterResetFn:
+        await self._asked_room()
+        return await super().initialize_iteration(seed_generator, iter_reset_fn)
+
+    def _room(self) -> int:
+        return min(self._found.whole, self._running.workers + self._found.free)
+
+    async def _has_room_beside(self, workers: int) -> bool:
+        room = await self._asked_room()
+        if room is None:
+            # Nothing can be started now, so what runs must not be given up.
+            self._tuned.refuse(workers, self._running.workers)
+        return room is not None and room.free >= workers
+
+    async def _asked_room(self) -> Room | None:
+        """Return how many actors there is room for if that matters; None if nobody answers."""
+        if not self.chooses_workers:
+            return None
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                self._found = await in_thread(room_for, self._options)
+        except Exception:  # noqa: BLE001 - Ray has many kinds for it
+            return None
+        return self._found
+
+    def _engine(self, workers: int) -> ActorEngine:
+        return ActorEngine(self._options, workers, self.start_timeout)
 
     def __repr__(self) -> str:
-        return f"RayReadingService(num_workers={self.num_workers})"
+        return f"RayReadingService(num_workers={self.num_workers!r})"

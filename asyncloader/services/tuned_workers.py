@@ -21,7 +21,7 @@ PREFETCH = 10
 _PREFETCH_BOUNDS = Bounds(2, 80)
 
 #: The most workers to begin with: more of them may be more than anybody needs.
-_FIRST_WORKERS = 8
+FIRST_WORKERS = 8
 
 #: How many workers are asked for the memory that each needs, and which part of what is free
 #: further ones may take.
@@ -30,16 +30,21 @@ _SHARE_OF_MEMORY = 0.5
 
 
 class TunedWorkers:
-    """The number of workers of a service and their prefetch; either may be fixed."""
+    """The number of workers of a service and their prefetch; either may be fixed.
+
+    By default there are as many workers as suit this machine: ``first`` of them to begin with, and
+    at most ``max_workers``.
+    """
 
     def __init__(
         self,
         workers: int | Literal["auto"],
         prefetch: int | Literal["auto"],
         max_workers: int | None = None,
+        first: int | None = None,
     ) -> None:
         most = max(4, 2 * usable_cores()) if max_workers is None else max_workers
-        first = min(usable_cores(), most, _FIRST_WORKERS)
+        first = min(usable_cores() if first is None else first, most, FIRST_WORKERS)
         self._workers = Tuning(first if isinstance(workers, str) else workers)
         self._prefetch = Tuning(PREFETCH if isinstance(prefetch, str) else prefetch)
         self._tunes_workers, self._tunes_prefetch = workers == AUTO, prefetch == AUTO
@@ -65,6 +70,11 @@ class TunedWorkers:
         if self._tunes_workers:
             self._use(self._bounds.clip(self.workers))
 
+    def begin_within(self, room: int) -> None:
+        """Begin with no more workers than there is room for; it may grow later."""
+        if self._tunes_workers:
+            self._use(self._within(room, 0).clip(self.workers))
+
     def resume_with(self, workers: int) -> None:
         """Use this number first, because a state was taken with it."""
         if self._tunes_workers:
@@ -78,10 +88,14 @@ class TunedWorkers:
             self.bound(most=workers - 1)
         self._use(instead)
 
-    def note(self, window: Window, pids: Sequence[int]) -> None:
-        """Note what was measured with ``workers`` and ``prefetch``; ``pids`` are the workers'."""
+    def note(self, window: Window, running: int, room: int | None) -> None:
+        """Note what was measured with ``workers`` and ``prefetch``.
+
+        ``running`` is how many workers there are now, and ``room`` how many there is room for.
+        """
         if self._tunes_workers and not self._is_tuning_prefetch():
-            self._workers = self._workers.after(window, self._within_memory(pids))
+            bounds = self._bounds if room is None else self._within(room, running)
+            self._workers = self._workers.after(window, bounds)
         is_settled = self._workers.kept is not None or not self._tunes_workers
         if self._tunes_prefetch and is_settled and self.workers:
             self._prefetch = self._prefetch.after(window, _PREFETCH_BOUNDS)
@@ -113,15 +127,19 @@ class TunedWorkers:
         if number != self.workers:
             self._workers = Tuning(number)
 
-    def _within_memory(self, pids: Sequence[int]) -> Bounds:
-        """Return the bounds, with no more workers than there is memory for."""
-        each, free = _each_needs(pids[:_ASKED]), available_memory()
-        if not each or free is None:
-            return self._bounds
-        most = len(pids) + int(_SHARE_OF_MEMORY * free / each)
-        # Those that run already are not ended because others take the memory.
-        most = max(min(self._bounds.most, most), min(len(pids), self._bounds.most), 1)
+    def _within(self, room: int, running: int) -> Bounds:
+        """Return the bounds, with no more workers than there is room for."""
+        # Those that run already are not ended because others take the room.
+        most = max(min(self._bounds.most, room), min(running, self._bounds.most), 1)
         return Bounds(min(self._bounds.least, most), most)
+
+
+def room_in_memory(pids: Sequence[int]) -> int | None:
+    """Return how many workers like these there is memory for, or None if nobody knows."""
+    each, free = _each_needs(pids[:_ASKED]), available_memory()
+    if not each or free is None:
+        return None
+    return len(pids) + int(_SHARE_OF_MEMORY * free / each)
 
 
 def _each_needs(pids: Iterable[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncloader.services import tuned_workers
-from asyncloader.services.tuned_workers import TunedWorkers
+from asyncloader.services.tuned_workers import TunedWorkers, room_in_memory
 from asyncloader.tuning import Window
 
 PIDS = (11, 12, 13, 14)
@@ -23,7 +23,8 @@ def run(tuned: TunedWorkers, windows: int, each: float = 100.0, prefetch_helps: 
     numbers = set()
     for _ in range(windows):
         rate = each * tuned.workers * (tuned.prefetch if prefetch_helps else 1)
-        tuned.note(Window(0.4, round(0.4 * rate), waited=1.0), PIDS[: tuned.workers])
+        window = Window(0.4, round(0.4 * rate), waited=1.0)
+        tuned.note(window, tuned.workers, room_in_memory(PIDS[: tuned.workers]))
         numbers.add((tuned.workers, tuned.prefetch))
     return numbers
 

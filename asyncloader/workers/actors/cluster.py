@@ -48,6 +48,47 @@ def free_resources() -> dict[str, float]:
     return {name: amount for name, amount in free.items() if not name.startswith("node:")}
 
 
+class Room(NamedTuple):
+    """How many actors with the same options a cluster can hold."""
+
+    #: Beside those that run now.
+    free: int
+    #: If nothing else ran.
+    whole: int
+
+
+def needs_of(options: dict[str, Any]) -> dict[str, float]:
+    """Return the resources that an actor with these options of Ray needs."""
+    memory = options["memory"]
+    needs = {"CPU": options["num_cpus"], "memory": memory or 0.0, **(options["resources"] or {})}
+    return {name: amount for name, amount in needs.items() if amount}
+
+
+def room_for(options: dict[str, Any]) -> Room:
+    """Return how many actors with these options the cluster can hold; this asks the head."""
+    # Where an actor needs nothing, one for each CPU is enough.
+    needs = needs_of(options) or {"CPU": 1.0}
+    strategy = options["scheduling_strategy"]
+    ray = initialized_ray()
+    group = getattr(strategy, "placement_group", None)
+    if group is None:
+        only = None if getattr(strategy, "soft", True) else strategy.node_id
+        nodes = [node for node in ray.nodes() if node["Alive"] and only in (None, node["NodeID"])]
+        places, within = [node["Resources"] for node in nodes], ""
+    else:
+        bundle = strategy.placement_group_bundle_index
+        places = group.bundle_specs if bundle < 0 else [group.bundle_specs[bundle]]
+        # What is free of it is counted under names of its own.
+        within = f"_group_{group.id.hex()}" if bundle < 0 else f"_group_{bundle}_{group.id.hex()}"
+    whole = sum(_times(place, needs) for place in places)
+    needs_within = {name + within: amount for name, amount in needs.items()}
+    return Room(min(whole, _times(ray.available_resources(), needs_within)), whole)
+
+
+def _times(has: dict[str, float], needs: dict[str, float]) -> int:
+    return min(int(has.get(name, 0.0) / amount) for name, amount in needs.items())
+
+
 def cause_of(error: BaseException) -> str:
     """Return what Ray says of a failure, in one line and without what is said elsewhere."""
     text = " ".join(str(error).split())

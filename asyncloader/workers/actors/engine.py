@@ -28,6 +28,7 @@ from asyncloader.workers.actors.cluster import (
     free_resources,
     import_ray,
     initialized_ray,
+    needs_of,
 )
 from asyncloader.workers.actors.far_end import ArrivedMemory, FarEnd
 from asyncloader.workers.process.process import ProcessPlan, WorkerProcess, how_it_ended
@@ -54,9 +55,8 @@ class ActorEngine:
     def __init__(self, options: dict[str, Any], num_workers: int, start_seconds: float) -> None:
         self.start_seconds = start_seconds
         self._options = {name: value for name, value in options.items() if value is not None}
-        memory = {"memory": options["memory"]} if "memory" in self._options else {}
         #: The resources that an actor needs.
-        self._wanted = {"CPU": options["num_cpus"], **memory, **(options["resources"] or {})}
+        self._wanted = needs_of(options)
         self._num_workers = num_workers
         self._links = 0
         #: The nodes that did not answer, and may be lost without Ray knowing it yet.
