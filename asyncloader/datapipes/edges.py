@@ -298,6 +298,27 @@ def pipes_from(pipe: Any, *, to_splitters: bool = False) -> Iterator[Any]:
                 waiting.append(source)
 
 
+def all_readers(pipe: Any, readers: Callable[[Any], list[Any]]) -> dict[int, Any]:
+    """Return a pipe and all that read it, however far, by their ids, the nearest first."""
+    found, waiting = {id(pipe): pipe}, [pipe]
+    for each in waiting:  # it grows while it is read
+        fresh = {id(reader): reader for reader in readers(each) if id(reader) not in found}
+        found |= fresh
+        waiting.extend(fresh.values())
+    return found
+
+
+def read_apart(one: dict[int, Any], other: dict[int, Any]) -> list[Any] | None:
+    """Return what reads only one of two pipes, of which these are all readers.
+
+    None where they are read one after the other.
+    """
+    join = next((pipe for each, pipe in one.items() if each in other), None)
+    if getattr(join, "reads_in_turn", False):
+        return None
+    return [pipe for each, pipe in (one | other).items() if not (each in one and each in other)]
+
+
 def drawn_above(pipe: Any) -> Any | None:
     """Return a pipe that this one reads whose order is random in each pass, or None."""
     above = (each for each in pipes_from(pipe) if each is not pipe)

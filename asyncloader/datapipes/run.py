@@ -87,6 +87,8 @@ class RunTree:
 
     def __init__(self, pipes: Iterable[Any] = ()) -> None:
         self._ids: set[int] = set()
+        #: All that it runs.
+        self.pipes: list[Any] = []
         self._passes: dict[int, Pass[Any]] = {}
         self._yield_orders: dict[int, YieldOrder] = {}
         self._starts: dict[int, Cursors] = {}
@@ -97,6 +99,7 @@ class RunTree:
         """Add pipes to those that this tree runs."""
         for pipe in pipes:
             self._ids.add(id(pipe))
+            self.pipes.append(pipe)
             if has_passes(pipe) or (hasattr(type(pipe), "has_passes") and pipe.is_splitter()):
                 pipe._tree = self
 

@@ -160,8 +160,11 @@ class SplitPass(Pass[T]):
 
     def is_open_to(self, index: int) -> bool:
         """Whether drawing has begun and the branch has not been in this pass."""
-        is_new = index not in self.joined | self.left
-        return self._is_drawing and is_new and not self.is_invalid
+        return self._is_drawing and index in self.not_begun() and not self.is_invalid
+
+    def not_begun(self) -> set[int]:
+        """Return the branches that have not been in this pass."""
+        return set(range(self.split.num_instances)) - self.joined - self.left
 
     def next_of(self, index: int) -> T:
         """Return a branch's next item; raise StopIteration at its end."""

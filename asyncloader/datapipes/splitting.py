@@ -27,13 +27,14 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.call import answer_of, blame, is_async, itself
 from asyncloader.datapipes.cursor_forms import Form
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of, put_cursor
-from asyncloader.datapipes.edges import edges_of, pipes_from
+from asyncloader.datapipes.edges import all_readers, edges_of, pipes_from, read_apart
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.patterns import add_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree, own_tree_of, reads_ahead
 from asyncloader.datapipes.sources import iterable_source, keyed_source
 from asyncloader.datapipes.split_pass import SplitPass, split_form
 from asyncloader.datapipes.watch.watching import UNCOUNTED
+from asyncloader.errors import IteratorInvalidated
 
 T = TypeVar("T")
 
@@ -222,6 +223,7 @@ class Splitter(IterDataPipe[T]):
             split: SplitPass[T] | None = tree.latest_pass(self)
             if split is None or not split.join(index, resumes=resumes):
                 if split is not None:
+                    _check_nobody_is_late(self, split, index, tree)
                     split.invalidate()
                 split = SplitPass(Run(self, tree))
                 tree.note_pass(self, split)
@@ -260,6 +262,37 @@ class Splitter(IterDataPipe[T]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._joining = threading.Lock()
+
+
+def _check_nobody_is_late(
+    splitter: Splitter[Any], split: SplitPass[Any], index: int, tree: RunTree
+) -> None:
+    """Raise IteratorInvalidated if time decides in which pass a branch that has not begun will be.
+
+    It will be in the present one, or in that which another branch begins now.
+    """
+    late = split.not_begun()
+    if not late or len(tree.pipes) == 1:
+        return
+    readers: dict[int, list[Any]] = {}
+    for pipe in tree.pipes:
+        for edge in edges_of(pipe):
+            readers.setdefault(id(edge), []).append(pipe)
+
+    def readers_of(pipe: Any) -> list[Any]:
+        return readers.get(id(pipe), [])
+
+    found = {each.index: all_readers(each, readers_of) for each in readers_of(splitter)}
+    for other in late & found.keys():
+        apart = read_apart(found[index], found[other]) or []
+        ahead = next(filter(reads_ahead, apart), None)
+        if ahead is not None:
+            begun, left = f"{stage_name(splitter)}[{index}]", f"{stage_name(splitter)}[{other}]"
+            raise IteratorInvalidated(
+                f"{begun} is read twice, and {left} was not read before the second time; as"
+                f" {stage_name(ahead)} reads ahead, nobody knows with which of the two it belongs."
+                " Read it once, or read twice what the branches are joined to"
+            )
 
 
 @functional_datapipe("fork")

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from asyncloader.datapipes.base import is_iter_pipe
 from asyncloader.datapipes.cursor_forms import has_own_state
 from asyncloader.datapipes.edges import (
+    all_readers,
     edges_of,
     functional_name,
     goes_by_clock,
@@ -31,6 +32,7 @@ from asyncloader.datapipes.edges import (
     is_splitter,
     is_without_order,
     lives_with_loader,
+    read_apart,
     reads_twice,
     shards_itself,
 )
@@ -280,23 +282,10 @@ def branches_left_behind(end: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
         inside = [branch for branch in branches if id(branch) in above]
         outside = [branch for branch in branches if id(branch) not in above]
         for branch, left in product(inside, outside):
-            own, others = _following(branch, wiring), _following(left, wiring)
-            join = next(own[each] for each in own if each in others)
-            shared = own.keys() & others.keys()
-            apart = (pipe for each, pipe in (own | others).items() if each not in shared)
-            ahead = next(filter(reads_ahead, apart), None)
-            if not getattr(join, "reads_in_turn", False):
-                yield left, again, branch, ahead
-
-
-def _following(pipe: Any, wiring: Wiring) -> dict[int, Any]:
-    """Return a pipe and all those that read it, however far, by their ids, the nearest first."""
-    found, waiting = {id(pipe): pipe}, [pipe]
-    for each in waiting:  # it grows while it is read
-        fresh = {id(reader): reader for reader in wiring.readers(each) if id(reader) not in found}
-        found |= fresh
-        waiting.extend(fresh.values())
-    return found
+            own, others = all_readers(branch, wiring.readers), all_readers(left, wiring.readers)
+            apart = read_apart(own, others)
+            if apart is not None:
+                yield left, again, branch, next(filter(reads_ahead, apart), None)
 
 
 def read_without_fork(datapipe: Any) -> list[Any]:

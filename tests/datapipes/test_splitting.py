@@ -587,3 +587,59 @@ def test_an_error_names_a_branch_after_its_splitter():
     loader: DataLoader2[Any] = DataLoader2(left.zip(left).concat(right))
     with loader, pytest.raises(SnapshotError, match=name):
         loader.state_dict()
+
+
+class ReadTwice(IterDataPipe[Any]):
+    """A user's pipe that reads what it has once more."""
+
+    def __init__(self, source: Any, is_over: threading.Event | None = None) -> None:
+        self.source = source
+        self.is_over = is_over
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self.source
+            yield from self.source
+        finally:
+            if self.is_over is not None:
+                self.is_over.set()
+
+
+class Late(IterDataPipe[Any]):
+    """Begins when others have come to their end."""
+
+    def __init__(self, source: Any, is_over: threading.Event) -> None:
+        self.source = source
+        self.is_over = is_over
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        assert await asyncio.to_thread(self.is_over.wait, 60)
+        async for item in self.source:
+            yield item
+
+
+async def itself_soon(item: Any) -> Any:
+    return item
+
+
+@every_splitter
+def test_a_branch_that_is_read_again_before_another_began_is_refused_where_time_decides(name: str):
+    left, right = SPLITTERS[name](IterableWrapper(range(8)))
+    is_over = threading.Event()
+    twice = ReadTwice(left, is_over).async_map(itself_soon)
+    why = r"\[0\] is read twice.*\[1\] was not read.*async_map\(itself_soon\) reads ahead"
+    graph = twice.zip_longest(Late(right, is_over))
+    with DataLoader2(graph) as loader, pytest.raises(IteratorInvalidated, match=why):
+        list(loader)
+
+
+@every_splitter
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_branch_is_read_again_before_another_where_their_order_is_known(
+    name: str, is_ahead: bool
+):
+    left, right = SPLITTERS[name](IterableWrapper(range(8)))
+    twice: Any = ReadTwice(left)
+    one, other = shares(name)
+    with DataLoader2((twice.async_map(itself_soon) if is_ahead else twice).concat(right)) as loader:
+        assert list(loader) == [*one, *one, *other]
