@@ -90,9 +90,16 @@ def test_row_groups_of_parquet_are_shuffled_and_then_their_rows(tmp_path: Path) 
     parquet.write_table(pyarrow.table({"number": numbers}), path, row_group_size=5)
     groups = [(path, number) for number in range(parquet.ParquetFile(path).num_row_groups)]
     graph = SequenceWrapper(groups).shuffle().sharding_filter().flatmap(rows_of)
-    rows = assert_resumes(graph.shuffle(buffer_size=10))
-
-    assert sorted(rows) == numbers != rows
+    in_groups = assert_resumes(graph, workers=0)
+    firsts = in_groups[::5]
+    assert in_groups == [row for first in firsts for row in range(first, first + 5)]
+    assert sorted(firsts) == numbers[::5] != firsts
+    rows = assert_resumes(graph.shuffle(buffer_size=10), workers=0)
+    assert sorted(rows) == numbers
+    # A row comes at most ten rows early, and has left its group.
+    assert all(in_groups.index(row) < at + 10 for at, row in enumerate(rows))
+    assert any(abs(rows.index(first) - rows.index(first + 1)) > 5 for first in firsts)
+    assert sorted(assert_resumes(graph.shuffle(buffer_size=10))) == numbers
 
 
 def rows_of(group: tuple[str, int]) -> list[int]:

@@ -139,6 +139,31 @@ def test_without_a_batch_of_just_its_items_it_is_asked_for_one(make: Make) -> No
     assert_goes_on(lambda: make(SequenceWrapper(Many())), least=2)
 
 
+def keys_without_five(batch: list[tuple[int, int]]) -> list[int]:
+    if 5 in keys_of(batch):
+        raise ValueError("five")
+    return keys_of(batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_collate_leaves_out_are_those_of_a_data_set_that_answers_one_key(workers: int):
+    found = []
+    for data in (Many(), Single()):
+        graph = SequenceWrapper(data).shuffle().batch(SIZE).sharding_filter()
+        graph = graph.collate(keys_without_five, on_error="skip")
+        service = MultiProcessingReadingService(workers)
+        with DataLoader2(graph, reading_service=service) as loader:
+            loader.seed(3)
+            found.append([list(loader) for _ in range(2)])
+            assert loader.stats().errors == 1
+    many, single = found
+    assert many == single
+    for epoch in many:
+        left = sorted(key for batch in epoch for key in batch)
+        assert len(left) == COUNT - SIZE
+        assert 5 not in left
+
+
 def test_an_instance_that_sifts_items_looks_none_up_ahead() -> None:
     pipe = SequenceWrapper(Many()).shuffle().set_seed(1).map(same).sharding_filter()
     pipe.apply_sharding(2, 1)
