@@ -106,9 +106,13 @@ class SplitPass(Pass[T]):
     A resumed pass begins at the latest ``SplitStart`` that no branch is behind.
     """
 
-    def __init__(self, run: Run[Any]) -> None:
+    def __init__(self, run: Run[Any], before: SplitPass[T] | None = None) -> None:
         super().__init__(run)
         self.split = split = run.pipe
+        #: Branches that have begun in earlier passes of the same epoch.
+        self._begun_before = set() if before is None else before.begun()
+        #: Branches of which it is known that they may begin a new pass.
+        self.may_begin_again: set[int] = set() if before is None else before.may_begin_again
         self.taken = 0
         #: How many items each branch was given so far; those not read yet are in its queue.
         self.given = [0] * split.num_instances
@@ -160,11 +164,12 @@ class SplitPass(Pass[T]):
 
     def is_open_to(self, index: int) -> bool:
         """Whether drawing has begun and the branch has not been in this pass."""
-        return self._is_drawing and index in self.not_begun() and not self.is_invalid
+        is_new = index not in self.joined | self.left
+        return self._is_drawing and is_new and not self.is_invalid
 
-    def not_begun(self) -> set[int]:
-        """Return the branches that have not been in this pass."""
-        return set(range(self.split.num_instances)) - self.joined - self.left
+    def begun(self) -> set[int]:
+        """Return the branches that have been in this pass or an earlier one of the epoch."""
+        return self.joined | self.left | self._begun_before
 
     def next_of(self, index: int) -> T:
         """Return a branch's next item; raise StopIteration at its end."""

@@ -223,9 +223,11 @@ class Splitter(IterDataPipe[T]):
             split: SplitPass[T] | None = tree.latest_pass(self)
             if split is None or not split.join(index, resumes=resumes):
                 if split is not None:
-                    _check_nobody_is_late(self, split, index, tree)
+                    if index not in split.may_begin_again:
+                        _check_nobody_is_late(self, split.begun(), index, tree)
+                        split.may_begin_again.add(index)
                     split.invalidate()
-                split = SplitPass(Run(self, tree))
+                split = SplitPass(Run(self, tree), split)
                 tree.note_pass(self, split)
                 split.join(index, resumes=resumes)
             return split
@@ -265,14 +267,13 @@ class Splitter(IterDataPipe[T]):
 
 
 def _check_nobody_is_late(
-    splitter: Splitter[Any], split: SplitPass[Any], index: int, tree: RunTree
+    splitter: Splitter[Any], begun: set[int], index: int, tree: RunTree
 ) -> None:
     """Raise IteratorInvalidated if time decides in which pass a branch that has not begun will be.
 
     It will be in the present one, or in that which another branch begins now.
     """
-    late = split.not_begun()
-    if not late or len(tree.pipes) == 1:
+    if not any(map(reads_ahead, tree.pipes)):
         return
     readers: dict[int, list[Any]] = {}
     for pipe in tree.pipes:
@@ -283,13 +284,13 @@ def _check_nobody_is_late(
         return readers.get(id(pipe), [])
 
     found = {each.index: all_readers(each, readers_of) for each in readers_of(splitter)}
-    for other in late & found.keys():
+    for other in found.keys() - begun:
         apart = read_apart(found[index], found[other]) or []
         ahead = next(filter(reads_ahead, apart), None)
         if ahead is not None:
-            begun, left = f"{stage_name(splitter)}[{index}]", f"{stage_name(splitter)}[{other}]"
+            again, late = f"{stage_name(splitter)}[{index}]", f"{stage_name(splitter)}[{other}]"
             raise IteratorInvalidated(
-                f"{begun} is read twice, and {left} was not read before the second time; as"
+                f"{again} is read twice, and {late} was not read before the second time; as"
                 f" {stage_name(ahead)} reads ahead, nobody knows with which of the two it belongs."
                 " Read it once, or read twice what the branches are joined to"
             )

@@ -643,3 +643,25 @@ def test_a_branch_is_read_again_before_another_where_their_order_is_known(
     one, other = shares(name)
     with DataLoader2((twice.async_map(itself_soon) if is_ahead else twice).concat(right)) as loader:
         assert list(loader) == [*one, *one, *other]
+
+
+class OneThenOther(IterDataPipe[Any]):
+    """A user's pipe that reads one to its end and then another."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        self.one, self.other = one, other
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for source in (self.one, self.other):
+            async for item in source:
+                yield item
+
+
+@every_splitter
+def test_a_branch_that_came_to_its_end_is_not_in_the_way_of_another_that_begins_again(name: str):
+    left, right = SPLITTERS[name](IterableWrapper(range(8)))
+    again = ReadTwice(ReadTwice(left)).async_map(itself_soon)
+    one, other = shares(name)
+    with DataLoader2(OneThenOther(right, again)) as loader:
+        for _ in range(2):
+            assert list(loader) == [*other, *(4 * one)]
