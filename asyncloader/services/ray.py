@@ -13,6 +13,7 @@ from asyncloader.datapipes.arguments import checked_auto, checked_seconds
 from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.graph.walk import breadth_first
+from asyncloader.ranks import world_size
 from asyncloader.runtime import in_thread
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import IterResetFn, unchanged
@@ -117,6 +118,12 @@ class RayReadingService(MultiProcessingReadingService):
                     f"RayReadingService cannot run {stage_name(pipe)}: a feed's requests are"
                     " answered by processes of the same machine; use MultiProcessingReadingService"
                 )
+        if self.chooses_workers and world_size() > 1:
+            raise ValueError(
+                'RayReadingService(num_workers="auto") cannot run on several ranks: they need the'
+                " same number of actors, and each would find other room in the cluster; give"
+                " num_workers a number"
+            )
         # Importing Ray takes a second.
         await in_thread(initialized_ray)
         room = await self._asked_room()
