@@ -59,24 +59,28 @@ def begin_task(
 
 
 class Exit:
-    """The result of a coroutine that raised SystemExit, which would have ended its loop."""
+    """The result of a coroutine that raised an error that would have ended its loop."""
 
     __slots__ = ("error",)
 
-    def __init__(self, error: SystemExit) -> None:
+    def __init__(self, error: SystemExit | KeyboardInterrupt) -> None:
         self.error = error
 
 
 async def contained(function: Callable[..., Awaitable[T]], *args: Any) -> T | Exit:
-    """Await ``function(*args)`` and catch SystemExit; ``released`` returns or raises it."""
+    """Await ``function(*args)`` and catch what would end the loop; ``released`` raises it.
+
+    If Ctrl-C strikes in a task that another waits for, the interrupt must come out of the other:
+    otherwise that would be left pending in a loop that runs no more.
+    """
     try:
         return await function(*args)
-    except SystemExit as error:
+    except (SystemExit, KeyboardInterrupt) as error:
         return Exit(error)
 
 
 def released(result: T | Exit) -> T:
-    """Return the result of a contained function, or raise its SystemExit."""
+    """Return the result of a contained function, or raise what it was contained for."""
     if isinstance(result, Exit):
         raise result.error
     return result

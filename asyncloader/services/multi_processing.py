@@ -63,7 +63,7 @@ from asyncloader.graph.edit import copy_graph, replaced
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.places.elastic import check_division, fits_any_number, spread
-from asyncloader.runtime import begin_task, in_thread
+from asyncloader.runtime import begin_task, contained, in_thread, released
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     Adjustable,
@@ -543,9 +543,11 @@ NOTHING = RunningGraph(None, workers=-1)
 
 async def all_closed(pools: Iterable[WorkerPool]) -> None:
     """End the workers of all pools, together."""
-    async with asyncio.TaskGroup() as group:
-        for pool in pools:
-            group.create_task(pool.aclose())
+    loop = asyncio.get_running_loop()
+    closing = [begin_task(loop, contained(p.aclose), "asyncloader closing") for p in pools]
+    await asyncio.gather(*closing, return_exceptions=True)
+    for each in closing:
+        released(each.result())
 
 
 def _check_is_here(datapipe: Any) -> None:

@@ -1,13 +1,21 @@
 """A cancelled wait for an item loses nothing and doubles nothing."""
 
 import asyncio
+import gc
 import itertools
 
 import anyio
 import pytest
 
-from asyncloader import DataLoader2, LoaderClosed, ReadingServiceInterface
+from asyncloader import (
+    DataLoader2,
+    LoaderClosed,
+    MultiProcessingReadingService,
+    ReadingServiceInterface,
+)
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.workers.process.process import Process
+from tests.leaks import worker_processes
 
 
 class Stepping(IterDataPipe):
@@ -190,3 +198,28 @@ async def test_a_loader_that_is_closed_while_it_starts_is_rolled_back():
     with pytest.raises(LoaderClosed):
         await starting
     assert log == ["initialize", "finalize", "finalized"]
+
+
+def test_an_interrupt_that_strikes_while_workers_are_ended_comes_out_once(caplog, monkeypatch):
+    wait, main_is_done = Process.wait, []
+
+    async def struck(process):
+        monkeypatch.setattr(Process, "wait", wait)
+        raise KeyboardInterrupt
+
+    async def main():
+        graph = IterableWrapper(range(9)).sharding_filter()
+        loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(2))
+        try:
+            async with loader:
+                await anext(aiter(loader))
+                monkeypatch.setattr(Process, "wait", struck)
+        finally:
+            main_is_done.append(asyncio.current_task().cancelling() == 0)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    gc.collect()
+    assert main_is_done == [True], "not cancelled by the end of the loop"
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    assert not worker_processes()

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from asyncloader.deadline import time_left
+from asyncloader.runtime import begin_task, contained, released
 from asyncloader.shield import shielded
 from asyncloader.system import (
     ask_for_last_words,
@@ -224,7 +225,8 @@ async def close_processes(
     """
     total = time_left(total)
     grace = min(grace, max(0.0, total - _KILL_SECONDS))
-    closing = asyncio.ensure_future(_close(list(processes), grace, total))
+    work = contained(_close, list(processes), grace, total)
+    closing = begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
     cancelled: asyncio.CancelledError | None = None
     # The loop stands a task's own cancellation.
     with shielded():
@@ -233,7 +235,7 @@ async def close_processes(
                 await asyncio.wait([closing])
             except asyncio.CancelledError as error:
                 cancelled = error
-    closing.result()
+    released(closing.result())
     if cancelled is not None:
         raise cancelled
 
@@ -285,13 +287,16 @@ async def _close(processes: list[WorkerProcess], grace: float, total: float) -> 
 
 
 async def _all_dead(processes: list[WorkerProcess], timeout: float) -> None:
-    waits = [asyncio.ensure_future(p.wait()) for p in processes if p.exitcode is None]
+    loop, alive = asyncio.get_running_loop(), [each for each in processes if each.exitcode is None]
+    waits = [begin_task(loop, contained(each.wait), "asyncloader closing") for each in alive]
     if not waits:
         return
-    _, late = await asyncio.wait(waits, timeout=max(0.0, timeout))
+    ended, late = await asyncio.wait(waits, timeout=max(0.0, timeout))
     for wait in late:
         wait.cancel()
     await asyncio.gather(*late, return_exceptions=True)
+    for wait in ended:
+        released(wait.result())
 
 
 _alive: set[Process] = set()
