@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,21 @@ def test_n14_an_error_in_a_dispatching_process_names_the_pipe(tmp_path):
 
 
 def _text_file(number: int) -> Any:
-    return open(__file__) if number == 3 else number
+    return _opened("r") if number == 3 else number
 
 
 def _in_a_dict(number: int) -> Any:
-    return {"file": open(__file__, "r+")} if number == 3 else number
+    return {"file": _opened("r+")} if number == 3 else number
 
 
 def _bytes_file(number: int) -> Any:
-    return open(__file__, "rb") if number == 3 else number
+    return _opened("rb") if number == 3 else number
+
+
+@functools.cache
+def _opened(mode: str) -> Any:
+    """Open a file that nobody closes; it is kept, or Python would warn of it at some moment."""
+    return open(__file__, mode)
 
 
 FILES = {function.__name__: function for function in (_text_file, _in_a_dict, _bytes_file)}
