@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 NODES = 3
@@ -76,10 +76,10 @@ def live_actors() -> list[str]:
     return [each for each, facts in actors().items() if facts["State"] != "DEAD"]
 
 
-def no_actors(seconds: float = 3.0) -> None:
-    """Fail if an actor of this program still lives after so many seconds."""
+def no_actors(seconds: float = 3.0, besides: Collection[str] = ()) -> None:
+    """Fail if an actor of this program still lives after so many seconds, but for ``besides``."""
     end = time.monotonic() + seconds
-    while (left := live_actors()) and time.monotonic() < end:
+    while (left := set(live_actors()) - set(besides)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left, f"actors left behind: {left}"
 

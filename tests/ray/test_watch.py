@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 from asyncloader import DataLoader2, RayReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.browser import SECONDS, WITHOUT_CHROMIUM, browsing, save
-from tests.ray.cluster import NODES, Nodes, no_actors
+from tests.ray.cluster import NODES, Nodes, live_actors, no_actors
 
 pytestmark = WITHOUT_CHROMIUM
 
@@ -46,6 +46,8 @@ async def consume(loader: DataLoader2[Any]) -> None:
 
 
 async def test_a_person_sees_what_each_node_does_and_that_a_lost_one_is_replaced(nodes: Nodes):
+    # Ray Train leaves actors of its own for the tests that follow.
+    before = live_actors()
     async with training() as loader, browsing() as tab, asyncio.timeout(2 * SECONDS):
         with loader.watch() as watch:
             await tab.open(watch.url, 1200, 900, is_dark=False)
@@ -68,4 +70,4 @@ async def test_a_person_sees_what_each_node_does_and_that_a_lost_one_is_replaced
             restarts = "[...document.querySelectorAll('tbody td:last-child')]"
             await tab.until(f"{restarts}.filter((each) => each.textContent == '1').length == 1")
             await tab.until(f"{TOLD}.every((row) => !row.endsWith(' 0/s'))")
-    no_actors()
+    no_actors(besides=before)
