@@ -68,19 +68,31 @@ class Exit:
 
 
 async def contained(function: Callable[..., Awaitable[T]], *args: Any) -> T | Exit:
-    """Await ``function(*args)`` and catch what would end the loop; ``released`` raises it.
-
-    If Ctrl-C strikes in a task that another waits for, the interrupt must come out of the other:
-    otherwise that would be left pending in a loop that runs no more.
-    """
+    """Await ``function(*args)`` and catch SystemExit; ``released`` returns or raises it."""
     try:
         return await function(*args)
-    except (SystemExit, KeyboardInterrupt) as error:
+    except SystemExit as error:
         return Exit(error)
 
 
+def begin_closing(function: Callable[..., Awaitable[T]], *args: Any) -> asyncio.Task[T | Exit]:
+    """Begin a task that closes something, for which the present task waits at once.
+
+    If Ctrl-C strikes in it, the interrupt must come out of the task that waits, where ``released``
+    raises it: otherwise that task would be left pending in a loop that runs no more.
+    """
+
+    async def close() -> T | Exit:
+        try:
+            return await function(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return Exit(error)
+
+    return begin_task(asyncio.get_running_loop(), close(), "asyncloader closing")
+
+
 def released(result: T | Exit) -> T:
-    """Return the result of a contained function, or raise what it was contained for."""
+    """Return such a task's result, or raise what would have ended its loop."""
     if isinstance(result, Exit):
         raise result.error
     return result

@@ -27,7 +27,7 @@ from asyncloader.graph.fingerprint import fingerprint
 from asyncloader.graph.settings import seed_newcomers, set_graph_random_seed
 from asyncloader.graph.walk import pipes_of
 from asyncloader.places.states import EpochStart
-from asyncloader.runtime import begin_task, contained, released, uncancellable
+from asyncloader.runtime import begin_closing, released, uncancellable
 from asyncloader.safe_error_text import note, repr_of
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
@@ -313,8 +313,7 @@ class Lifecycle:
 
 async def bounded(work: Any) -> None:
     """Finish closing work, for a bounded time, even if cancelled; then raise the cancel."""
-    closing = contained(lambda: work)
-    task = begin_task(asyncio.get_running_loop(), closing, "asyncloader closing")
+    task = begin_closing(lambda: work)
     try:
         released(await asyncio.shield(task))
     except asyncio.CancelledError:

@@ -63,7 +63,7 @@ from asyncloader.graph.edit import copy_graph, replaced
 from asyncloader.graph.settings import SharedPipes
 from asyncloader.graph.walk import breadth_first, pipes_of
 from asyncloader.places.elastic import check_division, fits_any_number, spread
-from asyncloader.runtime import begin_task, contained, in_thread, released
+from asyncloader.runtime import begin_closing, begin_task, in_thread, released
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
     Adjustable,
@@ -383,12 +383,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if workers == running.workers or not await self._has_room_beside(workers):
             return
         prepared = await self._changed_to(workers)
-        if prepared is None:
-            return
+        if prepared is not None:
+            await self._keep(prepared, running)
+
+    async def _keep(self, prepared: RunningGraph, running: RunningGraph) -> None:
+        """Keep what is to take the place of ``running``, unless that was finalized meanwhile."""
         if self._running is running:
             self._prepared = prepared
         else:
-            # The service was finalized meanwhile.
             await all_closed(filter(None, [prepared.pool]))
 
     async def _changed_to(self, workers: int) -> RunningGraph | None:
@@ -411,7 +413,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         await self.prepare()
         if self._pool is not None:
             self._pool.settings = self._settings(self._running.workers)
-        if self._prepared.workers < 0 and self._running.workers != self._tuned.workers:
+        is_missing = self._prepared.workers < 0 <= self._running.workers
+        if is_missing and self._running.workers != self._tuned.workers:
             await self._make_room()
         if self._prepared.workers < 0:
             return None
@@ -432,7 +435,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         prepared = await self._changed_to(self._tuned.workers)
         if prepared is None:
             prepared = await self._started(copy_graph(self._given), running.workers)
-        self._prepared = prepared
+        await self._keep(prepared, running)
 
     def resume_with(self, workers: int) -> None:
         self._tuned.resume_with(workers)
@@ -543,8 +546,7 @@ NOTHING = RunningGraph(None, workers=-1)
 
 async def all_closed(pools: Iterable[WorkerPool]) -> None:
     """End the workers of all pools, together."""
-    loop = asyncio.get_running_loop()
-    closing = [begin_task(loop, contained(p.aclose), "asyncloader closing") for p in pools]
+    closing = [begin_closing(pool.aclose) for pool in pools]
     await asyncio.gather(*closing, return_exceptions=True)
     for each in closing:
         released(each.result())

@@ -6,7 +6,6 @@ of one machine, with processes that Ray places on any of a cluster's nodes.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 from asyncloader.datapipes.arguments import checked_auto, checked_seconds
@@ -23,11 +22,9 @@ from asyncloader.services.multi_processing import (
     ResetFn,
 )
 from asyncloader.services.tuned_workers import FIRST_WORKERS, PREFETCH, TunedWorkers
-from asyncloader.workers.actors.cluster import Room, initialized_ray, room_for
+from asyncloader.workers.actors.cluster import Room, answer_of, initialized_ray, room_for
 from asyncloader.workers.actors.engine import ActorEngine
 
-#: How long the cluster may take to say for how many actors it has room.
-_ASK_SECONDS = 5.0
 #: More actors than a cluster will ever hold.
 _UNBOUNDED = 1 << 20
 
@@ -149,14 +146,10 @@ class RayReadingService(MultiProcessingReadingService):
 
     async def _asked_room(self) -> Room | None:
         """Return how many actors there is room for if that matters; None if nobody answers."""
-        if not self.chooses_workers:
-            return None
-        try:
-            async with asyncio.timeout(_ASK_SECONDS):
-                self._found = await in_thread(room_for, self._options)
-        except Exception:  # noqa: BLE001 - Ray has many kinds for it
-            return None
-        return self._found
+        room = await answer_of(room_for, self._options) if self.chooses_workers else None
+        if room is not None:
+            self._found = room
+        return room
 
     def _engine(self, workers: int) -> ActorEngine:
         return ActorEngine(self._options, workers, self.start_timeout)

@@ -166,9 +166,11 @@ class WorkerPool:
             call_soon(self._loop, self._pause, is_paused)
 
     def has_dead(self) -> bool:
-        """Whether a worker has ended, so that the pool cannot run another epoch."""
+        """Whether a worker has ended, or all were, so that the pool cannot run another epoch."""
         handles = self.all_handles()
-        return any(handle.failure is not None or handle.process.is_dead() for handle in handles)
+        return not handles or any(
+            handle.failure is not None or handle.process.is_dead() for handle in handles
+        )
 
     def has_other_length(self) -> bool:
         """Whether a worker's init function may have changed how many items it yields."""

@@ -518,3 +518,20 @@ async def test_of_results_that_come_in_one_turn_of_the_loop_an_error_takes_none_
         with pytest.raises(ValueError, match="25"):
             await collect(loader, got)
     assert got == list(range(25))
+
+
+def test_an_interrupt_in_a_call_ends_the_loop_though_an_earlier_item_is_not_done() -> None:
+    async def call(number: int) -> int:
+        if number == 0:
+            await asyncio.Event().wait()
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            DataLoader2(IterableWrapper(range(2)).async_map(call)) as it,
+        ):
+            await anext(aiter(it))
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())

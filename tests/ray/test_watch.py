@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 pytest.importorskip("ray", reason="needs pip install 'asyncloader[ray]'")
 
-from asyncloader import DataLoader2, RayReadingService
+from asyncloader import RayReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from tests.browser import SECONDS, WITHOUT_CHROMIUM, browsing, save
+from tests.loader.page.viewing import training
 from tests.ray.cluster import NODES, Nodes, live_actors, no_actors
 
 pytestmark = WITHOUT_CHROMIUM
@@ -26,29 +24,12 @@ def decode(number: int) -> int:
     return sum(range(20_000 + number % 2))
 
 
-@contextlib.asynccontextmanager
-async def training() -> AsyncIterator[DataLoader2[Any]]:
-    """Run a loader with an actor on each node, until the end of the block."""
-    graph = IterableWrapper(range(10**9), deepcopy=False).sharding_filter().map(decode)
-    service = RayReadingService(NODES)
-    async with DataLoader2(graph, reading_service=service) as loader:
-        task = asyncio.create_task(consume(loader))
-        try:
-            yield loader
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-async def consume(loader: DataLoader2[Any]) -> None:
-    async for _ in loader:
-        await asyncio.sleep(0.002)
-
-
 async def test_a_person_sees_what_each_node_does_and_that_a_lost_one_is_replaced(nodes: Nodes):
     # Ray Train leaves actors of its own for the tests that follow.
     before = live_actors()
-    async with training() as loader, browsing() as tab, asyncio.timeout(2 * SECONDS):
+    graph = IterableWrapper(range(10**9), deepcopy=False).sharding_filter().map(decode)
+    service = RayReadingService(NODES)
+    async with training(graph, service) as loader, browsing() as tab, asyncio.timeout(2 * SECONDS):
         with loader.watch() as watch:
             await tab.open(watch.url, 1200, 900, is_dark=False)
             await tab.until(f"{TOLD}.length == {NODES}")

@@ -18,10 +18,13 @@ import pytest
 import asyncloader.datapipes.iter as it
 from asyncloader import (
     DataLoader2,
+    LoaderClosed,
     MultiProcessingReadingService,
     ReadingServiceInterface,
     SequentialReadingService,
+    WorkerStartupError,
 )
+from tests.leaks import worker_processes
 from tests.samples import double, double_soon
 from tests.services.test_elastic import CLASHING, FITTING
 
@@ -371,3 +374,90 @@ def test_a_soon_function_is_called_for_each_item_once_at_least_while_the_number_
             if len(seen) % 9 == 0:
                 change(loader, len(seen) // 9 % 4)
         assert seen == items
+
+
+class Crowded(Untuned):
+    """Has no room for other workers beside those that run, and fails to start some."""
+
+    failures = 0
+
+    async def _has_room_beside(self, workers: int) -> bool:
+        return False
+
+    async def _started(self, datapipe: Any, workers: int) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise WorkerStartupError("no room")
+        return await super()._started(datapipe, workers)
+
+
+def slow_numbers() -> Any:
+    return it.IterableWrapper(range(120)).shuffle().sharding_filter().map(sleepy)
+
+
+def test_without_room_beside_them_workers_are_ended_before_others_are_started():
+    make = slow_numbers
+    epochs = expected(make)
+    with loader_of(make, Crowded("auto", max_workers=3)) as loader:
+        numbers, wanted = [], [1, 3, 0, 2]
+        for items in epochs:
+            seen = []
+            for item in loader:
+                seen.append(item)
+                numbers.append(loader.num_workers)
+                assert len(worker_processes()) <= 3
+                if wanted and len(seen) % 30 == 0:
+                    change(loader, wanted.pop(0))
+            assert seen == items
+        assert {0, 1, 2, 3} <= set(numbers)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_workers_that_cannot_take_the_place_of_those_that_were_ended_lose_no_item(failures: int):
+    make = slow_numbers
+    first, second = expected(make)
+    with loader_of(make, Crowded("auto", max_workers=3)) as loader:
+        loader.reading_service.resume_with(2)
+        iterator = iter(loader)
+        seen = [next(iterator) for _ in range(4)]
+        loader.reading_service.failures = failures
+        change(loader, 3)
+        if failures == 1:
+            # As many as before are started again.
+            assert [*seen, *iterator] == first
+            assert loader.num_workers == 2
+        else:
+            with pytest.raises(WorkerStartupError, match="no room"):
+                seen.extend(iterator)
+            assert seen == first[: len(seen)]
+        assert list(loader) == second
+
+
+async def test_a_loader_that_is_closed_while_others_take_the_place_leaves_nothing():
+    is_starting, may_start = asyncio.Event(), asyncio.Event()
+
+    class Slow(Crowded):
+        async def _started(self, datapipe: Any, workers: int) -> Any:
+            if workers == 3:
+                is_starting.set()
+                await may_start.wait()
+            return await super()._started(datapipe, workers)
+
+    loader = loader_of(slow_numbers, Slow("auto", max_workers=3))
+    loader.reading_service.resume_with(2)
+    items = aiter(loader)
+    await anext(items)
+    change(loader, 3)
+    waiting = asyncio.create_task(last_of(items))
+    await is_starting.wait()
+    await loader.aclose()
+    may_start.set()
+    with pytest.raises(LoaderClosed):
+        await waiting
+    assert not worker_processes()
+
+
+async def last_of(items: Any) -> Any:
+    async for item in items:
+        last = item
+    return last

@@ -6,16 +6,22 @@ this file imports Ray.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from asyncloader.errors import WorkerStartupError
+from asyncloader.runtime import in_thread
 
+T = TypeVar("T")
+
+#: How long the cluster may take to say what it has.
+ASK_SECONDS = 5.0
 #: How long a cluster may take to be connected to.
 _CONNECT_SECONDS = 5.0
 
@@ -86,7 +92,17 @@ def room_for(options: dict[str, Any]) -> Room:
 
 
 def _times(has: dict[str, float], needs: dict[str, float]) -> int:
-    return min(int(has.get(name, 0.0) / amount) for name, amount in needs.items())
+    # Ray counts in ten thousandths.
+    return min(round(1e4 * has.get(name, 0.0)) // round(1e4 * needs[name]) for name in needs)
+
+
+async def answer_of(ask: Callable[..., T], *args: Any, seconds: float = ASK_SECONDS) -> T | None:
+    """Ask the head something, in a thread; None if it does not answer in so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await in_thread(ask, *args)
+    except Exception:  # noqa: BLE001  Ray has many kinds for it
+        return None
 
 
 def cause_of(error: BaseException) -> str:

@@ -19,11 +19,12 @@ from typing import Any
 
 from asyncloader.errors import WorkerDied, WorkerStartupError
 from asyncloader.memory import SharedBytes
-from asyncloader.runtime import CallThread, in_thread, uncancellable
+from asyncloader.runtime import CallThread, uncancellable
 from asyncloader.transport.code import Parcel
 from asyncloader.waiting import call_soon, release
 from asyncloader.workers.actors.actor import LOADER, Actor, versions
 from asyncloader.workers.actors.cluster import (
+    answer_of,
     cause_of,
     free_resources,
     import_ray,
@@ -36,8 +37,6 @@ from asyncloader.workers.process.process import ProcessPlan, WorkerProcess, how_
 #: How long no actors are started on a node that does not answer. Ray takes a minute to notice that
 #: a node is lost, and starts actors there until then.
 _AVOID_SECONDS = 120.0
-#: How long the cluster may take to say what is free.
-_ASK_SECONDS = 5.0
 #: After how long the head is asked whether it is there, and how long it may take to answer: both
 #: before Ray ends the program, which is after a minute.
 _HEAD_SECONDS = 15.0
@@ -85,7 +84,7 @@ class ActorEngine:
         return process
 
     async def why_late(self) -> str:
-        free = await self._free(_ASK_SECONDS)
+        free = await answer_of(free_resources)
         if free is None:
             return "; the cluster does not answer"
         return f"; each needs {self._wanted}, and the cluster has free {free}"
@@ -135,19 +134,11 @@ class ActorEngine:
     async def _check_head(self, name: str) -> None:
         # It is asked once for all that are starting.
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._free(_HEAD_SECONDS))
+            self._asking = asyncio.ensure_future(answer_of(free_resources, seconds=_HEAD_SECONDS))
         if await asyncio.shield(self._asking) is None:
             raise WorkerStartupError(
                 f"{name} cannot be started: the head of the Ray cluster does not answer"
             )
-
-    async def _free(self, seconds: float) -> dict[str, float] | None:
-        """Return what resources are free; None if the cluster does not answer."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await in_thread(free_resources)
-        except Exception:  # noqa: BLE001  Ray has many kinds for it
-            return None
 
     def _make(self, plan: ProcessPlan) -> Any:
         ray = initialized_ray()

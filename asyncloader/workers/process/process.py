@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from asyncloader.deadline import time_left
-from asyncloader.runtime import begin_task, contained, released
+from asyncloader.runtime import begin_closing, released
 from asyncloader.shield import shielded
 from asyncloader.system import (
     ask_for_last_words,
@@ -225,8 +225,7 @@ async def close_processes(
     """
     total = time_left(total)
     grace = min(grace, max(0.0, total - _KILL_SECONDS))
-    work = contained(_close, list(processes), grace, total)
-    closing = begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
+    closing = begin_closing(_close, list(processes), grace, total)
     cancelled: asyncio.CancelledError | None = None
     # The loop stands a task's own cancellation.
     with shielded():
@@ -287,8 +286,7 @@ async def _close(processes: list[WorkerProcess], grace: float, total: float) -> 
 
 
 async def _all_dead(processes: list[WorkerProcess], timeout: float) -> None:
-    loop, alive = asyncio.get_running_loop(), [each for each in processes if each.exitcode is None]
-    waits = [begin_task(loop, contained(each.wait), "asyncloader closing") for each in alive]
+    waits = [begin_closing(each.wait) for each in processes if each.exitcode is None]
     if not waits:
         return
     ended, late = await asyncio.wait(waits, timeout=max(0.0, timeout))

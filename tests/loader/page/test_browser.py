@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.loader.page import server
 from tests.browser import SECONDS, WITHOUT_CHROMIUM, Tab, browsing, save
+from tests.loader.page.viewing import training
 
 pytestmark = WITHOUT_CHROMIUM
 
@@ -26,24 +26,10 @@ def decode(number: int) -> int:
     return sum(range(2_000 + number % 2))
 
 
-@contextlib.asynccontextmanager
-async def training() -> AsyncIterator[DataLoader2[Any]]:
-    """Run a loader with two workers, until the end of the block."""
+def with_two_workers() -> AbstractAsyncContextManager[DataLoader2[Any]]:
     graph = IterableWrapper(range(10**9), deepcopy=False).shuffle().sharding_filter().map(decode)
     graph = graph.batch(4).pin_memory(pin_memory_fn=as_it_is)
-    service = MultiProcessingReadingService(2)
-    async with DataLoader2(graph, reading_service=service) as loader:
-        task = asyncio.create_task(consume(loader))
-        try:
-            yield loader
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-
-async def consume(loader: DataLoader2[Any]) -> None:
-    async for _ in loader:
-        await asyncio.sleep(0.001)
+    return training(graph, MultiProcessingReadingService(2))
 
 
 def as_it_is(item: Any, device: Any) -> Any:
@@ -54,7 +40,7 @@ def as_it_is(item: Any, device: Any) -> Any:
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 async def test_a_person_sees_how_a_loader_is_doing(width, is_dark):
     validation = DataLoader2(IterableWrapper(range(8)).map(str))
-    async with training() as loader, browsing() as tab, asyncio.timeout(SECONDS):
+    async with with_two_workers() as loader, browsing() as tab, asyncio.timeout(SECONDS):
         with loader.watch("training") as watch, validation.watch("validation"):
             await tab.open(watch.url, width, 900, is_dark=is_dark)
             await tab.until(f"{SECTIONS}.length == 2")

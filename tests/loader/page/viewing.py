@@ -1,7 +1,8 @@
-"""Somebody who looks at a page, over real HTTP."""
+"""Somebody who looks at a page, over real HTTP, and a loader to look at."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from asyncloader import DataLoader2
 
 #: A busy machine takes its time.
 SECONDS = 60.0
@@ -81,3 +84,20 @@ def _listening(pid: int | str) -> list[str]:
             if state == "0A" and inode in inodes:
                 found.append(local)
     return found
+
+
+@contextlib.asynccontextmanager
+async def training(graph: Any, service: Any) -> AsyncIterator[DataLoader2[Any]]:
+    """Run a loader with a consumer that takes its time, until the end of the block."""
+    async with DataLoader2(graph, reading_service=service) as loader:
+        task = asyncio.create_task(_consume(loader))
+        try:
+            yield loader
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _consume(loader: DataLoader2[Any]) -> None:
+    async for _ in loader:
+        await asyncio.sleep(0.001)
