@@ -248,7 +248,7 @@ class Engine:
         self._closing_on = asyncio.get_running_loop()
         try:
             with ends_within(CLOSE_SECONDS):
-                await bounded(self._close())
+                await bounded(self._close)
         finally:
             self._closing_on = None
             closed.set_result(None)

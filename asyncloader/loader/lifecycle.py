@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -150,7 +150,7 @@ class Lifecycle:
         try:
             return await self._begin(start)
         except BaseException:
-            await bounded(self.end_epoch())
+            await bounded(self.end_epoch)
             raise
 
     async def adjust(self) -> None:
@@ -233,14 +233,14 @@ class Lifecycle:
         except BaseException as failure:
             # Undo what was done, so that the start may be tried again.
             try:
-                await bounded(self._calls.finalize())
+                await bounded(self._calls.finalize)
             except Exception as error:  # noqa: BLE001 - the failure itself matters more
                 note(failure, f"finalize failed too: {repr_of(error)}")
             raise
 
     async def _undo_start(self) -> None:
         try:
-            await bounded(self._calls.finalize())
+            await bounded(self._calls.finalize)
         finally:
             self.adapted = self._started_from = None
 
@@ -311,13 +311,24 @@ class Lifecycle:
             ) from error
 
 
-async def bounded(work: Any) -> None:
+async def bounded(work: Callable[[], Awaitable[None]]) -> None:
     """Finish closing work, for a bounded time, even if cancelled; then raise the cancel."""
-    task = begin_closing(lambda: work)
+    is_begun = False
+
+    async def begun() -> None:
+        nonlocal is_begun
+        is_begun = True
+        await work()
+
+    task = begin_closing(begun)
     try:
         released(await asyncio.shield(task))
     except asyncio.CancelledError:
         await _wait_out(task, time_left(CLOSE_SECONDS))
+        if not is_begun:
+            # A loop that ends cancels all of its tasks, also one whose turn has not come yet.
+            task = begin_closing(work)
+            await _wait_out(task, time_left(CLOSE_SECONDS))
         if task.done() and not task.cancelled() and task.exception() is None:
             released(task.result())
         task.cancel()

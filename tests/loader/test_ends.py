@@ -569,6 +569,28 @@ def test_an_epoch_that_was_interrupted_before_anything_was_seen_is_begun_again(g
         assert list(loader) == expected
 
 
+def test_a_close_that_begins_as_its_loop_ends_is_finished_by_that_loop():
+    finalized = []
+
+    class Noting(ReadingServiceInterface):
+        async def finalize(self):
+            finalized.append(self)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    async def main():
+        async with DataLoader2(numbers(), reading_service=Noting()) as loader:
+            async for _ in loader:
+                break
+            # Strikes when the task that closes has been made, and has not run yet.
+            asyncio.get_running_loop().call_soon(interrupt)
+
+    with leaves_nothing(), pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert len(finalized) == 1
+
+
 async def test_a_shutdown_that_is_refused_changes_nothing():
     async with DataLoader2(Waiting(numbers(3))) as loader:
         items = aiter(loader)
