@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from asyncloader.errors import ResourceExhausted
 from asyncloader.system import (
@@ -75,20 +75,36 @@ async def contained(function: Callable[..., Awaitable[T]], *args: Any) -> T | Ex
         return Exit(error)
 
 
+async def holding_interrupts(function: Callable[..., Awaitable[T]], *args: Any) -> T | Exit:
+    """Await it like ``contained``, for a task that another one waits for; hold Ctrl-C back too.
+
+    An interrupt must come out of the task that waits, where ``released`` raises it: otherwise
+    that task would be left pending in a loop that runs no more.
+    """
+    try:
+        return await function(*args)
+    except (SystemExit, KeyboardInterrupt) as error:
+        return Exit(error)
+
+
 def begin_closing(function: Callable[..., Awaitable[T]], *args: Any) -> asyncio.Task[T | Exit]:
     """Begin a task that closes something, for which the present task waits at once.
 
-    If Ctrl-C strikes in it, the interrupt must come out of the task that waits, where ``released``
-    raises it: otherwise that task would be left pending in a loop that runs no more.
+    A loop that ends cancels all of its tasks, also one whose turn has not come yet; this one
+    begins its work even then.
     """
 
     async def close() -> T | Exit:
         try:
-            return await function(*args)
-        except (SystemExit, KeyboardInterrupt) as error:
-            return Exit(error)
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            cast("asyncio.Task[Any]", asyncio.current_task()).uncancel()
+        return await holding_interrupts(function, *args)
 
-    return begin_task(asyncio.get_running_loop(), close(), "asyncloader closing")
+    work = close()
+    # It waits for its turn inside the `try`.
+    work.send(None)
+    return begin_task(asyncio.get_running_loop(), work, "asyncloader closing")
 
 
 def released(result: T | Exit) -> T:

@@ -9,7 +9,7 @@ import pytest
 
 from asyncloader.datapipes.watch.watching import Sampler
 from asyncloader.errors import ResourceExhausted
-from asyncloader.runtime import LoopThread, in_thread
+from asyncloader.runtime import LoopThread, begin_closing, in_thread
 from tests.descriptors import only_free
 from tests.leaks import leaves_nothing
 
@@ -59,6 +59,18 @@ def test_a_loop_that_is_told_twice_to_stop_ends_what_runs_on_it():
     thread.close()
     assert ended == [True]
     assert thread.loop.is_closed()
+
+
+async def test_what_closes_something_does_so_even_if_its_loop_ends_before_its_turn_has_come():
+    async def close(what):
+        await asyncio.sleep(0)
+        return f"{what} closed"
+
+    closing = begin_closing(close, "workers")
+    # As a loop that ends cancels all of its tasks.
+    closing.cancel()
+    assert await closing == "workers closed"
+    assert not closing.cancelling()
 
 
 def test_a_thread_that_cannot_be_started_leaves_nothing(monkeypatch):

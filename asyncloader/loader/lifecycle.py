@@ -313,22 +313,11 @@ class Lifecycle:
 
 async def bounded(work: Callable[[], Awaitable[None]]) -> None:
     """Finish closing work, for a bounded time, even if cancelled; then raise the cancel."""
-    is_begun = False
-
-    async def begun() -> None:
-        nonlocal is_begun
-        is_begun = True
-        await work()
-
-    task = begin_closing(begun)
+    task = begin_closing(work)
     try:
         released(await asyncio.shield(task))
     except asyncio.CancelledError:
         await _wait_out(task, time_left(CLOSE_SECONDS))
-        if not is_begun:
-            # A loop that ends cancels all of its tasks, also one whose turn has not come yet.
-            task = begin_closing(work)
-            await _wait_out(task, time_left(CLOSE_SECONDS))
         if task.done() and not task.cancelled() and task.exception() is None:
             released(task.result())
         task.cancel()

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from asyncloader.deadline import time_left
-from asyncloader.runtime import begin_closing, released
+from asyncloader.runtime import begin_closing, begin_task, holding_interrupts, released
 from asyncloader.shield import shielded
 from asyncloader.system import (
     ask_for_last_words,
@@ -286,7 +286,12 @@ async def _close(processes: list[WorkerProcess], grace: float, total: float) -> 
 
 
 async def _all_dead(processes: list[WorkerProcess], timeout: float) -> None:
-    waits = [begin_closing(each.wait) for each in processes if each.exitcode is None]
+    loop = asyncio.get_running_loop()
+    waits = [
+        begin_task(loop, holding_interrupts(each.wait), "asyncloader waiting for a process")
+        for each in processes
+        if each.exitcode is None
+    ]
     if not waits:
         return
     ended, late = await asyncio.wait(waits, timeout=max(0.0, timeout))
