@@ -62,19 +62,21 @@ class ThreadWaiter:
         Returns whether it is ready: False if it was not within ``timeout`` seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        while not ready():
-            if self.stopped:
-                raise Stopped
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            # Announce the wait before the last check, so that no wake is missed.
-            self._bell.hush()
-            self._waiting = True
-            if not ready() and not self.stopped:
+        try:
+            while True:
+                # Announce the wait before the check, so that no wake is missed.
+                self._bell.hush()
+                self._waiting = True
+                if ready():
+                    return True
+                if self.stopped:
+                    raise Stopped
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
                 self._bell.heard(left)
+        finally:
             self._waiting = False
-        return True
 
     def wake(self) -> None:
         """Make a waiting thread check again."""

@@ -484,8 +484,9 @@ def is_map_pipe(value: object) -> bool:
 
 def is_pipe(value: object) -> bool:
     """Whether ``value`` is a datapipe, ours or torch's."""
-    torch_pipes = (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe"))
-    return isinstance(value, (IterDataPipe, MapDataPipe, *torch_pipes))
+    if isinstance(value, IterDataPipe | MapDataPipe):
+        return True
+    return isinstance(value, (*_torch_pipes("IterDataPipe"), *_torch_pipes("MapDataPipe")))
 
 
 def _kind_of(cls: type) -> type[DataPipe]:

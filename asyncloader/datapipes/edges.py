@@ -195,7 +195,20 @@ def slots_of(cls: type) -> list[str]:
 
 def can(pipe: Any, *methods: str) -> bool:
     """Whether a pipe has all these methods."""
-    return all(callable(getattr(pipe, method, None)) for method in methods)
+    for method in methods:
+        # Our pipes look for a name that they do not have in many places.
+        if not hasattr(type(pipe), method) and _has_only_own(pipe) and method not in vars(pipe):
+            return False
+        if not callable(getattr(pipe, method, None)):
+            return False
+    return True
+
+
+def _has_only_own(pipe: Any) -> bool:
+    return getattr(type(pipe), "__getattr__", None) is _OUR_GETATTR
+
+
+_OUR_GETATTR = vars(DataPipe)["__getattr__"]
 
 
 def is_random(pipe: Any) -> bool:

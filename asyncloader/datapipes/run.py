@@ -278,10 +278,10 @@ class Run(Generic[T]):
 
     def begin(self) -> Iterator[T]:
         """Iterate the pipe in this thread; an async pipe runs on a loop and is bridged."""
-        if not (is_async_pipe(self.pipe) and waits(self.pipe)):
-            self._crossing = None
-            return self.started()
-        return from_loop(self, self._crossed())
+        if is_async_pipe(self.pipe) and waits(self.pipe):
+            return from_loop(self, self._crossed())
+        self._crossing = None
+        return self._started_here()
 
     def abegin(self) -> AsyncIterable[T]:
         """Iterate the pipe on the running loop; a sync pipe runs in a thread and is bridged."""
@@ -305,7 +305,10 @@ class Run(Generic[T]):
         pipe = self.pipe
         if has_passes(pipe) and is_async_pipe(pipe) and waits(pipe):
             return from_loop(self, self._crossed())
-        start = self._take_start()
+        return self._started_here()
+
+    def _started_here(self) -> Iterator[T]:
+        pipe, start = self.pipe, self._take_start()
         if has_own_state(pipe):
             return OwnState.of(self, start).items()
         if not has_passes(pipe):

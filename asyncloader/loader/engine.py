@@ -204,7 +204,12 @@ class Engine:
         self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
         self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
         self._leave()
-        self._run_start(self._prepare)
+        epoch = self._epoch
+        if self._tuner is None and self.lifecycle.is_ready() and (epoch is None or epoch.is_over):
+            # To ask the private loop to do nothing takes longer than to begin an epoch.
+            self._forget(epoch)
+        else:
+            self._run_start(self._prepare)
 
     def begin_sync(self, buffer: ItemBuffer) -> DirectEpoch | SyncEpoch:
         """Begin an epoch for a thread: in that thread itself where the graph allows it."""
@@ -232,12 +237,17 @@ class Engine:
             await epoch.aclose()
             # Another task may have begun the next one meanwhile.
             if self._epoch is epoch:
-                # Nobody resumes an epoch at its end.
-                is_over = self._buffer.is_over()
-                before = 0 if self._start is None else self._start.before
-                passed = self._buffer.passed - before
-                self._left_at = {} if is_over else epoch.cursors(passed)
-                self._epoch = None
+                self._forget(epoch)
+
+    def _forget(self, epoch: Epoch | None) -> None:
+        """Keep of an epoch that has ended only where it was."""
+        if epoch is not None:
+            # Nobody resumes an epoch at its end.
+            is_over = self._buffer.is_over()
+            before = 0 if self._start is None else self._start.before
+            passed = self._buffer.passed - before
+            self._left_at = {} if is_over else epoch.cursors(passed)
+            self._epoch = None
 
     async def aclose(self) -> None:
         """Close everything; a second call waits for the first."""

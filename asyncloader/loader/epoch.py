@@ -50,6 +50,9 @@ class Epoch(ABC):
     Its iterator calls ``next``, a plain method or a coroutine method.
     """
 
+    #: Whether it has ended, and the reading service knows it.
+    is_over = False
+
     @property
     @abstractmethod
     def iterator(self) -> Any:
@@ -116,7 +119,6 @@ class LoopEpoch(Epoch):
         self._error: LastingError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._is_over = False
         self._is_changing = False
 
     @staticmethod
@@ -141,7 +143,7 @@ class LoopEpoch(Epoch):
         self._buffer = ItemBuffer()
         if self._items is not None:
             self._items.drop()
-        if self._is_over:
+        if self.is_over:
             return
         if self._loop.is_closed():
             self._home.stop()
@@ -154,7 +156,7 @@ class LoopEpoch(Epoch):
         call_soon(self._loop, self._cancel)
 
     async def aclose(self) -> None:
-        if self._is_over or self._loop.is_closed():
+        if self.is_over or self._loop.is_closed():
             return
         if not self._loop.is_running():
             # It ends when its loop runs next. Nobody can wait for that here.
@@ -179,7 +181,7 @@ class LoopEpoch(Epoch):
         """
         buffer, items = self._buffer, self._items
         # Read before the look for items, as the last of them come before the end.
-        is_over = self._is_over
+        is_over = self.is_over
         # An interrupt may have come before items that were taken were let in.
         if buffer.incoming or (items is not None and items.hand_to(buffer)):
             buffer.let_in()
@@ -245,12 +247,12 @@ class LoopEpoch(Epoch):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
-        if not self._is_over:
+        if not self.is_over:
             self._error = LastingError(LoaderClosed(_CLOSED))
             self._finish()
 
     def _finish(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._watching.main.end()
         self._consumer.wake()
 
@@ -301,7 +303,7 @@ class AsyncEpoch(LoopEpoch):
             self._watching.main.resting_since = perf_counter()
 
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        return self._loop is loop and not self._is_over
+        return self._loop is loop and not self.is_over
 
 
 class SyncEpoch(LoopEpoch):
@@ -607,6 +609,7 @@ class DirectEpoch(Epoch):
                 buffer.end(error)
             self._close_items()
             self._thread.call(self._lifecycle.end_epoch(self._tree))
+            self.is_over = True
             raise
 
     def cursors(self, passed: int) -> Cursors:

@@ -141,6 +141,11 @@ class Lifecycle:
             if not self.is_started:
                 await self._initialize()
 
+    def is_ready(self) -> bool:
+        """Whether an epoch can begin, and nothing has to be done before."""
+        is_between = self.is_started and not self._epoch_open and not self.is_closed
+        return is_between and self._service.adjustable() is None
+
     async def begin_epoch(self, start: EpochStart) -> Run[Any]:
         """End the epoch before, begin one, and return the run of the graph to iterate."""
         await self.start()

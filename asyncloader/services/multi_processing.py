@@ -267,27 +267,30 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn = unchanged
     ) -> IterResetFn:
         reset = as_reset(iter_reset_fn)
+        pool, division = self._running.pool, self._running.division
         if seed_generator.taken_with is not None:
             self._running.check_refit(seed_generator.taken_with)
-        if self._pool is None or self._division is None:
+        if pool is None or division is None:
             return self._reset_here(seed_generator, reset)
         resets = await self._pickled_resets(reset)
-        if self._pool.has_dead():
-            await self._pool.restart()
-        shared_seeds = self._division.shared.draw(seed_generator)
-        streams = self._pool.begin_epoch(shared_seeds, seed_generator, resets)
+        if pool.has_dead():
+            await pool.restart()
+        shared_seeds = division.shared.draw(seed_generator)
+        streams = pool.begin_epoch(shared_seeds, seed_generator, resets)
         may_be_changed = self.worker_init_fn is not None or resets != NO_RESETS
-        seeds = {} if may_be_changed else self._division.seeds_of_shufflers(shared_seeds)
-        self._division.connect(streams, seeds, may_be_changed=may_be_changed)
+        seeds = {} if may_be_changed else division.seeds_of_shufflers(shared_seeds)
+        division.connect(streams, seeds, may_be_changed=may_be_changed)
         return reset
 
     def seed_rest(self) -> None:
-        if self._division is not None:
-            self._division.shared.seed_here()
+        division = self._running.division
+        if division is not None:
+            division.shared.seed_here()
 
     async def finalize_iteration(self) -> None:
-        if self._pool is not None:
-            self._pool.end_epoch()
+        pool = self._running.pool
+        if pool is not None:
+            pool.end_epoch()
 
     async def finalize(self) -> None:
         running, prepared = self._running, self._prepared
@@ -459,10 +462,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     @property
     def _pool(self) -> WorkerPool | None:
         return self._running.pool
-
-    @property
-    def _division(self) -> Division | None:
-        return self._running.division
 
     async def _pickled_resets(self, iter_reset_fn: IterResetFn) -> bytes:
         if iter_reset_fn is unchanged and self.worker_reset_fn is None:

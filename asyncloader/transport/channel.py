@@ -423,8 +423,10 @@ class LoopChannel(_End):
             loop.call_soon(self._report_end)
             return
         loop.add_reader(self._subscription.fd, self._on_readable)
-        self._watch_deadline(self._subscription)
-        self._flush()
+        if self._decoder.partial:
+            self._watch_deadline(self._subscription)
+        if self._outgoing:
+            self._flush()
 
     def detach(self) -> None:
         """Leave the loop; whatever arrives from now on stays in the kernel."""
@@ -432,8 +434,10 @@ class LoopChannel(_End):
         if subscription is not None and not subscription.loop.is_closed():
             # When the interpreter exits, the socket may be closed before its loop has stopped.
             subscription.loop.remove_reader(subscription.fd)
-            subscription.cancel_deadline()
-            subscription.stop_writing()
+            if subscription.deadline is not None:
+                subscription.cancel_deadline()
+            if subscription.writing:
+                subscription.stop_writing()
 
     def send(
         self,

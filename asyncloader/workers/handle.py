@@ -156,7 +156,8 @@ class WorkerHandle:
 
     def begin_epoch(self, epoch: int) -> None:
         """Make room for an epoch's streams; give back the items of earlier epochs."""
-        self.end_epoch()
+        if self._epoch != NO_EPOCH:
+            self.end_epoch()
         self._epoch = epoch
         self.epoch_failure = None
         self.tally = b""
@@ -208,7 +209,8 @@ class WorkerHandle:
         for inbox in self.inboxes.values():
             inbox.drop()
         self.inboxes = {}
-        self.dealing = Dealing()
+        if self.worker is None:
+            self.dealing = Dealing()
         if self.line is not None:
             self.line.end_epoch()
 

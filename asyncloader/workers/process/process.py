@@ -102,7 +102,7 @@ class Process:
 
     def is_dead(self) -> bool:
         """Whether the process has ended, be its exit code known already or not."""
-        if self._released or self.exitcode is not None or is_readable(self.death_fd):
+        if self._released or self._exitcode is not None or is_readable(self.death_fd):
             return True
         # Whoever has to reap it may not have done so yet.
         fd = self.sock.fileno()
