@@ -83,6 +83,10 @@ class ThreadWaiter:
         if self._waiting:
             self._bell.ring()
 
+    def wake_soon(self) -> None:
+        """The same."""
+        self.wake()
+
     def stop(self) -> None:
         """End this and every later wait with Stopped."""
         self.stopped = True
@@ -128,6 +132,53 @@ class LoopWaiter:
         # After an interrupt before this line, the task is just woken twice.
         if self._future is future:
             self._future = None
+
+    def wake_soon(self) -> None:
+        """Make a waiting task check again, at once or together with what comes after this."""
+        self.wake()
+
+
+class GroupWaiter(LoopWaiter):
+    """A LoopWaiter for what comes from a thread; where much comes quickly, it waits for several.
+
+    To wake the task takes as long as to make a small item. So once something came at once, the
+    next wait is for ``seconds``, unless ``wake`` is called before; and so on, as long as each such
+    wait brings several.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        super().__init__(loop)
+        self._seconds = seconds
+        self._comes_quickly = False
+        self._is_patient = False
+        self._came = 0
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        if not self._comes_quickly:
+            begun = time.perf_counter()
+            await super().until(ready)
+            self._comes_quickly = time.perf_counter() - begun < self._seconds / 2
+            return
+        self._is_patient, self._came = True, 0
+        timer = self._loop.call_later(self._seconds, self._look)
+        try:
+            await super().until(ready)
+        finally:
+            timer.cancel()
+            self._is_patient = False
+        self._comes_quickly = self._came != 1
+
+    def wake_soon(self) -> None:
+        if self._is_patient:
+            self._came += 1
+        else:
+            self.wake()
+
+    def _look(self) -> None:
+        # Said before the look, so that whoever comes after it wakes the task.
+        self._is_patient = False
+        self._came = self._came or 1
+        self.wake()
 
 
 class Patience:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncloader import waiting
-from asyncloader.waiting import Bell, Patience
+from asyncloader.waiting import Bell, GroupWaiter, Patience
 
 SOON = 10.0
 
@@ -127,3 +128,63 @@ def _lines_of_a_ring(bell: Bell, at_each: Callable[[], None]) -> list[int]:
     finally:
         sys.settrace(before)
     return lines
+
+
+class Arrivals:
+    """What came, and how much of it each wait has found."""
+
+    def __init__(self, seconds: float) -> None:
+        self.waiter = GroupWaiter(asyncio.get_running_loop(), seconds)
+        self.come = 0
+        self.found: list[int] = []
+        self.looks: asyncio.Queue[int] = asyncio.Queue()
+
+    def arrive(self) -> None:
+        self.come += 1
+        self.waiter.wake_soon()
+
+    def take(self) -> bool:
+        self.looks.put_nowait(self.come)
+        if self.come:
+            self.found.append(self.come)
+            self.come = 0
+            return True
+        return False
+
+    async def wait_while(self, *steps: Callable[[], None]) -> None:
+        """Wait, and let these happen meanwhile, one in each turn of the loop."""
+        waiting = asyncio.create_task(self.waiter.until(self.take))
+        await asyncio.sleep(0)
+        for step in steps:
+            step()
+            await asyncio.sleep(0)
+        await waiting
+
+
+async def test_where_much_comes_quickly_several_are_waited_for_but_never_for_long():
+    arrivals = Arrivals(seconds=0.2)
+    await arrivals.wait_while(arrivals.arrive)
+    await arrivals.wait_while(*[arrivals.arrive] * 3)
+    assert arrivals.found == [1, 3]
+
+
+async def test_who_waits_for_several_is_woken_before_that_where_no_more_can_come():
+    arrivals = Arrivals(seconds=100.0)
+    await arrivals.wait_while(arrivals.arrive)
+    await arrivals.wait_while(arrivals.arrive, arrivals.arrive, arrivals.waiter.wake)
+    assert arrivals.found == [1, 2]
+
+
+async def test_what_comes_alone_is_not_waited_with_again():
+    arrivals = Arrivals(seconds=0.01)
+    await arrivals.wait_while(arrivals.arrive)
+    while not arrivals.looks.empty():
+        arrivals.looks.get_nowait()
+    waiting = asyncio.create_task(arrivals.waiter.until(arrivals.take))
+    # Nothing is there at first, and nothing comes in time.
+    assert [await arrivals.looks.get() for _ in range(2)] == [0, 0]
+    arrivals.arrive()
+    await waiting
+    # From now on each is taken at once.
+    await arrivals.wait_while(arrivals.arrive, arrivals.arrive)
+    assert arrivals.found == [1, 1, 1]

@@ -187,6 +187,7 @@ class ThreadGiver(Generic[T]):
                 # Do not keep the given item alive while the next one is made.
                 del item
                 if not exchange.has_room():
+                    exchange.taker.wake()
                     self._watched.resting_since = time.perf_counter()
                     waiter.until(exchange.has_room)
                     self._watched.resume()

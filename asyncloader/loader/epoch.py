@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
-from asyncloader.datapipes.exchange import Exchange, Waiter
+from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Run, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
@@ -35,7 +35,7 @@ from asyncloader.runtime import (
     running_loop,
 )
 from asyncloader.services.from_workers import FromWorkersPass
-from asyncloader.waiting import LoopWaiter, ThreadWaiter, WaitTimer, call_soon
+from asyncloader.waiting import GroupWaiter, LoopWaiter, ThreadWaiter, WaitTimer, call_soon
 
 _CLOSED = "the epoch was closed before its end"
 
@@ -278,7 +278,7 @@ class AsyncEpoch(LoopEpoch):
         self, lifecycle: Lifecycle, start: EpochStart, watching: Watching, buffer: ItemBuffer
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._waiter = LoopWaiter(loop)
+        self._waiter = GroupWaiter(loop, GROUP_SECONDS)
         super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
         self._begin()
 

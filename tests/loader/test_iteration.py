@@ -597,3 +597,21 @@ def test_unknown_attributes_are_those_of_the_graphs_iterator():
         assert iterator.seen == 1
         with pytest.raises(AttributeError, match="nonsense"):
             _ = iterator.nonsense
+
+
+async def test_an_item_that_came_quickly_is_handed_over_while_the_next_takes_long():
+    seen = threading.Event()
+
+    def wait_before_the_last(number):
+        # The items before it come so quickly that several are handed over together.
+        if number == 9:
+            assert seen.wait(60)
+        return number
+
+    items = []
+    async with DataLoader2(numbers(10).map(wait_before_the_last)) as loader:
+        async for number in loader:
+            items.append(number)
+            if number == 8:
+                seen.set()
+    assert items == [*range(10)]
