@@ -44,6 +44,7 @@ class _Flow:
     #: Whether each worker has its own share of it; None where that cannot be said.
     is_divided: bool | None = False
     is_in_loader: bool = False
+    is_dealt: bool = False
 
 
 def promise_of(recipe: Recipe, workers: int) -> Promise:
@@ -131,7 +132,8 @@ def _placed(step: Step, flow: _Flow) -> _Flow:
     if step.effect in _DIVIDES:
         # What is divided twice is not what anybody wants; the dealing is no division of those.
         is_first = flow.is_divided is False and not flow.is_in_loader
-        return replace(flow, is_divided=True if is_first else None)
+        is_dealt = step.effect is Effect.DEAL
+        return replace(flow, is_divided=True if is_first else None, is_dealt=is_dealt)
     if step.effect in (Effect.LOADER, Effect.GATHER):
         is_divided = flow.is_divided or None
         return replace(flow, is_divided=is_divided, is_in_loader=True)
@@ -143,13 +145,16 @@ def _joined(read: list[_Flow]) -> _Flow:
     for each in others:
         known = first.parts is not None and each.parts is not None
         is_alike = first.is_divided is each.is_divided
+        # Of dealt items that meet, the dealing process runs all up to there, and deals that.
+        are_dealt = first.is_dealt and each.is_dealt
         first = _Flow(
             first.parts + each.parts if known else None,
             first.is_exact and each.is_exact,
             first.length,
             min(first.likeness, each.likeness),
             first.is_divided if is_alike else None,
-            first.is_in_loader or each.is_in_loader,
+            (first.is_in_loader or each.is_in_loader) and not are_dealt,
+            are_dealt,
         )
     return first
 

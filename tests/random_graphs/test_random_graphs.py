@@ -12,7 +12,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from tests.random_graphs.pieces import sources
-from tests.random_graphs.promise import promise_of
+from tests.random_graphs.promise import NOTHING, SAME_ORDER, promise_of
 from tests.random_graphs.recipe import (
     DIVISIONS,
     JOINS,
@@ -94,6 +94,29 @@ def test_a_promise_counts_ids_through_branches():
         assert promise_of(recipe, 0).ids == Counter(sources(list(loader)))
     assert promise_of(recipe, 0).is_exact
     assert not promise_of(Recipe(steps[:3]), 0).is_exact
+
+
+@pytest.mark.parametrize(
+    ("division", "effect", "likeness"),
+    [
+        # The dealing process runs all up to where the two meet, and the workers what follows.
+        (".sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)", "DEAL", NOTHING),
+        # Where one of them has to be in the loader's process, so is what follows.
+        (".sharding_filter()", "SHARD", SAME_ORDER),
+    ],
+)
+def test_a_promise_knows_where_two_divided_sources_meet(division, effect, likeness):
+    source, divide = "IterableWrapper(ids({source}, {count}))", Effect[effect]
+    steps = (
+        Step(source, Effect.SOURCE, (), (0,), count=20),
+        Step("{0}" + division, divide, (0,), (1,)),
+        Step("Alone({0})", Effect.LOADER, (1,), (2,)),
+        Step(source, Effect.SOURCE, (), (3,), source=1, count=20),
+        Step("{0}" + division, divide, (3,), (4,)),
+        Step("{0}.concat({1})", Effect.CHAINED, (2, 4), (5,)),
+        Step("EveryOther({0})", Effect.PLACED, (5,), (6,), -1),
+    )
+    assert promise_of(Recipe(steps), 3).likeness == likeness
 
 
 def test_a_hang_is_a_failure_and_the_next_graph_is_run():
