@@ -164,8 +164,12 @@ class SourceFile:
                 function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
                 yield from self._imports(child, is_lazy or function or _is_for_types(child))
 
-    def attributes(self) -> Iterator[tuple[int, str, str]]:
-        """Yield line, base and name of every ``base.name`` and ``from base import name``."""
+    @cached_property
+    def attributes(self) -> list[tuple[int, str, str]]:
+        """Line, base and name of every ``base.name`` and ``from base import name``."""
+        return list(self._attributes())
+
+    def _attributes(self) -> Iterator[tuple[int, str, str]]:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Attribute):
                 yield node.lineno, ast.unparse(node.value), node.attr
@@ -317,7 +321,7 @@ def test_a_heavy_module_enters_by_its_door(module):
         f"{file.name}:{line} uses {base}.{name}"
         for file in FILES
         if file.name != DOORS[module]
-        for line, base, name in file.attributes()
+        for line, base, name in file.attributes
         if f"{base}.{name}" == module and "." in module
     ]
     agree(offenders, f"only {DOORS[module]} imports {module}:")
@@ -329,7 +333,7 @@ def test_a_risky_function_has_its_door(function):
         f"{file.name}:{line} uses {base}.{name}"
         for file in FILES
         if file.name != FUNCTION_DOORS[function]
-        for line, base, name in file.attributes()
+        for line, base, name in file.attributes
         if name == function
     ]
     agree(offenders, f"only {FUNCTION_DOORS[function]} uses {function}:")
@@ -347,7 +351,7 @@ def test_one_file_asks_which_system_this_is():
         f"{file.name}:{line} uses {base}.{name}"
         for file in FILES
         if file.name != "system.py"
-        for line, base, name in file.attributes()
+        for line, base, name in file.attributes
         if (base.removeprefix("asyncloader."), name) in asked
     ]
     agree(offenders, "only system.py asks; the others call what it offers:")
@@ -382,7 +386,7 @@ def test_a_banned_function_is_not_used(call):
     offenders = [
         f"{file.name}:{line}"
         for file in FILES
-        for line, base, name in file.attributes()
+        for line, base, name in file.attributes
         if (base, name) == call
     ]
     agree(offenders, f"no {'.'.join(call)}: {BANNED_CALLS[call]}:")

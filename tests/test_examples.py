@@ -16,7 +16,7 @@ ELSEWHERE = {"inference_server.py", "ray_training.py"}
 EXAMPLES = sorted({path.name for path in (ROOT / "examples").glob("*.py")} - ELSEWHERE)
 LIMIT_SECONDS = 120
 #: What need not be imported anew for each.
-IMPORTED = ("asyncloader", "torch")
+IMPORTED = ("asyncloader", "torch", "torch._dynamo")
 
 #: What each example prints, as a regular expression that is searched for.
 PRINTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -107,23 +108,30 @@ async def test_it_changes_in_an_async_for_too(name):
             assert seen == items
 
 
+@functools.cache
+def states_while_it_changes(name: str) -> dict[int, Any]:
+    """States as JSON, by the number of items before each."""
+    states = {}
+    with loader_of(FITTING[name], untuned()) as loader:
+        numbers = list(NUMBERS)
+        for count, _ in enumerate(loader, 1):
+            if numbers and count % 3 == 0:
+                change(loader, numbers.pop(0))
+            states[count] = json.dumps(loader.state_dict(include_datapipe=False))
+    return states
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", FITTING)
 def test_a_state_taken_while_it_changes_resumes_with_any_number(name, workers):
     make = FITTING[name]
     first, second = expected(make)
-    states = {}
-    with loader_of(make, untuned()) as loader:
-        numbers = list(NUMBERS)
-        for count, _ in enumerate(loader, 1):
-            if numbers and count % 3 == 0:
-                change(loader, numbers.pop(0))
-            if count % 4 == workers:
-                states[count] = json.loads(json.dumps(loader.state_dict(include_datapipe=False)))
-    for count in random.Random(name).sample(sorted(states), min(4, len(states))):
+    states = states_while_it_changes(name)
+    counts = [count for count in states if count % 4 == workers]
+    for count in random.Random(name).sample(counts, min(4, len(counts))):
         for service in (MultiProcessingReadingService(workers), auto()):
             loader = DataLoader2(make(), reading_service=service)
-            loader.load_state_dict(states[count])
+            loader.load_state_dict(json.loads(states[count]))
             with loader:
                 assert list(loader) == first[count:]
                 assert list(loader) == second
