@@ -162,7 +162,7 @@ class Arrivals:
 
 
 async def test_where_much_comes_quickly_several_are_waited_for_but_never_for_long():
-    arrivals = Arrivals(seconds=0.2)
+    arrivals = Arrivals(seconds=1.0)
     await arrivals.wait_while(arrivals.arrive)
     await arrivals.wait_while(*[arrivals.arrive] * 3)
     assert arrivals.found == [1, 3]
@@ -176,7 +176,7 @@ async def test_who_waits_for_several_is_woken_before_that_where_no_more_can_come
 
 
 async def test_what_comes_alone_is_not_waited_with_again():
-    arrivals = Arrivals(seconds=0.01)
+    arrivals = Arrivals(seconds=1.0)
     await arrivals.wait_while(arrivals.arrive)
     while not arrivals.looks.empty():
         arrivals.looks.get_nowait()
