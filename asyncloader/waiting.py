@@ -84,7 +84,7 @@ class ThreadWaiter:
             self._bell.ring()
 
     def wake_soon(self) -> None:
-        """The same."""
+        """Make it check again at once: a thread is not asked to wait for several."""
         self.wake()
 
     def stop(self) -> None:
@@ -141,9 +141,9 @@ class LoopWaiter:
 class GroupWaiter(LoopWaiter):
     """A LoopWaiter for what comes from a thread; where much comes quickly, it waits for several.
 
-    To wake the task takes as long as to make a small item. So once something came at once, the
-    next wait is for ``seconds``, unless ``wake`` is called before; and so on, as long as each such
-    wait brings several.
+    To wake the task takes as long as to make a small item. So once something came at once, by
+    ``wake_soon``, the next wait is for ``seconds``, unless ``wake`` is called before; and so on,
+    as long as several come each time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -151,33 +151,37 @@ class GroupWaiter(LoopWaiter):
         self._seconds = seconds
         self._comes_quickly = False
         self._is_patient = False
+        # How often something came since the last wait ended.
         self._came = 0
 
     async def until(self, ready: Callable[[], bool]) -> None:
-        if not self._comes_quickly:
+        if self._comes_quickly:
+            await self._until_several(ready)
+            self._comes_quickly = self._came > 1
+        else:
             begun = time.perf_counter()
             await super().until(ready)
-            self._comes_quickly = time.perf_counter() - begun < self._seconds / 2
-            return
-        self._is_patient, self._came = True, 0
+            is_quick = time.perf_counter() - begun < self._seconds / 2
+            self._comes_quickly = is_quick and self._came > 0
+        self._came = 0
+
+    async def _until_several(self, ready: Callable[[], bool]) -> None:
+        self._is_patient = True
         timer = self._loop.call_later(self._seconds, self._look)
         try:
             await super().until(ready)
         finally:
             timer.cancel()
             self._is_patient = False
-        self._comes_quickly = self._came != 1
 
     def wake_soon(self) -> None:
-        if self._is_patient:
-            self._came += 1
-        else:
+        self._came += 1
+        if not self._is_patient:
             self.wake()
 
     def _look(self) -> None:
         # Said before the look, so that whoever comes after it wakes the task.
         self._is_patient = False
-        self._came = self._came or 1
         self.wake()
 
 

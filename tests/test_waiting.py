@@ -188,3 +188,13 @@ async def test_what_comes_alone_is_not_waited_with_again():
     # From now on each is taken at once.
     await arrivals.wait_while(arrivals.arrive, arrivals.arrive)
     assert arrivals.found == [1, 1, 1]
+
+
+async def test_what_does_not_come_one_by_one_is_never_waited_for_together():
+    arrivals = Arrivals(seconds=100.0)
+    for _ in range(3):
+        arrivals.come = 1
+        await arrivals.wait_while()
+    # Groups, as of workers, come by `wake`; then one comes by itself.
+    await arrivals.wait_while(arrivals.arrive)
+    assert arrivals.found == [1] * 4
