@@ -131,6 +131,15 @@ class Process:
         """Readable when the exit code of the dead process is known."""
         return self._born.status_fd
 
+    def expects_exitcode(self, read: Callable[[int], None]) -> bool:
+        """Have ``read`` watch ``status_fd`` and return True, unless the exit code is known."""
+        # Another thread may release the process at any moment, which closes that.
+        with self._lock:
+            if self.exitcode is not None:
+                return False
+            read(self.status_fd)
+            return True
+
     async def wait(self) -> int:
         """Wait for the process to end, on any loop; return its exit code."""
         loop = asyncio.get_running_loop()
@@ -364,11 +373,10 @@ class DeathWatch:
         self._let_go()
         if not self._attached:
             return
-        if self._process.exitcode is not None:
+        if self._process.expects_exitcode(lambda fd: self._read(fd, self._finish)):
+            self._calls.append(Patience(self._loop, TOLD_SECONDS, self._finish))
+        else:
             self._finish()
-            return
-        self._read(self._process.status_fd, self._finish)
-        self._calls.append(Patience(self._loop, TOLD_SECONDS, self._finish))
 
     def _finish(self) -> None:
         self._let_go()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 
 from asyncloader.workers.process.process import TOLD_SECONDS, DeathWatch
 
@@ -17,6 +18,10 @@ class Dead:
         self.status_fd, self._told = os.pipe()
         os.close(self._end)
         self.exitcode: int | None = None
+
+    def expects_exitcode(self, read: Callable[[int], None]) -> bool:
+        read(self.status_fd)
+        return True
 
     def tell(self, exitcode: int) -> None:
         self.exitcode = exitcode

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -446,6 +447,29 @@ async def test_who_waits_is_told_when_another_closes() -> None:
         await asyncio.sleep(0)
         kill_processes_now([process])
         assert await asyncio.gather(*waiters) == [-9] * 3
+
+
+async def test_a_death_that_is_seen_while_another_thread_releases_is_told_and_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    async with running("echo") as process:
+        releasing = threading.Thread(target=process.release)
+
+        def status_fd(of: Process) -> int:
+            if releasing.ident is None:
+                releasing.start()
+                # It gets as far as it may at this moment.
+                releasing.join(0.5)
+            return of._born.status_fd
+
+        process._born = replace(process._born, find_exitcode=lambda: None)
+        monkeypatch.setattr(Process, "status_fd", property(status_fd))
+        process.kill()
+        await asyncio.wait_for(process.wait(), SOON)
+        await asyncio.to_thread(releasing.join)
+    assert errors == []
 
 
 def test_a_close_that_is_torn_down_with_its_loop_kills() -> None:
