@@ -178,7 +178,11 @@ def checked_length(value: Any) -> int:
 
 def checked_indices(value: Any) -> Any:
     """Return a sequence of keys, or None for all; raise TypeError otherwise."""
-    if value is None or (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+    # A stream says only when it is asked that it has no keys.
+    is_stream = isinstance(value, AsyncIterable)
+    if value is None or (
+        hasattr(value, "__len__") and hasattr(value, "__getitem__") and not is_stream
+    ):
         return value
     raise TypeError(f"indices must be a sequence, got {type(value).__name__}; make it a list")
 

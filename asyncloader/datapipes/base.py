@@ -317,6 +317,13 @@ def show_in_notebooks(picture_of: Callable[[Any], str]) -> None:
 _picture_of: Callable[[Any], str] = repr
 
 
+#: torch's DataLoader takes whatever is no IterableDataset of torch's for something that has a
+#: length and keys, and asks for both.
+_FOR_TORCH = (
+    "for torch's DataLoader wrap it: as_torch_dataset(pipe), of asyncloader.datapipes.torch_dataset"
+)
+
+
 class IterDataPipe(DataPipe, IterFluent[T_co]):
     """A stream of items: ``for`` and ``async for`` both work on it, each time from the start.
 
@@ -338,11 +345,21 @@ class IterDataPipe(DataPipe, IterFluent[T_co]):
         return self.concat(other) if is_iter_pipe(other) else NotImplemented
 
     def __getitem__(self, key: Any) -> NoReturn:
-        # torch's DataLoader looks items up in whatever is no IterableDataset of its own.
+        raise TypeError(f"{self!r} is iterated, not looked up by key; {_FOR_TORCH}")
+
+    def __len__(self) -> int:
+        # ``list`` asks for the length too, so this has to be quick.
         raise TypeError(
-            f"{self!r} is iterated, not looked up by key; for torch's DataLoader wrap it:"
-            " as_torch_dataset(pipe), of asyncloader.datapipes.torch_dataset"
+            f"{type(self).__qualname__} has no length: how many items it yields is known at its"
+            f" end; {_FOR_TORCH}"
         )
+
+    def __bool__(self) -> bool:
+        """Whether there may be items: without a length there may be."""
+        try:
+            return len(self) > 0
+        except TypeError:
+            return True
 
     def new_pass(self, run: Run[Any]) -> Pass[Any]:
         """Return a pass that begins at the first item; built-in pipes that resume define this."""

@@ -147,6 +147,29 @@ def test_torchs_loader_says_how_it_takes_a_pipe() -> None:
     assert len(list(torch.utils.data.DataLoader(as_torch_dataset(pipe)))) == 4
 
 
+@pytest.mark.parametrize("settings", [{}, {"shuffle": True}, {"num_workers": 1}], ids=str)
+def test_torchs_loader_says_so_too_where_the_pipe_has_no_length(settings: Any) -> None:
+    pipe: Any = IterableWrapper(range(4)).filter(bool)
+    with pytest.raises(TypeError, match=r"has no length: .* as_torch_dataset\(pipe\)"):
+        list(torch.utils.data.DataLoader(pipe, **settings))
+    assert len(list(torch.utils.data.DataLoader(as_torch_dataset(pipe)))) == 3
+
+
+def test_a_pipe_without_a_length_is_true_and_a_list_as_before() -> None:
+    pipe: Any = IterableWrapper(range(4)).filter(bool)
+    assert pipe
+    assert pipe.batch(2)
+    assert IterableWrapper([1])
+    assert not IterableWrapper([])
+    assert list(pipe) == [1, 2, 3]
+
+
+def test_a_stream_is_no_sequence_of_keys() -> None:
+    pipe: Any = IterableWrapper(range(4))
+    with pytest.raises(TypeError, match="indices must be a sequence"):
+        SequenceWrapper(range(3)).shuffle(indices=pipe)
+
+
 def test_a_stream_is_no_look_up() -> None:
     pipe: Any = IterableWrapper(range(4))
     with pytest.raises(TypeError, match="items are looked up in map pipes"):
