@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import threading
 import weakref
@@ -34,8 +35,8 @@ from asyncloader.runtime import at_exit, running_loop, start_thread
 from asyncloader.system import in_forked_child
 from asyncloader.waiting import Bell, call_soon
 
-#: A thread is watched after it has run for so long: most epochs of few items are shorter.
-BEGIN_SECONDS = 0.05
+#: A thread is watched after it has run for so long: one or two looks at it would tell little.
+BEGIN_SECONDS = 0.2
 
 #: Finds the pipes of a graph, the last one first. Most epochs are so short that it is never called.
 FindPipes = Callable[[], list[Any]]
@@ -281,14 +282,21 @@ _CALMEST = 4
 _LOOKS = 2
 _BETWEEN_LOOKS = 0.0004
 
-#: Threads that take turns at the GIL would do nothing else if it were much less than this.
-_EAGER_SECONDS = 0.0002
+#: A thread asks for the GIL after so long a wait for its release. Where it is released more
+#: often than that, by calls that give it up, it is taken back before the waiting thread is awake,
+#: and each release takes long, as it has to wake one. Threads that take turns at the GIL would do
+#: nothing else if it were much less than this.
+_EAGER_SECONDS = 0.00005
+
+#: What a look may cost the others, as the time that it comes late, in each rest of usual length.
+_LATE_SECONDS = 0.005
 
 
 class Sampler:
     """Looks at threads, in a thread of its own that is there while there are any.
 
-    While the process only waits, it looks less and less often.
+    While the process only waits, it looks less and less often, and less often too where it gets
+    the GIL late.
     """
 
     #: How long it rests between looks, on average.
@@ -309,6 +317,8 @@ class Sampler:
         # was next to nothing.
         self._looked_at = self._computed = 0.0
         self._idle = 0
+        #: By how much the last look came late.
+        self._late = 0.0
         #: Whether it sleeps until one of the threads works again.
         self.is_asleep = False
 
@@ -354,10 +364,14 @@ class Sampler:
 
     def _run(self, news: Bell) -> None:
         while self._is_mine(news):
+            weight = self._weight()
             # A random time: a fixed one could keep step with the work it looks at.
-            news.heard(self._times.uniform(0.0, 2 * self.rest_seconds * self._weight()))
+            rest = self._times.uniform(0.0, 2 * self.rest_seconds * weight)
+            due = perf_counter() + rest
+            news.heard(rest)
             if self._is_mine(news) and can_be_looked_at():
-                self._look_at_all()
+                self._look_at_all(weight)
+            self._late = perf_counter() - due
             self._sleep(news)
 
     def _is_mine(self, news: Bell) -> bool:
@@ -366,7 +380,8 @@ class Sampler:
 
     def _weight(self) -> int:
         """How many times as long as usual it rests, and so how many looks one stands for."""
-        return 1 << min(_CALMEST, self._idle // _IDLE_LOOKS)
+        calm = 1 << min(_CALMEST, self._idle // _IDLE_LOOKS)
+        return max(calm, min(1 << _CALMEST, math.ceil(self._late / _LATE_SECONDS)))
 
     def _sleep(self, news: Bell) -> None:
         """Wait while all threads wait."""
@@ -377,12 +392,11 @@ class Sampler:
             self._idle = 0
         self.is_asleep = False
 
-    def _look_at_all(self) -> None:
+    def _look_at_all(self, weight: int) -> None:
         is_one_at_work = any(not each.resting_since for each in self._looked)
         present = self._looked if is_one_at_work else []
         looked = [(each, owners) for each in present if (owners := _owners_of(each)) is not None]
         places: list[list[int]] = [[] for _ in looked]
-        weight = self._weight()
         pause = threading.Event()
         with self._eagerly():
             for _ in range(_LOOKS if looked else 0):

@@ -148,6 +148,8 @@ def test_a_graph_that_changes_in_the_middle_of_a_look_is_looked_at_the_next_time
 
 def test_while_the_process_only_waits_it_looks_less_and_less_often(often, monkeypatch):
     looks, seen = Sampler(), Seen(list)
+    # On a busy machine looks come late, which is another reason.
+    monkeypatch.setattr(watching, "_LATE_SECONDS", 1000.0)
     monkeypatch.setattr(watching, "process_time", lambda: 0.0)
     looks.watch(seen)
     try:
@@ -163,7 +165,30 @@ def test_while_the_process_only_waits_it_looks_less_and_less_often(often, monkey
         looks.close()
 
 
-@pytest.fixture(params=[0.005, 0.0002, 0.0001])
+class Slow(Seen):
+    """One at which a look takes long, as where the GIL is hard to get."""
+
+    seconds = 0.05
+
+    def note(self, places: Sequence[int], weight: int) -> None:
+        super().note(places, weight)
+        time.sleep(self.seconds)
+
+
+def test_where_a_look_takes_long_there_are_fewer_and_each_counts_for_more(often):
+    looks, seen = Sampler(), Slow(list)
+    looks.watch(seen)
+    try:
+        assert seen.weights.get(timeout=SOON) == 1
+        assert seen.weights.get(timeout=SOON) >= 5
+        seen.seconds = 0.0
+        while seen.weights.get(timeout=SOON) > 4:
+            pass
+    finally:
+        looks.close()
+
+
+@pytest.fixture(params=[0.005, 0.0002, 0.00005])
 def interval(request):
     """How often the user has threads let go of the GIL, as the interpreter says it."""
     before = sys.getswitchinterval()
