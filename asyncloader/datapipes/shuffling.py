@@ -19,6 +19,7 @@ Up to 65,536 numbers are laid out at once, which is quicker than to compute most
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -109,7 +110,8 @@ class GridPermutation(Sequence[int]):
     def laid_out(self) -> list[int]:
         """Return the whole permutation as a list."""
         width, height = self.width, self.height
-        cells = list(range(width * height))
+        # To rotate a column moves whole numbers instead of objects: that takes half the time.
+        cells = array("I", range(width * height))
         # From the last rotation to the first: where the way from each cell leads.
         for of_rows, of_columns in reversed(self.rounds):
             for at, distance in enumerate(of_columns):
@@ -118,7 +120,7 @@ class GridPermutation(Sequence[int]):
             for at, distance in zip(range(0, len(cells), width), of_rows, strict=True):
                 split, end = at + distance, at + width
                 cells[at:end] = cells[split:end] + cells[at:split]
-        numbers = cells[: self.length]
+        numbers = cells[: self.length].tolist()
         # The way walks on through cells beyond the length. They are few, so look for who meets
         # them: to look at each number would take as long as the rotations.
         for beyond in range(self.length, len(cells)):
