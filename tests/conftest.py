@@ -5,7 +5,8 @@ import gc
 import os
 import signal
 import sys
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,41 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--whole``."""
+    whole = "run the soaks, and the sweeps with all of their cases"
+    parser.addoption("--whole", action="store_true", help=whole)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files that take long first, where several processes share the tests."""
+    """Leave out what only ``--whole`` runs; put the files that take long first."""
+    # Whoever names a test means it.
+    if not config.option.whole and not any("::" in argument for argument in config.args):
+        left = _left_to_whole(items)
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=list(left))
     if hasattr(config, "workerinput"):
+        # Several processes share the tests.
         counts = Counter(item.path for item in items)
         items.sort(key=lambda item: (not _takes_long(item.path), -counts[item.path], item.path))
+
+
+#: Of the cases of a sweep, one in so many is run without ``--whole``.
+ONE_IN = 4
+
+
+def _left_to_whole(items: list[pytest.Item]) -> dict[pytest.Item, None]:
+    """Return the soaks, and the cases of sweeps that are not among the one in so many."""
+    left = {item: None for item in items if item.get_closest_marker("soak")}
+    sweeps = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            sweeps[item.nodeid.partition("[")[0]].append(item)
+    for cases in sweeps.values():
+        # Every fourth would always have the same value of a parameter that has two or four.
+        cases.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        left |= dict.fromkeys(cases[-(-len(cases) // ONE_IN) :])
+    return left
 
 
 def _takes_long(file: Path) -> bool:

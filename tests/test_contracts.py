@@ -272,6 +272,7 @@ def test_a_pipe_says_what_it_does(pipe_class):
 # Services -------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @every_service
 @every_pipe
 async def test_a_service_hands_out_what_the_graph_yields(service_class, pipe_class):

@@ -107,6 +107,7 @@ def test_it_is_within_a_twentieth_of_the_best_after_ten_seconds(name, cores, sta
     assert simulation.made(load) >= 0.95
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", LOADS)
 @pytest.mark.parametrize("cores", [4, 64, 300])
 def test_it_keeps_its_number_for_ever_while_nothing_changes(name, cores):
@@ -116,6 +117,7 @@ def test_it_keeps_its_number_for_ever_while_nothing_changes(name, cores):
     assert simulation.changes == settled
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("name", LOADS)

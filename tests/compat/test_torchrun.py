@@ -69,6 +69,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.soak
 def test_a_script_resumes_from_mid_epoch_to_the_same_weights(tmp_path: Path) -> None:
     expected = trained(tmp_path)
     assert {rank["steps"] for rank in expected} == {3 * 6}

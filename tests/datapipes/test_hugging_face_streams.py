@@ -82,6 +82,7 @@ OTHERS: Streams = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", [*EXACT.values(), *OTHERS.values()], ids=[*EXACT, *OTHERS])
 def test_a_stream_resumes_at_any_row(make: Callable[[Path], Any], tmp_path: Path) -> None:
     def graph() -> Any:
@@ -95,6 +96,7 @@ def number_of(row: dict[str, Any]) -> int:
     return int(row["number"])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", EXACT.values(), ids=EXACT)
 def test_workers_take_its_shards_and_resume_them(
     make: Callable[[Path], Any], tmp_path: Path

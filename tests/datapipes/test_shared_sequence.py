@@ -239,6 +239,7 @@ def inode_of(shared: SharedSequence[Any]) -> int:
         os.close(fd)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_read_the_very_memory(method):
     rows = rows_of(200)
@@ -254,6 +255,7 @@ def test_workers_read_the_very_memory(method):
         del loader, graph, shared
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 def test_the_dispatching_process_reads_it_too(method):
     begin_the_method(method)

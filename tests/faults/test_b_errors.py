@@ -347,6 +347,7 @@ MATRICES = [(None, FORMS[:1]), (None, FORMS[1:]), ("fork", FORMS[:1]), ("fork", 
 MATRICES += [("spawn", FORMS), ("forkserver", FORMS[::-1])]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("method", "forms"), MATRICES)
 def test_b4_crash_exit_error_at_every_moment_is_a_typed_error(method, forms, tmp_path):
     play(tmp_path, matrix, method, forms)

@@ -101,6 +101,7 @@ def test_c2_sigterm_ends_everything(state, how, tmp_path):
         assert script.stderr.read() == ""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("how", [ASYNC, SYNC], ids=["async for", "for"])
 @pytest.mark.parametrize("state", ["in a long call", "in C with the GIL"])

@@ -172,6 +172,7 @@ if __name__ == "__main__":
 ENDS = {"exit": "sys.exit(7)", "error": "raise KeyError(7)", "end": "pass"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("end", ENDS)
 def test_e2_an_interpreter_exits_at_once_with_busy_workers(end, method, tmp_path):

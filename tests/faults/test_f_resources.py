@@ -103,6 +103,7 @@ def everything_is_kept() -> None:
     assert len(os.listdir(f"{PROC}/self/fd")) < 40
 
 
+@pytest.mark.soak
 def test_f2_everything_may_be_kept_with_few_descriptors(tmp_path):
     play(tmp_path, everything_is_kept, imports="torch")
 

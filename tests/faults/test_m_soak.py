@@ -25,16 +25,17 @@ from tests.processes.scripts import ROOT
 if TYPE_CHECKING:
     import torch
 
-#: How many deaths the test suite sees; by hand as many as one likes.
-KILLS = 60
+#: How many deaths the tests see; by hand as many as one likes.
+KILLS = [15, pytest.param(60, marks=pytest.mark.soak)]
 #: By far more than they take, which is some 20 seconds.
 SOAK_SECONDS = 400
 
 
 @pytest.mark.timeout(SOAK_SECONDS + 250)
-def test_m1_processes_that_are_killed_at_random_are_not_missed():
+@pytest.mark.parametrize("kills", KILLS)
+def test_m1_processes_that_are_killed_at_random_are_not_missed(kills):
     # The seed is another each time; a soak that fails prints it, with the life it failed in.
-    command = ["tests.faults.soak", "--kills", str(KILLS), "--seconds", str(SOAK_SECONDS)]
+    command = ["tests.faults.soak", "--kills", str(kills), "--seconds", str(SOAK_SECONDS)]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", *command],
         cwd=ROOT,
@@ -46,7 +47,7 @@ def test_m1_processes_that_are_killed_at_random_are_not_missed():
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     found = re.search(r"(\d+) deaths", done.stdout)
     assert found
-    assert int(found[1]) >= KILLS, done.stdout
+    assert int(found[1]) >= kills, done.stdout
 
 
 def rss_mib() -> float:
@@ -80,6 +81,7 @@ def many_epochs_by_for(graph: str, count: int) -> None:
         assert rss_mib() - size < 8
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("graph", ["in-process", "workers"])
 @pytest.mark.parametrize("scene", [many_epochs, many_epochs_by_for])
 def test_m1_a_thousand_epochs_grow_nothing(scene, graph, tmp_path):
@@ -138,5 +140,6 @@ async def many_deaths_in_an_epoch() -> None:
     assert nbytes <= MOST_BYTES
 
 
+@pytest.mark.soak
 def test_m1_an_epoch_without_an_end_holds_nothing_for_those_that_died_in_it(tmp_path):
     play(tmp_path, many_deaths_in_an_epoch, imports="torch")

@@ -223,6 +223,7 @@ COMPOSED: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("composed", COMPOSED)
 @pytest.mark.parametrize("workers", [0, 3])
 def test_n4_a_state_of_what_is_read_again_behind_a_shard_goes_on_exactly(
@@ -297,6 +298,7 @@ BEHIND_A_DISPATCHER: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("behind", BEHIND_A_DISPATCHER)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_n5_kills_change_nothing_behind_a_dispatching_process(workers: int, behind: str) -> None:

@@ -72,6 +72,7 @@ def run(folder: Path, how: str, item: str) -> tuple[bool, float]:
     return has_torch == "True", float(gap) / float(import_seconds)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "item"),
     [("by_workers", item) for item in ITEMS if item != "no tensors"]

@@ -369,6 +369,7 @@ def sample(pipe: type) -> Subject:
 PIPES = [*samples.ITER_PIPES, *samples.MAP_PIPES]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pipe", PIPES, ids=lambda pipe: f"{pipe.__module__[-4:]}{pipe.__name__}")
 def test_n8_a_forged_state_of_a_sample_is_refused_or_does_no_harm(pipe):
     tried(sample(pipe), EACH, SEED)
@@ -568,6 +569,7 @@ IN_WORKERS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", IN_WORKERS)
 def test_n8_a_forged_state_of_workers_is_refused_or_does_no_harm(name):
     tried(copy.deepcopy(IN_WORKERS[name]), EACH_IN_WORKERS, SEED)

@@ -102,6 +102,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sweep
 @needs_root
 @needs_prctl
 @pytest.mark.parametrize("how", ["alone", "dealt"])

@@ -28,6 +28,12 @@ CONTRIBUTING = """
 .venv/bin/python -m sphinx
 ```
 
+## Run the sweeps and soaks
+
+```sh
+.venv/bin/python -m pytest --whole
+```
+
 ## Run the tests without Linux's own calls
 
 ```sh
@@ -72,6 +78,7 @@ def test_n16_the_checks_say_how_long_each_of_them_took(tmp_path):
     steps = (
         r"tests, as README.md says: \d+ s\nlint: \d+ s\nformat: \d+ s\ntypes: \d+ s\n"
         r"site, as docs/contributing.md says: \d+ s\n"
+        r"sweeps and soaks, as docs/contributing.md says: \d+ s\n"
         r"without Linux's own calls, as docs/contributing.md says: \d+ s\n"
         r"other libraries, as docs/contributing.md says: \d+ s\n"
         r"Ray, as docs/contributing.md says: \d+ s\n"

@@ -153,6 +153,7 @@ def run(folder: Path, method: str | None, body: str) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("body", [LOADERS_IN_A_ROW, MADE_WHILE_WORKERS_RUN, KILLED_WORKERS])
 @pytest.mark.parametrize("method", METHODS)
 def test_n7_shared_memory_of_the_program_outlives_its_loaders(method, body, owner, tmp_path):

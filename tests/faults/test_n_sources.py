@@ -68,6 +68,7 @@ class AsksAndCatches:
 ASKING = [AsksTorch, AsksOurs, AsksAndCatches, AsksInALoop]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ASKING)
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_n6_an_iterable_that_asks_for_its_share_above_a_filter_is_refused(kind, method):

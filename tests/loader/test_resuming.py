@@ -142,16 +142,19 @@ def check_every_sync_step(make: Any) -> tuple[list[list[Any]], set[int]]:
     return epochs, twice
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
 async def test_every_pipe_resumes_at_every_step(pipe_class):
     await check_every_step(lambda: graph_with(pipe_class))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ZOO)
 async def test_every_graph_of_the_zoo_resumes_at_every_step(name):
     await check_every_step(ZOO[name])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
 def test_every_pipe_that_went_on_and_was_asked_for_nothing_goes_on_again(pipe_class, monkeypatch):
     """From a state go a few steps on, in which it is another's turn, and take the next state."""

@@ -127,6 +127,7 @@ def assert_nothing_is_lost(make: Any, luck: random.Random, new_service: Any = No
     assert Counter(flat(items)) == Counter(flat(expected))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("share", [0, NEVER], ids=["places noted always", "places noted once"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):

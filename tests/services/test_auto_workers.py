@@ -76,6 +76,7 @@ def untuned(**settings: Any) -> Untuned:
     return Untuned("auto", max_workers=3, **settings)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("ahead", [0, 10])
 @pytest.mark.parametrize("name", FITTING)
 def test_a_number_that_changes_after_any_item_changes_no_item(name, ahead):
@@ -121,6 +122,7 @@ def states_while_it_changes(name: str) -> dict[int, Any]:
     return states
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", FITTING)
 def test_a_state_taken_while_it_changes_resumes_with_any_number(name, workers):

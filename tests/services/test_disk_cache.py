@@ -194,6 +194,7 @@ async def test_a_break_leaves_no_half_of_an_entry(kitchen):
     assert all(path.read_text().startswith("first half, ") for path in kitchen.folder.iterdir())
 
 
+@pytest.mark.sweep
 @repeats
 @pytest.mark.parametrize("method", METHODS)
 async def test_after_a_workers_death_its_entry_is_made(method, kitchen, tmp_path):

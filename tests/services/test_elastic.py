@@ -74,6 +74,7 @@ def state_after(make: Any, workers: int, step: int) -> Any:
         return loader.state_dict(include_datapipe=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FITTING)
 def test_another_number_of_workers_goes_on_exactly(name):
     make = FITTING[name]

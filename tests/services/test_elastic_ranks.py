@@ -193,6 +193,7 @@ FITTING: dict[str, Make] = {
 APART = {"two divisions", "dealt"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FITTING)
 def test_other_ranks_go_on_with_what_is_left_at_every_step(name):
     make = FITTING[name]

@@ -90,6 +90,7 @@ def imported(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("method", [None, "fork"])
 def test_a_module_may_run_a_loader_of_what_it_defines(write, method, is_async):

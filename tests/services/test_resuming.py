@@ -183,6 +183,7 @@ async def check_async_steps(
             check_rest(epochs, step, [[item async for item in loader] for _ in range(count)])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", ZOO)
 def test_every_graph_of_the_zoo_goes_on_in_workers(name, workers):
@@ -190,6 +191,7 @@ def test_every_graph_of_the_zoo_goes_on_in_workers(name, workers):
 
 
 # At every step they go on in tests/loader/test_resuming.py, where no worker takes its time.
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:nothing shards the graph:UserWarning")
 @pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
 def test_every_pipe_goes_on_in_workers(pipe_class):
@@ -254,6 +256,7 @@ def kill_one(loader: DataLoader2[Any], luck: random.Random) -> None:
     signalled(luck.choice(links).process, number)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "workers"),
     [

@@ -88,6 +88,7 @@ async def iterate(feed: Feed, loader: DataLoader2[Any]) -> None:
                 break
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("life", [serve, iterate])
 @pytest.mark.parametrize(
     ("graph", "num_workers"),

@@ -437,6 +437,7 @@ async def test_leaving_early_closes_the_connections_of_requests_under_way():
             await server.all_closed()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_of_ten_thousand_bodies_of_which_many_fail_none_is_lost_and_none_comes_twice(workers):
     # A loop that notes where each of thousands of tasks was made takes its time.

@@ -504,6 +504,7 @@ async def test_a_cancelled_start_leaves_nothing(method: str | None, ticks: int) 
             await start
 
 
+@pytest.mark.soak
 @every_method
 async def test_starts_and_closes_leave_nothing(method: str | None) -> None:
     async with running("echo", method=method):
