@@ -176,7 +176,7 @@ def entropy(otherwise: Callable[[], int] = _from_system) -> int:
 
 def checked_seed(seed: int) -> int:
     """Return ``seed`` if it is a number of 64 bits; raise ValueError otherwise."""
-    number = _integer(seed)
+    number = seed if type(seed) is int else _integer(seed)
     if not 0 <= number < _UINT64:
         raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {seed!r}")
     return number

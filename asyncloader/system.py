@@ -235,13 +235,15 @@ def is_readable(fd: int, timeout: float = 0.0) -> bool:
     return is_any_readable([fd], timeout)
 
 
-def is_hung_up(fd: int) -> bool:
-    """Whether nobody has the other end of a socket any more."""
+def is_readable_or_hung_up(fd: int, sock: int) -> bool:
+    """Whether a descriptor is readable, or nobody has the other end of a socket any more."""
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     poll = select.poll()
-    poll.register(fd, 0)
-    return any(found & select.POLLHUP for _, found in poll.poll(0))
+    poll.register(fd, select.POLLIN)
+    if sock >= 0:
+        poll.register(sock, 0)
+    return bool([at for at, found in poll.poll(0) if at == fd or found & select.POLLHUP])
 
 
 def is_any_readable(fds: Iterable[int], timeout: float) -> bool:

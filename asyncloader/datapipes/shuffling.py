@@ -107,8 +107,8 @@ class GridPermutation(Sequence[int]):
                     break
             yield cell
 
-    def laid_out(self) -> list[int]:
-        """Return the whole permutation as a list."""
+    def laid_out(self) -> Sequence[int]:
+        """Return the whole permutation."""
         width, height = self.width, self.height
         # To rotate a column moves whole numbers instead of objects: that takes half the time.
         cells = array("I", range(width * height))
@@ -120,7 +120,7 @@ class GridPermutation(Sequence[int]):
             for at, distance in zip(range(0, len(cells), width), of_rows, strict=True):
                 split, end = at + distance, at + width
                 cells[at:end] = cells[split:end] + cells[at:split]
-        numbers = cells[: self.length].tolist()
+        numbers = cells[: self.length]
         # The way walks on through cells beyond the length. They are few, so look for who meets
         # them: to look at each number would take as long as the rotations.
         for beyond in range(self.length, len(cells)):

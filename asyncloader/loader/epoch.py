@@ -19,7 +19,12 @@ from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Run, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
-from asyncloader.datapipes.watch.watching import WatchedCalls, WatchedWait, Watching
+from asyncloader.datapipes.watch.watching import (
+    BEGIN_SECONDS,
+    WatchedCalls,
+    WatchedWait,
+    Watching,
+)
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of
@@ -567,9 +572,13 @@ class DirectEpoch(Epoch):
         self._end: LastingError | None = None
         self._is_closed = False
         self._made = 0
-        run = thread.call(self._begin(start))
+        run = lifecycle.begin_epoch_here(start) or thread.call(lifecycle.begin_epoch(start))
+        watching.begin(run.tree, lambda: pipes_of(run.pipe))
+        # To set a timer would wake the loop's thread, which then asks for the GIL.
+        self._caller.begins_at = perf_counter() + BEGIN_SECONDS
+        self._run = run
         self._tree = run.tree
-        self._marks = Marks(run.put_cursors, lambda: self._made - 1, run.first_cursors())
+        self._marks = Marks(self._put_cursors, lambda: self._made - 1, run.first_cursors())
         self._iterator: Iterator[Any] = run.started()
 
     @staticmethod
@@ -608,12 +617,18 @@ class DirectEpoch(Epoch):
             if isinstance(error, Exception | SystemExit):
                 buffer.end(error)
             self._close_items()
-            self._thread.call(self._lifecycle.end_epoch(self._tree))
+            if not self._lifecycle.end_epoch_here(self._tree):
+                self._thread.call(self._lifecycle.end_epoch(self._tree))
             self.is_over = True
             raise
 
     def cursors(self, passed: int) -> Cursors:
         return self._marks.at(passed)
+
+    def _put_cursors(self, into: Cursors) -> None:
+        self._run.put_cursors(into)
+        # It is asked for now and then, which is often enough for this.
+        self._caller.begin_if_due()
 
     def change_settings(self) -> None:
         if self._error is None and not self._is_closed:
@@ -642,9 +657,3 @@ class DirectEpoch(Epoch):
     def _close_items(self) -> None:
         close_items(self._iterator)
         self._tree.close_sources()
-
-    async def _begin(self, start: EpochStart) -> Run[Any]:
-        run = await self._lifecycle.begin_epoch(start)
-        self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
-        self._watching.main.begin_later(self._thread.loop)
-        return run

@@ -68,7 +68,8 @@ class ItemBuffer:
         buffer = ItemBuffer()
         buffer._limit = self._limit
         buffer._is_paused = buffer._pause_lasts = self._pause_lasts
-        buffer._open_unless_paused()
+        if buffer._is_paused or buffer._limit != _NO_LIMIT:
+            buffer._open_unless_paused()
         return buffer
 
     @property

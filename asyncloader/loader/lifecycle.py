@@ -173,6 +173,32 @@ class Lifecycle:
         """Return how the service's processes are doing."""
         return self._service.worker_stats()
 
+    def begin_epoch_here(self, start: EpochStart) -> Run[Any] | None:
+        """Begin an epoch in the present thread; None if that has to be done on a loop.
+
+        To have a loop in another thread do nothing takes longer than to make a small batch.
+        """
+        if not (self._service.begins_and_ends_at_once() and self.is_ready()):
+            return None
+        self._epoch_open = True
+        try:
+            self._begin(start).send(None)
+        except StopIteration as begun:
+            run: Run[Any] = begun.value
+            return run
+        except BaseException:
+            self._epoch_open = False
+            raise
+        raise AssertionError(f"{self._service!r} has to wait for something")
+
+    def end_epoch_here(self, tree: RunTree) -> bool:
+        """End the epoch of ``tree`` in the present thread; False if it has to be on a loop."""
+        if not self._service.begins_and_ends_at_once():
+            return False
+        if tree is self._tree:
+            self._epoch_open = False
+        return True
+
     async def end_epoch(self, tree: RunTree | None = None) -> None:
         """Tell the service that the epoch is over, if one runs: that of ``tree``, if given."""
         if self._epoch_open and tree in (None, self._tree):
@@ -281,8 +307,8 @@ class Lifecycle:
         self._tree = tree = RunTree(pipes)
         # If no state can be taken, nothing has to be recorded for one, maybe without an end.
         takes_states = not any(map(has_no_place, pipes))
-        cursors, adjustable = start.cursors, self._service.adjustable()
-        if start.position and adjustable is not None:
+        cursors = start.cursors
+        if start.position and (adjustable := self._service.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
         cursors = begin_unordered(tree, pipes, cursors) if takes_states else cursors
         self._unordered = list(filter(is_without_order, pipes))

@@ -169,6 +169,10 @@ class ReadingServiceInterface:
         """Return what can change the number of workers while the loader is used, or None."""
         return None
 
+    def begins_and_ends_at_once(self) -> bool:
+        """Whether nothing is done for an epoch, at its beginning or its end, that needs a loop."""
+        return False
+
 
 class Adjustable(Protocol):
     """A service that chooses its number of workers, as the loader sees it."""

@@ -85,6 +85,9 @@ class InProcessReadingService(ReadingServiceInterface):
 
         return reset
 
+    def begins_and_ends_at_once(self) -> bool:
+        return self.reset_fn is None and type(self) is InProcessReadingService
+
     def graph_changer(self) -> str:
         return "" if self.init_fn is None else f"init_fn={function_name(self.init_fn)}"
 

@@ -473,15 +473,17 @@ class Payload(NamedTuple):
     in_band_start: int
     memory: memoryview
 
-    def is_heavy(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        # A quick check first: a small payload has no large pickle.
-        return len(self.memory) >= LARGE and any(nbytes >= LARGE for nbytes, _ in self.pickles)
+        # Quick checks first: a small payload has no large pickle, and items that share one are
+        # plain.
+        if len(self.memory) >= LARGE and any(nbytes >= LARGE for nbytes, _ in self.pickles):
+            return True
+        return len(self.pickles) == self.items and self.needs_torch()
 
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""
-        # Items that share a pickle are plain.
-        if len(self.pickles) != self.items or has_torch():
+        if has_torch():
             return False
         start = self.data_start
         for nbytes, _ in self.pickles:

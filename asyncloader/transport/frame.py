@@ -110,7 +110,12 @@ class FrameDecoder:
         try:
             while len(view) >= start + _HEADER_BYTES:
                 begin = start + _HEADER_BYTES
-                kind, count, length = self._read_header(view[start:begin])
+                header = view[start:begin]
+                magic, version, kind, count, sequence, length, check = _HEADER.unpack(header)
+                is_due = magic == _MAGIC and version == _VERSION and sequence == self._sequence
+                fits = length <= self._max_payload and count <= len(self._fds)
+                if not (is_due and fits and check == zlib.crc32(header[: _FIELDS.size])):
+                    raise self._fault_of(header)
                 if len(view) < begin + length:
                     self._wanted = _HEADER_BYTES + length
                     break
@@ -149,23 +154,21 @@ class FrameDecoder:
         self._fds.clear()
         return fds
 
-    def _read_header(self, header: memoryview) -> tuple[int, int, int]:
-        """Return the kind, the number of descriptors and the length; raise if it is not due."""
-        magic, version, kind, fds, sequence, length, check = _HEADER.unpack(header)
+    def _fault_of(self, header: memoryview) -> TransportError:
+        """Return what is wrong with a header."""
+        magic, version, _, fds, sequence, length, check = _HEADER.unpack(header)
         if magic != _MAGIC:
-            raise TransportError(f"frame {self._sequence} begins with {magic!r}, not {_MAGIC!r}")
-        if version != _VERSION:
-            raise TransportError(f"frame {self._sequence} has version {version}, not {_VERSION}")
-        if check != zlib.crc32(header[: _FIELDS.size]):
-            raise TransportError(f"the header of frame {self._sequence} is damaged")
-        if sequence != self._sequence:
-            raise TransportError(f"frame {sequence} came where frame {self._sequence} was due")
-        if length > self._max_payload:
-            raise TransportError(
+            what = f"frame {self._sequence} begins with {magic!r}, not {_MAGIC!r}"
+        elif version != _VERSION:
+            what = f"frame {self._sequence} has version {version}, not {_VERSION}"
+        elif check != zlib.crc32(header[: _FIELDS.size]):
+            what = f"the header of frame {self._sequence} is damaged"
+        elif sequence != self._sequence:
+            what = f"frame {sequence} came where frame {self._sequence} was due"
+        elif length > self._max_payload:
+            what = (
                 f"frame {sequence} claims {length} bytes; at most {self._max_payload} are allowed"
             )
-        if fds > len(self._fds):
-            raise TransportError(
-                f"frame {sequence} claims {fds} descriptors, but {len(self._fds)} arrived"
-            )
-        return kind, fds, length
+        else:
+            what = f"frame {sequence} claims {fds} descriptors, but {len(self._fds)} arrived"
+        return TransportError(what)

@@ -74,8 +74,7 @@ class Inbox:
         if note.told:
             self.latest_mark.told.append(note.told)
         self.arrived += frame.items
-        is_slow = frame.is_heavy() or frame.needs_torch()
-        arrived = _Arrived(frame, self._decoder, self.latest_mark, note.told, cost, is_slow)
+        arrived = _Arrived(frame, self._decoder, self.latest_mark, note.told, cost, frame.is_slow())
         self._frames.append(arrived)
 
     def continue_with(self, decoder: Decoder) -> None:

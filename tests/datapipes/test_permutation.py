@@ -80,4 +80,4 @@ def test_a_long_order_rises_and_falls_like_a_random_one() -> None:
 @pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 4097, 20_000])
 def test_an_order_that_is_laid_out_at_once_is_the_one_that_is_computed(length):
     grid = GridPermutation(length, Random(length))
-    assert grid.laid_out() == list(grid) == list(grid.at(range(length)))
+    assert list(grid.laid_out()) == list(grid) == list(grid.at(range(length)))

@@ -18,7 +18,7 @@ from asyncloader import (
     SequentialReadingService,
     WorkerStartupError,
 )
-from asyncloader.datapipes.iter import IterableWrapper
+from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.places.states import EpochSeeds
 from asyncloader.workers.graph_part import dump_resets, load_resets
@@ -671,3 +671,29 @@ def test_a_service_that_changes_nothing_leaves_the_length_as_it_is():
 class OnlySeeds(ReadingServiceInterface):
     async def initialize_iteration(self, seed_generator, iter_reset_fn=None):
         return iter_reset_fn
+
+
+SEEDS_TAKEN = []
+
+
+class RefusingOnce(IterDataPipe):
+    """A user's pipe that cannot take its first seed."""
+
+    def __iter__(self):
+        yield from range(3)
+
+    def set_seed(self, seed):
+        SEEDS_TAKEN.append(seed)
+        if len(SEEDS_TAKEN) == 1:
+            raise OSError("no such seed")
+        return self
+
+
+def test_an_epoch_that_could_not_begin_is_begun_again():
+    with DataLoader2(RefusingOnce()) as loader:
+        with pytest.raises(OSError, match="no such seed"):
+            list(loader)
+        assert list(loader) == [0, 1, 2]
+        assert list(loader) == [0, 1, 2]
+    first, again, second = SEEDS_TAKEN
+    assert first == again != second

@@ -546,9 +546,32 @@ async def test_a_consumer_that_waits_for_ever_uses_no_cpu(graph):
 def test_the_callers_own_thread_is_left_alone_when_it_does_something_else(often):
     with DataLoader2(numbers()) as loader:
         items = iter(loader)
-        next(items)
+        while not any("sampler" in each.name for each in threading.enumerate()):
+            next(items)
         wait_until_asleep()
         next(items)
+
+
+def test_a_consumer_that_is_in_its_first_item_for_long_is_seen_once_somebody_asks(often):
+    release, asked = threading.Event(), threading.Event()
+
+    def slow(number: int) -> int:
+        # Not an `Event.wait` alone, in which no frame of the pipe is.
+        while not asked.is_set():
+            release.wait(0.001)
+        return number
+
+    with DataLoader2(IterableWrapper(range(3)).map(slow)) as loader:
+        seen: list[int] = []
+        consumer = threading.Thread(target=lambda: seen.extend(loader))
+        consumer.start()
+        end = time.monotonic() + IN_THE_END_SECONDS
+        while not any(stage.seconds for stage in loader.stats().stages):
+            assert time.monotonic() < end
+            release.wait(0.01)
+        asked.set()
+        consumer.join()
+    assert seen == [0, 1, 2]
 
 
 def wait_until_asleep() -> None:

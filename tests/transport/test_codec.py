@@ -671,9 +671,9 @@ def test_large_pickles_let_other_threads_run():
     ticks = count_while(lambda: payloads.append(Encoder(Arena(0)).encode([rows]).parts))
     payload = b"".join(payloads[0])
     assert ticks > 3
-    assert Decoder().admit(payload).is_heavy()
+    assert Decoder().admit(payload).is_slow()
     assert count_while(lambda: Decoder().decode(payload)) > 3
-    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([1]).parts)).is_heavy()
+    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([1]).parts)).is_slow()
 
 
 payloads: list = []

@@ -103,6 +103,8 @@ class Watching:
 
     def seconds(self) -> Counter[int]:
         """Return how many seconds the threads spent in the pipes, by place."""
+        # A consumer that is in its first item for long has not come by.
+        self.main.begin_if_due()
         with self._lock:
             found = self._ended.copy()
             for thread in self._threads:
@@ -154,6 +156,9 @@ class Watched:
     #: Whether it was away so long that it has to say when it is back: call ``resume`` then.
     is_parked = False
 
+    #: When ``begin_if_due`` begins to watch it, if not by ``begin_later``.
+    begins_at = math.inf
+
     def __init__(self, inside: CodeType, pipe: Any = None) -> None:
         self.inside = inside
         self.pipe = pipe
@@ -173,6 +178,12 @@ class Watched:
         """Watch the thread from now on, unless it has ended already."""
         if not self.is_over:
             SAMPLER.watch(self)
+
+    def begin_if_due(self) -> None:
+        """Watch the thread if it has run for a while without that; from any thread."""
+        if perf_counter() >= self.begins_at:
+            self.begins_at = math.inf
+            self.begin()
 
     def begin_later(self, loop: asyncio.AbstractEventLoop) -> None:
         """Watch the thread after it has run for a while; ``loop`` has the clock."""

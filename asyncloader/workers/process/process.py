@@ -28,8 +28,8 @@ from asyncloader.system import (
     ask_for_last_words,
     exitcode_of_unreaped,
     in_forked_child,
-    is_hung_up,
     is_readable,
+    is_readable_or_hung_up,
     oom_kills,
     open_last_words,
     send_signal,
@@ -102,11 +102,10 @@ class Process:
 
     def is_dead(self) -> bool:
         """Whether the process has ended, be its exit code known already or not."""
-        if self._released or self._exitcode is not None or is_readable(self.death_fd):
+        if self._released or self._exitcode is not None:
             return True
         # Whoever has to reap it may not have done so yet.
-        fd = self.sock.fileno()
-        return fd >= 0 and is_hung_up(fd)
+        return is_readable_or_hung_up(self.death_fd, self.sock.fileno())
 
     def how_it_ended(self) -> str:
         """Say how the dead process ended."""
