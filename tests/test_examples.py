@@ -61,6 +61,7 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_and_prints(name, tmp_path):
     assert name in PRINTS, f'add what it prints to PRINTS in {__file__}: "{name}": r"...",'

@@ -22,10 +22,11 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
+_OF_A_SWEEP = [pytest.mark.sweep]
 #: What opens a block, and the block.
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}")
+    pytest.param(block, id=f"{page}-{number}", marks=[] if page == "README.md" else _OF_A_SWEEP)
     for page, text in PAGES.items()
     for number, (opening, block) in enumerate(FENCE.findall(text), 1)
     if opening == "python"

@@ -45,6 +45,11 @@ from asyncloader.waiting import GroupWaiter, LoopWaiter, ThreadWaiter, WaitTimer
 _CLOSED = "the epoch was closed before its end"
 
 
+#: The giver of a group wakes who waits for it when an item ends after GROUP_SECONDS. The timer of
+#: who waits comes later than that: otherwise the loop would ask for the GIL in the midst of an item.
+_WAIT_SECONDS = 1.5 * GROUP_SECONDS
+
+
 class SettingsChanged(Exception):
     """The rest of the epoch is run with other settings: its iterator has to begin that."""
 
@@ -283,7 +288,7 @@ class AsyncEpoch(LoopEpoch):
         self, lifecycle: Lifecycle, start: EpochStart, watching: Watching, buffer: ItemBuffer
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._waiter = GroupWaiter(loop, GROUP_SECONDS)
+        self._waiter = GroupWaiter(loop, _WAIT_SECONDS)
         super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
         self._begin()
 

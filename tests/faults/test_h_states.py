@@ -164,6 +164,7 @@ def batched_in_workers() -> Any:
     return one_to_one().batch(2)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", [one_to_one, dealt])
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (1, 2), (0, 2), (2, 0)])
 def test_h2_another_number_of_workers_is_exact_where_the_order_is_the_same(make, before, after):

@@ -322,6 +322,7 @@ def test_n5_kills_change_nothing_behind_a_dispatching_process(workers: int, behi
             assert [items, list(loader)] == expected, seed
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("behind", BEHIND_A_DISPATCHER)
 def test_n5_states_go_on_exactly_behind_a_dispatching_process(behind: str) -> None:
     def graph() -> Any:

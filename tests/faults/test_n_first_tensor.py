@@ -93,6 +93,7 @@ def test_n11_the_loop_goes_on_while_torch_is_imported_for_the_first_tensor(how, 
     assert min(gaps) < 0.25
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["by_workers", "by_feed"])
 def test_n11_without_tensors_torch_is_not_imported_though_workers_have_it(how, tmp_path):
     has_torch, _ = run(tmp_path, how, "no tensors")

@@ -161,6 +161,7 @@ def test_n7_shared_memory_of_the_program_outlives_its_loaders(method, body, owne
     assert not owner.exists()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 def test_n7_what_a_manager_of_the_program_keeps_is_used_in_workers(method, owner, tmp_path):
     run(tmp_path, method, MANAGED)

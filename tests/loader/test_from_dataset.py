@@ -123,6 +123,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", SAMPLERS)
 def test_a_random_order_is_the_same_for_any_number_of_workers_and_resumes(settings: Any) -> None:
     def epochs(workers: int, state: Any = None, skip: int = 0) -> tuple[list[Any], Any]:

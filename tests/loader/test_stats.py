@@ -260,6 +260,7 @@ def blames_most(name: str, stats: LoaderStats) -> bool:
     return found is not None and found.seconds > max(0.2, 0.5 * whole)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", SLOW_STAGES)
 def test_a_for_shows_who_is_waited_for(often, case):
     graph, name = SLOW_STAGES[case]
@@ -272,6 +273,7 @@ def test_a_for_shows_who_is_waited_for(often, case):
     assert blames_most(name, stats), stats
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", SLOW_STAGES)
 async def test_an_async_for_shows_who_is_waited_for(often, case):
     graph, name = SLOW_STAGES[case]

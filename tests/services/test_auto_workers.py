@@ -94,6 +94,7 @@ def test_a_number_that_changes_after_any_item_changes_no_item(name, ahead):
             assert seen == items
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FITTING)
 async def test_it_changes_in_an_async_for_too(name):
     make = FITTING[name]

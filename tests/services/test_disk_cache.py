@@ -88,6 +88,7 @@ def loader_of(graph: Any, *args: Any, adapter: Any = None) -> DataLoader2[Any]:
     return DataLoader2(graph, adapter, MultiProcessingReadingService(*args))
 
 
+@pytest.mark.sweep
 @repeats
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_that_race_make_each_entry_once(method, kitchen):

@@ -51,6 +51,7 @@ def in_process(seed: int, epochs: int = 2) -> list[list[int]]:
 # Shares and seeds -----------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_ranks_divide_one_order_among_them(play):
     found = play("shares_of_a_seed", 5, 0)
     size = len(found)
@@ -59,6 +60,7 @@ def test_ranks_divide_one_order_among_them(play):
         assert length == COUNT // size
 
 
+@pytest.mark.sweep
 def test_workers_divide_the_share_of_their_rank(play):
     check_shares_of_two_workers(play("shares_of_a_seed", 5, 2))
 
@@ -169,6 +171,7 @@ def test_ranks_that_go_on_from_different_moments_say_so(play):
         assert rest
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("saved", "loaded"), [((2, 1), (3, 0)), ((3, 0), (2, 1))], ids=str)
 def test_a_checkpoint_of_some_ranks_is_gone_on_with_on_others(company, tmp_path, saved, loaded):
     folder = str(tmp_path / "checkpoint")
@@ -254,6 +257,7 @@ def test_an_epoch_that_all_leave_is_followed_by_a_whole_one(play):
     assert interleaved(items for ((items, _),) in found) == in_process(5)[0]
 
 
+@pytest.mark.sweep
 def test_a_rank_that_others_left_behind_says_so_and_goes_on_with_them(play):
     for rank, (error, rest) in enumerate(play("leaving_earlier_on_rank_0")):
         if rank > 0:

@@ -610,6 +610,7 @@ async def test_stats_count_what_was_handed_out():
 # Iterating again ------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 async def test_iterating_again_at_any_moment_never_hangs(method):
     chance = random.Random(11)

@@ -430,6 +430,7 @@ def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     return pipe
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "made_of", "window"),
     [

@@ -170,6 +170,7 @@ def test_a_program_whose_standard_descriptors_are_closed(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.soak
 def test_modules_imported_late_by_a_worker_are_seeded_and_settled(tmp_path):
     source = """
     import sys

@@ -26,6 +26,7 @@ def _short(monkeypatch):
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("_short")
 @pytest.mark.parametrize(
     ("name", "stage"),

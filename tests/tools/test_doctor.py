@@ -63,6 +63,7 @@ def test_a_report_has_the_surroundings_the_stages_and_the_workers(capsys):
     assert "... trying 1 worker for" in err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "stage"),
     [

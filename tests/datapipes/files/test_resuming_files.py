@@ -92,6 +92,7 @@ GRAPHS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", GRAPHS)
 async def test_a_graph_over_files_resumes_at_every_step(name: str, folder: Path) -> None:
     await check_every_step(lambda: GRAPHS[name](folder))

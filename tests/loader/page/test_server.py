@@ -260,6 +260,7 @@ async def test_nothing_is_done_while_nobody_looks(loader):
 LOOK_SECONDS = 0.01
 
 
+@pytest.mark.soak
 @ON_LINUX
 async def test_a_look_takes_less_than_a_hundredth_of_a_second_of_a_processor():
     graph = numbers().shuffle().map(double).map(double).batch(4).prefetch(2)

@@ -87,6 +87,7 @@ async def test_a_child_talks_over_its_socket(method: str | None) -> None:
         assert await process.wait() == 0
 
 
+@pytest.mark.sweep
 @every_method
 @pytest.mark.parametrize(
     ("how", "what", "code"),
@@ -275,6 +276,7 @@ def on_a_loop(
         runner.run(coroutine)
 
 
+@pytest.mark.sweep
 @every_method
 @pytest.mark.parametrize("factory", LOOPS)
 @pytest.mark.parametrize("thread", ["main", "other"])
