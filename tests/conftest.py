@@ -50,18 +50,19 @@ LONG = (
     "faults/",
     "graph/test_random_graphs.py",
     "house/",
+    "loader/page/",
+    "loader/test_without_order.py",
     "processes/",
     "random_graphs/",
-    "services/test_distributed.py",
-    "services/test_missing_modules.py",
-    "services/test_scripts.py",
-    "serving/test_inference_server.py",
+    "services/",
+    "serving/",
     "test_examples.py",
     "test_readme.py",
     "test_recipe.py",
     "test_typing.py",
     "tools/",
     "transport/test_processes.py",
+    "workers/process/",
 )
 
 #: Asked for by `-p`, and then of use to workers too.

@@ -19,12 +19,7 @@ from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Run, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
-from asyncloader.datapipes.watch.watching import (
-    BEGIN_SECONDS,
-    WatchedCalls,
-    WatchedWait,
-    Watching,
-)
+from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
 from asyncloader.deadline import give_time_left, leaving_time, time_left
 from asyncloader.errors import LoaderClosed
 from asyncloader.graph.walk import pipes_of
@@ -46,7 +41,7 @@ _CLOSED = "the epoch was closed before its end"
 
 
 #: The giver of a group wakes who waits for it when an item ends after GROUP_SECONDS. The timer of
-#: who waits comes later than that: otherwise the loop would ask for the GIL in the midst of an item.
+#: who waits comes later than that: the loop would ask for the GIL in the midst of an item.
 _WAIT_SECONDS = 1.5 * GROUP_SECONDS
 
 
@@ -580,7 +575,7 @@ class DirectEpoch(Epoch):
         run = lifecycle.begin_epoch_here(start) or thread.call(lifecycle.begin_epoch(start))
         watching.begin(run.tree, lambda: pipes_of(run.pipe))
         # To set a timer would wake the loop's thread, which then asks for the GIL.
-        self._caller.begins_at = perf_counter() + BEGIN_SECONDS
+        self._caller.begins_at = perf_counter() + SAMPLER.begin_seconds
         self._run = run
         self._tree = run.tree
         self._marks = Marks(self._put_cursors, lambda: self._made - 1, run.first_cursors())

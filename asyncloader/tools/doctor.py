@@ -37,6 +37,7 @@ from asyncloader.workers.actors.cluster import Cluster
 
 #: How many seconds lie between two looks at where the graph is: more often than usual.
 _BETWEEN_LOOKS = 0.01
+_BEFORE_LOOKS = 0.05
 
 #: The part of the time that is for the stages; the trials share the rest.
 _FOR_STAGES = 0.3
@@ -122,7 +123,8 @@ async def _stages(datapipe: Any, seconds: float) -> tuple[Sequence[StageStats], 
     None if no item came out.
     """
     loader = DataLoader2(datapipe)
-    usually, SAMPLER.rest_seconds = SAMPLER.rest_seconds, _BETWEEN_LOOKS
+    usually = SAMPLER.rest_seconds, SAMPLER.begin_seconds
+    SAMPLER.rest_seconds, SAMPLER.begin_seconds = _BETWEEN_LOOKS, _BEFORE_LOOKS
     items, outcome = 0, f"in {seconds + _WARM_UP:.3g} s"
     try:
         async with asyncio.timeout(seconds + _WARM_UP) as limit, loader:
@@ -138,7 +140,7 @@ async def _stages(datapipe: Any, seconds: float) -> tuple[Sequence[StageStats], 
         if not limit.expired():
             raise
     finally:
-        SAMPLER.rest_seconds = usually
+        SAMPLER.rest_seconds, SAMPLER.begin_seconds = usually
     if items:
         passed, computed = time.perf_counter() - began, time.process_time() - computed
     stages = loader.stats().stages

@@ -35,9 +35,6 @@ from asyncloader.runtime import at_exit, running_loop, start_thread
 from asyncloader.system import in_forked_child
 from asyncloader.waiting import Bell, call_soon
 
-#: A thread is watched after it has run for so long: one or two looks at it would tell little.
-BEGIN_SECONDS = 0.2
-
 #: Finds the pipes of a graph, the last one first. Most epochs are so short that it is never called.
 FindPipes = Callable[[], list[Any]]
 
@@ -189,9 +186,9 @@ class Watched:
         """Watch the thread after it has run for a while; ``loop`` has the clock."""
         begin = partial(_begin_weakly, weakref.ref(self))
         if running_loop() is loop:
-            loop.call_later(BEGIN_SECONDS, begin)
+            loop.call_later(SAMPLER.begin_seconds, begin)
         else:
-            call_soon(loop, loop.call_later, BEGIN_SECONDS, begin)
+            call_soon(loop, loop.call_later, SAMPLER.begin_seconds, begin)
 
     def resume(self) -> None:
         """Note that the thread works again."""
@@ -312,6 +309,9 @@ class Sampler:
 
     #: How long it rests between looks, on average.
     rest_seconds = 0.1
+
+    #: A thread is watched after it has run for so long: one or two looks at it would tell little.
+    begin_seconds = 0.2
 
     def __init__(self) -> None:
         # Garbage that is collected in here may end a watched thread.
