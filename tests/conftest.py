@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 #: Of the cases of a sweep, one in so many is run without ``--whole``.
-ONE_IN = 4
+ONE_IN = 6
 
 
 def _left_to_whole(items: list[pytest.Item]) -> dict[pytest.Item, None]:
@@ -114,7 +114,7 @@ def _left_to_whole(items: list[pytest.Item]) -> dict[pytest.Item, None]:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
     for cases in sweeps.values():
-        # Every fourth would always have the same value of a parameter that has two or four.
+        # Every sixth would always have the same value of a parameter that has two or three.
         cases.sort(key=lambda item: zlib.crc32(item.name.encode()))
         left |= dict.fromkeys(cases[-(-len(cases) // ONE_IN) :])
     return left
