@@ -475,15 +475,14 @@ class Payload(NamedTuple):
 
     def is_slow(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        # Quick checks first: a small payload has no large pickle, and items that share one are
-        # plain.
-        if len(self.memory) >= LARGE and any(nbytes >= LARGE for nbytes, _ in self.pickles):
-            return True
-        return len(self.pickles) == self.items and self.needs_torch()
+        # A quick check first: a small payload has no large pickle.
+        is_large = len(self.memory) >= LARGE and any(size >= LARGE for size, _ in self.pickles)
+        return is_large or self.needs_torch()
 
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""
-        if has_torch():
+        # Items that share a pickle are plain.
+        if len(self.pickles) != self.items or has_torch():
             return False
         start = self.data_start
         for nbytes, _ in self.pickles:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from asyncloader import system
 from asyncloader.errors import TransportError
+from asyncloader.transport import codec
 from asyncloader.transport.arena import Arena, ArenaView
 from asyncloader.transport.code import dumps_code, loads_code, unsendable_in
 from asyncloader.transport.codec import Decoder, Encoder
@@ -674,6 +675,15 @@ def test_large_pickles_let_other_threads_run():
     assert Decoder().admit(payload).is_slow()
     assert count_while(lambda: Decoder().decode(payload)) > 3
     assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([1]).parts)).is_slow()
+
+
+def test_plain_items_that_speak_of_torch_need_none(monkeypatch):
+    monkeypatch.setattr(codec, "has_torch", lambda: False)
+    texts = [f"torch, page {number}" for number in range(50)]
+    shared = Decoder().admit(b"".join(Encoder(Arena(0)).encode(texts).parts))
+    assert (shared.items, len(shared.pickles)) == (50, 1)
+    assert not shared.needs_torch()
+    assert not shared.is_slow()
 
 
 payloads: list = []
