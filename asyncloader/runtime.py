@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -343,20 +344,25 @@ class LoopThread:
                 running.stop()
             return loop
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for what it returns."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+    def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a function's coroutine on the loop and wait for what it returns.
+
+        The loop's thread makes the coroutine, because Ctrl-C could interrupt that here, and
+        then nobody would await it.
+        """
+        answer: Future[T] = Future()
         try:
-            return future.result()
+            self.loop.call_soon_threadsafe(_answer, function, answer)
+            return answer.result()
         except BaseException:
             # A caller that stops waiting (Ctrl-C) cancels the work too.
-            future.cancel()
+            answer.cancel()
             raise
 
     def finished(self, result: Any) -> Any:
         """Return a result; while it is awaitable, await it on the loop."""
         while inspect.isawaitable(result):
-            result = self.call(_result(result))
+            result = self.call(partial(_result, result))
         return result
 
     def stop(self) -> None:
@@ -420,6 +426,31 @@ class _Running:
                 loop.run_forever()
         loop.close()
         self.ended.set_result(None)
+
+
+def _answer(function: Callable[[], Coroutine[Any, Any, T]], answer: Future[T]) -> None:
+    """Run a function's coroutine as a task of this loop; ``answer`` gets what becomes of it."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(function())
+
+    def cancel(answer: Future[T]) -> None:
+        if answer.cancelled():
+            call_soon(loop, task.cancel)
+
+    def pass_on(task: asyncio.Task[T]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            answer.cancel()
+        # Who no longer waits for the answer wants none of its errors either.
+        if not answer.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
+
+    answer.add_done_callback(cancel)
+    task.add_done_callback(pass_on)
 
 
 async def _result(awaitable: Awaitable[T]) -> T:

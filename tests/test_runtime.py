@@ -2,11 +2,15 @@
 
 import asyncio
 import gc
+import itertools
+import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from asyncloader import runtime
 from asyncloader.datapipes.watch.watching import Sampler
 from asyncloader.errors import ResourceExhausted
 from asyncloader.runtime import LoopThread, begin_closing, in_thread
@@ -59,6 +63,43 @@ def test_a_loop_that_is_told_twice_to_stop_ends_what_runs_on_it():
     thread.close()
     assert ended == [True]
     assert thread.loop.is_closed()
+
+
+def test_a_call_that_is_interrupted_at_any_line_leaves_no_coroutine_that_nobody_awaits(recwarn):
+    thread = LoopThread()
+    thread.call(partial(asyncio.sleep, 0))
+    ended = 0
+    for line in itertools.count(1):
+        made = []
+
+        async def work(made=made) -> None:
+            made.append(asyncio.current_task())
+
+        lines = itertools.count(1)
+
+        def interrupt(frame, event, _, lines=lines, line=line):
+            if frame.f_code.co_filename != runtime.__file__:
+                return None
+            if event == "line" and next(lines) == line:
+                raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            thread.call(work)
+        except KeyboardInterrupt:
+            continue
+        else:
+            ended += bool(made)
+            break
+        finally:
+            sys.settrace(None)
+            # What was begun has ended before this has.
+            thread.call(partial(asyncio.sleep, 0))
+            gc.collect()
+            assert all(task.done() for task in made)
+    thread.close()
+    assert (line > 3, ended, [str(warning.message) for warning in recwarn]) == (True, 1, [])
 
 
 async def test_what_closes_something_does_so_even_if_its_loop_ends_before_its_turn_has_come():

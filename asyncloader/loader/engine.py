@@ -283,7 +283,7 @@ class Engine:
         with ends_within(CLOSE_SECONDS), contextlib.ExitStack() as closing:
             closing.callback(closed.set_result, None)
             closing.callback(self._close_thread)
-            closing.callback(lambda: self._private_loop().call(self._close()))
+            closing.callback(lambda: self._private_loop().call(self._close))
             self._leave()
 
     def _is_begun(self) -> bool:
@@ -310,7 +310,7 @@ class Engine:
         """Run what starts the service on the private loop, and close that if it fails."""
         thread = self._private_loop()
         try:
-            thread.call(start())
+            thread.call(start)
         except BaseException:
             if self._may_drop_thread():
                 thread.close()

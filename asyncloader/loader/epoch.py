@@ -572,7 +572,7 @@ class DirectEpoch(Epoch):
         self._end: LastingError | None = None
         self._is_closed = False
         self._made = 0
-        run = lifecycle.begin_epoch_here(start) or thread.call(lifecycle.begin_epoch(start))
+        run = lifecycle.begin_epoch_here(start) or thread.call(lambda: lifecycle.begin_epoch(start))
         watching.begin(run.tree, lambda: pipes_of(run.pipe))
         # To set a timer would wake the loop's thread, which then asks for the GIL.
         self._caller.begins_at = perf_counter() + SAMPLER.begin_seconds
@@ -618,7 +618,7 @@ class DirectEpoch(Epoch):
                 buffer.end(error)
             self._close_items()
             if not self._lifecycle.end_epoch_here(self._tree):
-                self._thread.call(self._lifecycle.end_epoch(self._tree))
+                self._thread.call(lambda: self._lifecycle.end_epoch(self._tree))
             self.is_over = True
             raise
 

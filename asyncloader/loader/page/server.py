@@ -95,7 +95,7 @@ class PageServer:
             #: Where the page is. Who knows it may look.
             self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
             self._thread = LoopThread("asyncloader watch")
-            self._view = self._thread.call(self._open(token))
+            self._view = self._thread.call(lambda: self._open(token))
         except BaseException:
             self._socket.close()
             raise
@@ -105,7 +105,7 @@ class PageServer:
         """Close the port and end the thread, within two seconds."""
         _servers.discard(self)
         try:
-            self._thread.call(self._aclose())
+            self._thread.call(self._aclose)
         finally:
             self._thread.close(_CLOSE_SECONDS)
 
