@@ -118,7 +118,7 @@ class Packing:
     An item is pickled, and its buffers are copied, when it is added, so that it may be
     changed afterwards. Plain items, which are small and consist of numbers and strings, are
     pickled together at the end; mutable ones are copied first. One thread adds; another may
-    call ``finish`` while no ``add`` is running.
+    call ``finish``, but not while ``add`` runs.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -141,13 +141,19 @@ class Packing:
 
         One that cannot be pickled raises, and the others stay.
         """
-        if not self.pickles and (nbytes := _plain_size(item)):
-            self.plain.append(item.copy() if type(item) in _CHANGING else item)
-            self.nbytes += nbytes
+        if self.add_plain(item):
             return True
         self._pickle_plain()
         self._pickle(item)
         return False
+
+    def add_plain(self, item: Any) -> bool:
+        """Add an item if it is plain; another thread may call ``finish`` meanwhile."""
+        if self.pickles or not (nbytes := _plain_size(item)):
+            return False
+        self.plain.append(item.copy() if type(item) in _CHANGING else item)
+        self.nbytes += nbytes
+        return True
 
     def finish(self) -> tuple[int, Encoded]:
         """Return the number of items and the payload, and begin the next payload."""

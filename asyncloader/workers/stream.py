@@ -156,16 +156,17 @@ class Stream:
                 self._items = self._marker.begin(tells=True)
             self._mark = self._marker.mark(self.made)
             packing = self._packing
-            append = packing.plain.append
+            append, add_plain = packing.plain.append, packing.add_plain
             # How many plain items, and bytes, may be added before the next look.
             unlooked, enough = 0, 0
             for item in self._items:
                 if item.__class__ in NUMBERS and not packing.pickles:
-                    # Numbers take no lock.
+                    # Neither they nor what is plain take the lock.
                     append(item)
                     is_plain = True
                 else:
-                    is_plain = self._add(item) and packing.nbytes < enough
+                    is_plain = add_plain(item) or self._add(item)
+                    is_plain = is_plain and packing.nbytes < enough
                 # Free the memory of the sent item, so that the next one can use it.
                 del item
                 if is_plain and unlooked > 0 and self._is_looked_after:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -170,3 +173,35 @@ def test_the_slots_of_an_item_for_which_memory_ran_out_come_back_unused():
     assert carried(packing) == [{2}]
     view.close()
     arena.close()
+
+
+@pytest.fixture
+def busy_threads():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("busy_threads")
+def test_plain_items_that_are_added_while_another_thread_finishes_payloads_come_once_in_order():
+    packing = Packing(Encoder(Arena(0)))
+    items = [kind(range(number, number + 3)) for number in range(5_000) for kind in (list, tuple)]
+    carry, is_over = [], threading.Event()
+
+    def send() -> None:
+        while not is_over.is_set() or packing.count:
+            if packing.count:
+                carry.append(carried(packing))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        added = [packing.add_plain(item) for item in items]
+    finally:
+        is_over.set()
+        sender.join()
+    assert all(added)
+    assert len(carry) > 10
+    assert same(list(itertools.chain.from_iterable(carry)), items)
