@@ -49,7 +49,7 @@ class SeedStream:
 
     def advanced(self) -> SeedStream:
         """Return the stream that begins one number later."""
-        return replace(self, position=self.position + 1)
+        return SeedStream(self.key, self.position + 1)
 
     def child(self, index: int) -> SeedStream:
         """Return the stream of child ``index``, which depends on the key alone."""

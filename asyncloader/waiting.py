@@ -63,10 +63,10 @@ class ThreadWaiter:
         """
         end = None if timeout is None else time.monotonic() + timeout
         try:
+            # Announce the wait before the check, so that no wake is missed.
+            self._bell.hush()
+            self._waiting = True
             while True:
-                # Announce the wait before the check, so that no wake is missed.
-                self._bell.hush()
-                self._waiting = True
                 if ready():
                     return True
                 if self.stopped:

@@ -354,12 +354,13 @@ class Engine:
 
     def _next_start(self, buffer: ItemBuffer) -> EpochStart:
         # An epoch of which nothing was taken is not skipped, but begun again.
-        if self._start is None or self._is_reseeded or self._buffer.was_read():
+        was_read = self._buffer.was_read()
+        if self._start is None or self._is_reseeded or was_read:
             self._start = self._seeds.start()
             self._seeds = self._seeds.advanced()
             self._is_reseeded = False
         self.earlier = (0.0, 0.0)
-        if not self.epochs or self._buffer.was_read():
+        if not self.epochs or was_read:
             self.epochs += 1
         self._buffer = buffer
         return self._start

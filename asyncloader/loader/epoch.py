@@ -323,8 +323,9 @@ class SyncEpoch(LoopEpoch):
         thread: LoopThread,
     ) -> None:
         self._waiter = ThreadWaiter()
-        super().__init__(lifecycle, start, watching, buffer, thread.loop, self._waiter)
-        thread.loop.call_soon_threadsafe(self._begin)
+        loop = thread.loop
+        super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
+        loop.call_soon_threadsafe(self._begin)
 
     def next(self) -> Any:
         """Wait for the next item; StopIteration at the end, and after an error it again."""
@@ -333,8 +334,7 @@ class SyncEpoch(LoopEpoch):
             for item in buffer.ready:
                 return item
             if buffer.wants_more():
-                if not self._take():
-                    self._wait()
+                self._wait()
                 if buffer.is_ended:
                     raise StopIteration
             elif buffer.is_closed():
@@ -431,6 +431,8 @@ class WorkerItems:
         self._is_due = False
         # Whether the consumer has to ask for more, as no news will bring it.
         self._is_held = False
+        # How many items had been given when the consumer took the latest, and last asked for more.
+        self._handed = self._asked = 0
         self._is_patient = self._is_late = False
         self._error: BaseException | None = None
         self._patience = LoopWaiter(loop)
@@ -469,6 +471,8 @@ class WorkerItems:
             self._take()
         if not self._come:
             return False
+        # Nothing more is given as long as these are here.
+        self._handed = self._given
         # No call in between: an interrupt finds the items in one place or in the other.
         buffer.incoming, self._come = self._come, []
         if self._is_held:
@@ -477,8 +481,10 @@ class WorkerItems:
 
     def ask(self) -> None:
         """Let more items come, if an interrupt kept ``hand_to`` from it."""
-        if self._is_held and not self._is_here:
+        # Once for what it took: the loop may not have come to it yet.
+        if self._is_held and self._asked != self._handed and not self._is_here:
             call_soon(self._loop, self._take_news)
+            self._asked = self._handed
 
     def drop(self) -> None:
         """Drop the items, now and later: nobody will take them."""
@@ -501,29 +507,32 @@ class WorkerItems:
     def _take_news(self) -> None:
         """Take what is there, and wake the consumer for it."""
         self._is_due = False
-        self._take()
-        if self._come:
+        if self._take():
             self._consumer.wake()
 
-    def _take(self) -> None:
-        """Take what is there from the workers, if the consumer has what came before."""
+    def _take(self) -> bool:
+        """Take what is there from the workers, if the consumer has what came before.
+
+        Return whether there is something new for it.
+        """
         # Set before the look, as another thread may take the items at any moment.
         self._is_held = True
         if self._come or self._is_patient:
-            return
+            return False
         self._is_held = False
         try:
             items = self.iterator.take_ready()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own; ``run`` raises it
             self._error = error
             self._be_patient()
-            return
+            return False
         if items:
             self._let_come(items)
         elif self._stream.needs_take():
             self._be_patient()
         else:
             self._timer.begin(self._on_late)
+        return bool(items)
 
     def _let_come(self, items: list[Any]) -> None:
         self._given += len(items)

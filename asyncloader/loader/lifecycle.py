@@ -56,6 +56,8 @@ class Lifecycle:
         self.adopted_seed: int | None = None
         # The pipes of the present epoch whose order does not repeat.
         self._unordered: list[Any] = []
+        # A graph that nobody changes, and what ``_seen`` returns for it.
+        self._sealed: tuple[Any, tuple[list[Any], bool, bool]] = (None, ([], False, True))
         self._tree = RunTree()
         self._datapipe: Any = None
         # The pipes of the graph before any service changed it.
@@ -148,9 +150,10 @@ class Lifecycle:
 
     async def begin_epoch(self, start: EpochStart) -> Run[Any]:
         """End the epoch before, begin one, and return the run of the graph to iterate."""
-        await self.start()
-        await self.end_epoch()
-        await self.adjust()
+        if not self.is_ready():
+            await self.start()
+            await self.end_epoch()
+            await self.adjust()
         self._epoch_open = True
         try:
             return await self._begin(start)
@@ -290,12 +293,14 @@ class Lifecycle:
         seed_generator = start.generator()
         reset = await self._calls.initialize_iteration(seed_generator, unchanged)
         self.adopted_seed = seed_generator.adopted
-        adapted = pipes_of(self.adapted)
-        if adapted:
-            if any(map(is_random, adapted)):
+        pipes, draws, takes_states = self._seen(self.adapted)
+        if pipes:
+            if draws:
                 set_graph_random_seed(self.adapted, seed_generator)
             self._service.seed_rest()
-        prepared = await self._prepared(reset, seed_generator)
+        prepared = self.adapted
+        if reset is not unchanged:
+            prepared = await self._prepared(reset, seed_generator)
         if not isinstance(prepared, Iterable | AsyncIterable):
             raise TypeError(
                 f"a reset must return the graph to iterate, but one of {self._service!r} returned"
@@ -303,24 +308,34 @@ class Lifecycle:
             )
         if start.is_regrouped:
             check_added(self._given, prepared)
-        pipes = adapted if prepared is self.adapted else pipes_of(prepared)
+        if prepared is not self.adapted:
+            pipes, _, takes_states = self._seen(prepared)
         self._tree = tree = RunTree(pipes)
-        # If no state can be taken, nothing has to be recorded for one, maybe without an end.
-        takes_states = not any(map(has_no_place, pipes))
         cursors = start.cursors
         if start.position and (adjustable := self._service.adjustable()) is not None:
             cursors = adjustable.fitted(cursors)
-        cursors = begin_unordered(tree, pipes, cursors) if takes_states else cursors
         self._unordered = list(filter(is_without_order, pipes))
+        # If no state can be taken, nothing has to be recorded for one, maybe without an end.
+        if self._unordered and takes_states:
+            cursors = begin_unordered(tree, pipes, cursors)
         run: Run[Any] = Run(prepared, tree)
         if start.position:
             run.resume(start.position, cursors)
         return run
 
+    def _seen(self, graph: Any) -> tuple[list[Any], bool, bool]:
+        """Return a graph's pipes, whether one draws numbers, and whether it takes states."""
+        sealed, seen = self._sealed
+        if graph is not sealed:
+            pipes = pipes_of(graph)
+            seen = pipes, any(map(is_random, pipes)), not any(map(has_no_place, pipes))
+            # No user has the pipe that stands for all others, which are in the workers.
+            if len(pipes) == 1 and getattr(pipes[0], "is_stand_in", False):
+                self._sealed = graph, seen
+        return seen
+
     async def _prepared(self, reset: IterResetFn, seed_generator: SeedGenerator) -> Any:
         """Return the graph that a reset makes, with seeds for the pipes that it added."""
-        if reset is unchanged:
-            return self.adapted
         known = pipes_of(self.adapted)
         prepared = await self._reset(reset)
         if is_pipe(prepared):

@@ -481,9 +481,9 @@ class Payload(NamedTuple):
 
     def is_slow(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        # A quick check first: a small payload has no large pickle.
+        # Quick checks first: a small payload has no large pickle, and a shared one is of plain items.
         is_large = len(self.memory) >= LARGE and any(size >= LARGE for size, _ in self.pickles)
-        return is_large or self.needs_torch()
+        return is_large or (len(self.pickles) == self.items and self.needs_torch())
 
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""
