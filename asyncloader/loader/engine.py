@@ -340,9 +340,11 @@ class Engine:
 
     def _refuse_own_loop(self, what: str, instead: str) -> None:
         loop = running_loop()
+        if loop is None:
+            return
         own = None if self._thread is None else self._thread.loop
         is_needed = self._epoch is not None and self._epoch.runs_on(loop)
-        if is_needed or (loop is not None and loop in (own, self._closing_on)):
+        if is_needed or loop in (own, self._closing_on):
             raise LoopMismatchError(
                 f"{what} would block the event loop that the loader needs to end its present"
                 f" epoch; {instead}"

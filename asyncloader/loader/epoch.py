@@ -444,7 +444,7 @@ class WorkerItems:
 
     async def run(self) -> None:
         """Do what takes time, until all items have come."""
-        self._take_news()
+        self._take()
         try:
             while True:
                 await self._patience.until(lambda: self._is_patient)
@@ -483,7 +483,7 @@ class WorkerItems:
         """Let more items come, if an interrupt kept ``hand_to`` from it."""
         # Once for what it took: the loop may not have come to it yet.
         if self._is_held and self._asked != self._handed and not self._is_here:
-            call_soon(self._loop, self._take_news)
+            call_soon(self._loop, self._take)
             self._asked = self._handed
 
     def drop(self) -> None:
@@ -502,37 +502,30 @@ class WorkerItems:
         if not self._is_due:
             # After the other channels that are readable now: one group for all of them.
             self._is_due = True
-            self._loop.call_soon(self._take_news)
+            self._loop.call_soon(self._take)
 
-    def _take_news(self) -> None:
-        """Take what is there, and wake the consumer for it."""
+    def _take(self) -> None:
+        """Take what is there from the workers, if the consumer has what came before."""
         self._is_due = False
-        if self._take():
-            self._consumer.wake()
-
-    def _take(self) -> bool:
-        """Take what is there from the workers, if the consumer has what came before.
-
-        Return whether there is something new for it.
-        """
         # Set before the look, as another thread may take the items at any moment.
         self._is_held = True
         if self._come or self._is_patient:
-            return False
+            return
         self._is_held = False
         try:
             items = self.iterator.take_ready()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own; ``run`` raises it
             self._error = error
             self._be_patient()
-            return False
+            return
         if items:
             self._let_come(items)
+            if not self._is_here:
+                self._consumer.wake()
         elif self._stream.needs_take():
             self._be_patient()
         else:
             self._timer.begin(self._on_late)
-        return bool(items)
 
     def _let_come(self, items: list[Any]) -> None:
         self._given += len(items)

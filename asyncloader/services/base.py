@@ -453,7 +453,7 @@ def _composed(first: IterResetFn, then: Callable[[Any], Any]) -> IterResetFn:
 
 def as_reset(given: Callable[[Any], Any] | None) -> IterResetFn:
     """Return a reset to await, made of what a service passes on: async, plain or None."""
-    if given is None:
+    if given is None or given is unchanged:
         return unchanged
     return given.reset if isinstance(given, PlainReset) else _awaited(given)
 

@@ -481,7 +481,7 @@ class Payload(NamedTuple):
 
     def is_slow(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        # Quick checks first: a small payload has no large pickle, and a shared one is of plain items.
+        # Quick checks first: a small payload has no large pickle, a shared one only plain items.
         is_large = len(self.memory) >= LARGE and any(size >= LARGE for size, _ in self.pickles)
         return is_large or (len(self.pickles) == self.items and self.needs_torch())
 

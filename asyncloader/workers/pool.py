@@ -127,9 +127,10 @@ class WorkerPool:
         self._is_told = False
         self._taken = 0
         self._streams = [self._stream(number, settings) for number in range(self._count)]
+        news = self._news()
         for handle in self.all_handles():
             handle.begin_epoch(self._epoch)
-            handle.attach(loop, self._news())
+            handle.attach(loop, news)
         return self._streams
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:

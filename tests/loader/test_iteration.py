@@ -11,11 +11,19 @@ import weakref
 import pytest
 import torch
 
-from asyncloader import DataLoader2, InProcessReadingService, LoopMismatchError
+from asyncloader import (
+    DataLoader2,
+    InProcessReadingService,
+    LoopMismatchError,
+    MultiProcessingReadingService,
+)
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.map import SequenceWrapper
 from asyncloader.errors import ConcurrentIterationError, ForkedError, LoaderClosed
+from asyncloader.loader import epoch
+from asyncloader.loader.epoch import WorkerItems
 from asyncloader.transport.code import dumps_code
+from asyncloader.waiting import call_soon
 from tests.collecting import drain, drain_async
 
 
@@ -615,3 +623,25 @@ async def test_an_item_that_came_quickly_is_handed_over_while_the_next_takes_lon
             if number == 8:
                 seen.set()
     assert items == [*range(10)]
+
+
+def test_a_for_asks_its_loop_for_more_at_most_once_after_each_group_it_took(monkeypatch):
+    asked, groups = [], []
+    hand_to = WorkerItems.hand_to
+
+    def handed(items, buffer):
+        found = hand_to(items, buffer)
+        groups.extend([None] * found)
+        return found
+
+    def ask_soon(loop, function, *args):
+        asked.append(function)
+        call_soon(loop, function, *args)
+
+    monkeypatch.setattr(WorkerItems, "hand_to", handed)
+    monkeypatch.setattr(epoch, "call_soon", ask_soon)
+    graph = IterableWrapper(range(100)).sharding_filter()
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+        for _ in range(30):
+            assert sorted(loader) == list(range(100))
+    assert len(asked) <= len(groups)
