@@ -438,9 +438,10 @@ def _answer(function: Callable[[], Coroutine[Any, Any, T]], answer: Future[T]) -
             call_soon(loop, task.cancel)
 
     def pass_on(task: asyncio.Task[T]) -> None:
-        error = None if task.cancelled() else task.exception()
         if task.cancelled():
             answer.cancel()
+            return
+        error = task.exception()
         # Who no longer waits for the answer wants none of its errors either.
         if not answer.set_running_or_notify_cancel():
             return

@@ -118,14 +118,14 @@ class Packing:
     An item is pickled, and its buffers are copied, when it is added, so that it may be
     changed afterwards. Plain items, which are small and consist of numbers and strings, are
     pickled together at the end; mutable ones are copied first. One thread adds; another may
-    call ``finish``, but not while ``add`` runs.
+    call ``finish``, but not while ``add_other`` runs.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._placement = encoder.placement()
         #: Items that wait to be pickled together; there are none when there are ``pickles``.
-        #: NUMBERS may be appended without ``add`` while there are no pickles: appending is
+        #: NUMBERS may be appended directly while there are no pickles: appending is
         #: atomic, so another thread may call ``finish`` at the same time.
         self.plain: list[Any] = []
         self.pickles: list[Placed] = []
@@ -136,24 +136,18 @@ class Packing:
         """How many items were added."""
         return len(self.pickles) + len(self.plain)
 
-    def add(self, item: Any) -> bool:
-        """Add an item; return whether it is plain, so that it is pickled later with others.
-
-        One that cannot be pickled raises, and the others stay.
-        """
-        if self.add_plain(item):
-            return True
-        self._pickle_plain()
-        self._pickle(item)
-        return False
-
     def add_plain(self, item: Any) -> bool:
-        """Add an item if it is plain; another thread may call ``finish`` meanwhile."""
+        """Add an item if it is plain and comes before all that are not; return whether it was."""
         if self.pickles or not (nbytes := _plain_size(item)):
             return False
         self.plain.append(item.copy() if type(item) in _CHANGING else item)
         self.nbytes += nbytes
         return True
+
+    def add_other(self, item: Any) -> None:
+        """Add an item that is not plain; one that cannot be pickled raises, and the others stay."""
+        self._pickle_plain()
+        self._pickle(item)
 
     def finish(self) -> tuple[int, Encoded]:
         """Return the number of items and the payload, and begin the next payload."""

@@ -164,9 +164,11 @@ class Stream:
                     # Neither they nor what is plain take the lock.
                     append(item)
                     is_plain = True
+                elif add_plain(item):
+                    is_plain = packing.nbytes < enough
                 else:
-                    is_plain = add_plain(item) or self._add(item)
-                    is_plain = is_plain and packing.nbytes < enough
+                    self._add(item)
+                    is_plain = False
                 # Free the memory of the sent item, so that the next one can use it.
                 del item
                 if is_plain and unlooked > 0 and self._is_looked_after:
@@ -211,14 +213,15 @@ class Stream:
 
     def add(self, item: Any) -> bool:
         """Add an item to the open frame; return whether to send the frame now."""
-        self._add(item)
+        if not self._packing.add_plain(item):
+            self._add(item)
         return self._is_due()
 
-    def _add(self, item: Any) -> bool:
-        """Add an item to the open frame; return whether it is plain and pickled later."""
+    def _add(self, item: Any) -> None:
+        """Add an item that is not plain to the open frame."""
         with self._lock:
             try:
-                return self._packing.add(item)
+                self._packing.add_other(item)
             except LoaderError:
                 raise
             except Exception as error:
@@ -227,7 +230,7 @@ class Stream:
                 if not isinstance(item, Envelope):
                     raise refusal from error
                 # Only this request fails; the stream continues.
-                return self._packing.add(item.failed(self._pack_error(refusal, "")))
+                self._packing.add_other(item.failed(self._pack_error(refusal, "")))
 
     def _count_made(self) -> int:
         return self.made + self._packing.count

@@ -27,6 +27,12 @@ PLAIN = (
 ITEMS = PLAIN | st.binary() | st.lists(PLAIN, max_size=3)
 
 
+def add(packing: Packing, item: Any) -> None:
+    """Add an item of either kind."""
+    if not packing.add_plain(item):
+        packing.add_other(item)
+
+
 def carried(packing: Packing) -> list[Any]:
     """Return what the next payload brings to the other side."""
     count, encoded = packing.finish()
@@ -45,7 +51,7 @@ def test_whatever_is_packed_together_comes_back_in_its_order(payloads):
     packing = Packing(Encoder(Arena(0)))
     for items in payloads:
         for item in items:
-            packing.add(item)
+            add(packing, item)
         assert packing.count == len(items)
         assert same(carried(packing), items)
         assert packing.count == 0
@@ -58,17 +64,17 @@ def test_whatever_is_packed_together_comes_back_in_its_order(payloads):
 def test_an_item_may_be_changed_once_it_was_added(item):
     packing = Packing(Encoder(Arena(0)))
     before = copy.deepcopy(item)
-    packing.add(item)
+    add(packing, item)
     item.clear()
-    packing.add(item)
+    add(packing, item)
     assert same(carried(packing), [before, type(item)()])
 
 
 def test_one_list_that_is_yielded_twice_comes_as_two():
     packing = Packing(Encoder(Arena(0)))
     batch = [1, 2]
-    packing.add(batch)
-    packing.add(batch)
+    add(packing, batch)
+    add(packing, batch)
     first, second = carried(packing)
     assert first == second
     assert first is not second
@@ -77,9 +83,9 @@ def test_one_list_that_is_yielded_twice_comes_as_two():
 def test_plain_items_are_pickled_together_and_others_by_themselves():
     packing = Packing(Encoder(Arena(0)))
     for number in range(10):
-        packing.add([number])
+        add(packing, [number])
     assert packing.pickles == []
-    packing.add({1, 2})
+    add(packing, {1, 2})
     assert len(packing.pickles) == 11
     assert carried(packing) == [*([number] for number in range(10)), {1, 2}]
 
@@ -89,24 +95,24 @@ def test_plain_items_are_pickled_together_and_others_by_themselves():
 )
 def test_a_large_item_is_pickled_at_once(item):
     packing = Packing(Encoder(Arena(0)))
-    packing.add(item)
+    add(packing, item)
     assert len(packing.pickles) == 1
     assert carried(packing) == [item]
 
 
 def test_what_cannot_be_pickled_leaves_the_others():
     packing = Packing(Encoder(Arena(0)))
-    packing.add([1])
+    add(packing, [1])
     with pytest.raises(TypeError):
-        packing.add(generator for generator in ())
-    packing.add([2])
+        add(packing, (generator for generator in ()))
+    add(packing, [2])
     assert carried(packing) == [[1], [2]]
 
 
 def test_the_bytes_of_what_waits_are_known_roughly():
     packing = Packing(Encoder(Arena(0)))
-    packing.add(["a" * 1000, "b" * 1000])
-    packing.add({"c": "d" * 1000})
+    add(packing, ["a" * 1000, "b" * 1000])
+    add(packing, {"c": "d" * 1000})
     assert 3000 < packing.nbytes < 4000
 
 
@@ -119,11 +125,11 @@ def test_what_was_made_in_shared_memory_stays_as_it_was_until_the_payload_is_sen
     packing = Packing(Encoder(arena))
     for number in range(5):
         # Nobody here holds it any more when the next is made.
-        packing.add(made_in_a_slot(arena, number))
+        add(packing, made_in_a_slot(arena, number))
     _, encoded = packing.finish()
     items = Decoder(ArenaView()).decode(b"".join(encoded.parts), encoded.fds)
     assert [item.unique().tolist() for item in items] == [[number] for number in range(5)]
-    packing.add(made_in_a_slot(arena, 5))
+    add(packing, made_in_a_slot(arena, 5))
     lent = arena.lent_bytes
     packing.drop()
     assert arena.lent_bytes < lent
@@ -132,9 +138,9 @@ def test_what_was_made_in_shared_memory_stays_as_it_was_until_the_payload_is_sen
 
 def test_dropping_forgets_what_was_added():
     packing = Packing(Encoder(Arena(0)))
-    packing.add([1])
+    add(packing, [1])
     packing.drop()
-    packing.add([2])
+    add(packing, [2])
     assert carried(packing) == [[2]]
 
 
@@ -142,10 +148,10 @@ def test_dropping_forgets_what_was_added():
 def test_dropping_forgets_buffers_too(arena_bytes):
     arena = Arena(arena_bytes)
     packing = Packing(Encoder(arena))
-    packing.add(bytes(100_000))
+    add(packing, bytes(100_000))
     packing.drop()
     assert arena.lent_bytes == 0
-    packing.add([bytes(10_000), 1])
+    add(packing, [bytes(10_000), 1])
     count, encoded = packing.finish()
     assert count == 1
     items = Decoder(ArenaView()).decode(b"".join(encoded.parts), encoded.fds)
@@ -159,17 +165,17 @@ def test_the_slots_of_an_item_for_which_memory_ran_out_come_back_unused():
 
     arena, view = Arena(1 << 20), ArenaView()
     packing, decoder = Packing(Encoder(arena, on_full=run_out)), Decoder(view)
-    packing.add(bytes(300_000))
+    add(packing, bytes(300_000))
     _, first = packing.finish()
     with pytest.raises(ResourceExhausted):
-        packing.add([bytes(300_000), bytes(300_000), bytes(300_000)])
-    packing.add({1})
+        add(packing, [bytes(300_000), bytes(300_000), bytes(300_000)])
+    add(packing, {1})
     _, second = packing.finish()
     for payload, items in ((first, [bytes(300_000)]), (second, [{1}])):
         assert decoder.decode(b"".join(payload.parts), payload.fds) == items
     arena.release(view.take_released())
     assert arena.lent_bytes == 0
-    packing.add({2})
+    add(packing, {2})
     assert carried(packing) == [{2}]
     view.close()
     arena.close()
