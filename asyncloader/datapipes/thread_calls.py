@@ -106,9 +106,8 @@ class Crew:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._consumer = present_waiter()
         self._reader = ThreadWaiter()
-        self._done: deque[Job] = deque()
         self._results = calls_in_order(ordered, turns)
-        # Guards the results: the reader adds to them while the consumer takes from them.
+        # Guards the results and their numbers: all the threads change them.
         self._lock = threading.Lock()
         self._begun = 0
         self._taken = 0
@@ -129,8 +128,8 @@ class Crew:
         """Make this thread the reader, which begins the jobs."""
         self._reader = present_waiter()
 
-    def begin(self, position: int, item: Any) -> None:
-        """Hand a job to the threads."""
+    def begin(self, position: int, item: Any) -> bool:
+        """Hand a job to the threads; return whether there is room for another."""
         if self._is_closed:
             # The thread came too late to be waited for.
             raise Stopped
@@ -142,11 +141,13 @@ class Crew:
             self._begun += 1
             self._last = position
             self._results.begun(position, job)
+            has_room = self._has_room(self.room)
         self._jobs.put(job)
+        return has_room
 
     def wait_for_room(self) -> None:
-        """Wait until there is room for another job."""
-        self._reader.until(self.has_room)
+        """Wait until there is room for several jobs."""
+        self._reader.until(self._may_go_on)
 
     def end(self) -> None:
         """Say that no more jobs will be begun."""
@@ -158,33 +159,34 @@ class Crew:
         self._is_paused = is_paused
         self._reader.wake()
 
-    def has_room(self) -> bool:
-        """Whether the reader may begin another job."""
+    def _may_go_on(self) -> bool:
         with self._lock:
-            held = self._begun - self._taken
-            is_needed = self._results.wants(self._last + 1)
-            if self._is_paused:
-                return self._is_wanted and (not held or is_needed)
-            return held < self.room or is_needed
+            return self._has_room(self.room // 2 + 1)
+
+    def _has_room(self, room: int) -> bool:
+        """Whether another job may begin, where there may be ``room``; the caller has the lock."""
+        held = self._begun - self._taken
+        is_needed = self._results.wants(self._last + 1)
+        if self._is_paused:
+            return self._is_wanted and (not held or is_needed)
+        return held < room or is_needed
 
     # The consumer's side --------------------------------------------------------------
 
     def jobs(self) -> Iterator[Job]:
         """Yield the finished jobs, until the last that was begun."""
+        chosen = self._chosen
         while True:
-            self._is_wanted = True
-            if self._is_paused:
-                self._reader.wake()
-            chosen = self._chosen
             if chosen is not None:
                 chosen.begin_wait()
-            self._consumer.until(self._is_ready_or_over)
-            self._is_wanted = False
-            if not self._is_ready():
+            job = self._next() or self._awaited()
+            if job is None:
                 return
             if chosen is not None and chosen.took(1):
                 self._use(chosen.number)
-            yield self._next()
+            yield job
+            # Do not keep a result while the next one is made.
+            del job
 
     def close(self) -> None:
         """Let the threads end after their current jobs; call it after the reader has ended."""
@@ -205,24 +207,33 @@ class Crew:
                 self._ended += 1
                 self._jobs.put(None)
 
+    def _next(self) -> Job | None:
+        """Return the next finished job; None if there is none, which is then wanted."""
+        with self._lock:
+            if not self._results.is_ready():
+                self._is_wanted = True
+                return None
+            job: Job = self._results.take()[1]
+            self._taken += 1
+            # Not for each: to wake the reader takes as long as a short call.
+            may_go_on = self._has_room(self.room // 2 + 1)
+        if may_go_on:
+            self._reader.wake()
+        return job
+
+    def _awaited(self) -> Job | None:
+        """Wait for the next job; None if there will be none."""
+        if self._is_paused:
+            self._reader.wake()
+        self._consumer.until(self._is_ready_or_over)
+        self._is_wanted = False
+        return self._next()
+
     def _is_ready_or_over(self) -> bool:
         # Check the end first: the reader may begin one more job before it ends.
         has_ended = self._has_ended
-        return self._is_ready() or (has_ended and self._begun == self._taken)
-
-    def _is_ready(self) -> bool:
         with self._lock:
-            while self._done:
-                job = self._done.popleft()
-                self._results.finished(job.position, job)
-            return self._results.is_ready()
-
-    def _next(self) -> Job:
-        with self._lock:
-            job: Job = self._results.take()[1]
-            self._taken += 1
-        self._reader.wake()
-        return job
+            return self._results.is_ready() or (has_ended and self._begun == self._taken)
 
     # The threads ----------------------------------------------------------------------
 
@@ -240,9 +251,12 @@ class Crew:
             job.run(call)
             if chosen is not None:
                 chosen.worked(number, perf_counter() - begun)
-            self._done.append(job)
+            with self._lock:
+                self._results.finished(job.position, job)
+                is_awaited = self._is_wanted and self._results.is_ready()
             del job
-            self._consumer.wake()
+            if is_awaited:
+                self._consumer.wake()
 
     def _prepared(self) -> Callable[[Any], Any]:
         try:
@@ -259,8 +273,9 @@ class Crew:
         return fail
 
 
-#: For each thread, this many results may wait for an earlier one.
-HELD_PER_THREAD = 2
+#: For each thread, so many jobs may have begun and not been taken. The reader waits until half of
+#: them are: while it wakes up, there is still one for each thread.
+HELD_PER_THREAD = 3
 
 
 @functional_datapipe("thread_map")
@@ -413,10 +428,9 @@ class ThreadMapPass(AheadPass[T]):
                 for item in items:
                     with self._lock:
                         position = self.begin()
-                    if position != BEFORE:
-                        crew.begin(position, item)
+                    has_room = position == BEFORE or crew.begin(position, item)
                     del item
-                    if not crew.has_room():
+                    if not has_room:
                         watched.resting_since = perf_counter()
                         crew.wait_for_room()
                         watched.resume()

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import queue
 import threading
+from collections import deque
+from contextlib import closing
 
 import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
+from asyncloader.datapipes.thread_calls import Crew
 from asyncloader.errors import ResourceExhausted
 from tests.datapipes.watched import Failing
 
@@ -175,6 +178,22 @@ async def test_thread_map_does_so_on_a_loop():
     source = OneByOne()
     async for item in source.thread_map(str, concurrency=3):
         source.taken.put(item)
+
+
+def test_the_reader_of_thread_map_waits_until_half_of_the_jobs_are_taken():
+    crew = Crew(abs, count=2, room=6, ordered=True, turns=deque())
+    with closing(crew):
+        assert [crew.begin(position, position) for position in range(6)] == [True] * 5 + [False]
+        jobs = crew.jobs()
+        assert [(next(jobs).result, crew._may_go_on()) for _ in range(3)] == [
+            (0, False),
+            (1, False),
+            (2, True),
+        ]
+
+
+def test_threadpool_map_goes_on_with_room_for_one():
+    assert list(numbers().threadpool_map(abs, scheduled_tasks=1)) == list(range(20))
 
 
 def test_an_error_of_the_source_of_thread_map_comes_in_its_place():
