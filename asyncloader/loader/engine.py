@@ -201,8 +201,9 @@ class Engine:
 
     def prepare_sync(self) -> None:
         """Start the service and end the present epoch, from a thread."""
-        self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
-        self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
+        if running_loop() is not None:
+            self._refuse_own_loop("a `for`", "use `async for`, or `await iterator.aclose()` first")
+            self._warn_if_blocking("this `for`", "`async for`", stacklevel=6)
         self._leave()
         epoch = self._epoch
         if self._tuner is None and self.lifecycle.is_ready() and (epoch is None or epoch.is_over):

@@ -341,9 +341,6 @@ class SyncEpoch(LoopEpoch):
                 raise StopIteration
 
     def _wait(self) -> None:
-        if self._items is not None:
-            # An interrupt may have kept the last taking from asking for more.
-            self._items.ask()
         self._watching.main.resume()
         try:
             self._waiter.until(self._take)
@@ -386,13 +383,11 @@ class GraphItems:
     def hand_to(self, buffer: ItemBuffer) -> bool:
         """Hand the items that have come to a buffer, and let more come; False if there are none."""
         if not self._exchange.has_items():
+            # An interrupt may have kept the last taking from letting more come.
+            self._exchange.ask()
             return False
         self._exchange.take(buffer.incoming)
         return True
-
-    def ask(self) -> None:
-        """Let more items come, if an interrupt kept ``hand_to`` from it."""
-        self._exchange.ask()
 
     def drop(self) -> None:
         """Drop the items, now and later: nobody will take them."""
@@ -431,7 +426,8 @@ class WorkerItems:
         self._is_due = False
         # Whether the consumer has to ask for more, as no news will bring it.
         self._is_held = False
-        # How many items had been given when the consumer took the latest, and last asked for more.
+        # How many items had been given when the consumer took the latest, and last asked for more:
+        # it asks once for what it took, as the loop may not have come to it yet.
         self._handed = self._asked = 0
         self._is_patient = self._is_late = False
         self._error: BaseException | None = None
@@ -470,19 +466,20 @@ class WorkerItems:
         if self._is_here and not self._come:
             self._take()
         if not self._come:
+            # An interrupt may have kept the last taking from it.
+            if self._is_held and self._asked != self._handed:
+                self._ask()
             return False
         # Nothing more is given as long as these are here.
         self._handed = self._given
         # No call in between: an interrupt finds the items in one place or in the other.
         buffer.incoming, self._come = self._come, []
         if self._is_held:
-            self.ask()
+            self._ask()
         return True
 
-    def ask(self) -> None:
-        """Let more items come, if an interrupt kept ``hand_to`` from it."""
-        # Once for what it took: the loop may not have come to it yet.
-        if self._is_held and self._asked != self._handed and not self._is_here:
+    def _ask(self) -> None:
+        if not self._is_here:
             call_soon(self._loop, self._take)
             self._asked = self._handed
 

@@ -201,7 +201,8 @@ class Stream:
                 ending = self._ending
                 nbytes = packing.nbytes
                 count, items = packing.finish()
-                cost = min(self._cost_of(count, nbytes), self.credits)
+                cost = credits_for(count, nbytes, self._credit_items, self._credit_bytes)
+                cost = min(cost, self.credits)
                 self.credits -= cost
                 self.sent = monotonic()
                 self.made += count
@@ -240,7 +241,7 @@ class Stream:
         # Said before the look: the timer may send the frame at any moment, and takes it back.
         self._is_looked_after = True
         packing = self._packing
-        count, nbytes = packing.count, packing.nbytes
+        count, nbytes = len(packing.plain) + len(packing.pickles), packing.nbytes
         now = monotonic()
         if count == 1:
             # At once if the last frame was sent long ago: the next item may take long, and may
@@ -250,15 +251,12 @@ class Stream:
         if now >= self._due or self.credits <= 0:
             return True
         # What the frame would cost with one more item.
-        cost = self._cost_of(count + 1, nbytes + 1)
+        cost = credits_for(count + 1, nbytes + 1, self._credit_items, self._credit_bytes)
         if cost > 1 and cost > self._most(nbytes):
             return True
         if count == 1:
             self._flush_timer.watch(self)
         return False
-
-    def _cost_of(self, items: int, nbytes: int) -> int:
-        return credits_for(items, nbytes, self._credit_items, self._credit_bytes)
 
     def _most(self, nbytes: int) -> int:
         """The highest cost of the open frame: one credit, or two or four if there are as many."""

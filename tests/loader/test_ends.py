@@ -496,7 +496,7 @@ PARTS = {
         LoopEpoch._end,
         GraphItems.hand_to,
         WorkerItems.hand_to,
-        WorkerItems.ask,
+        WorkerItems._ask,
         Exchange.take,
         LoopWaiter.wake,
         ThreadWaiter.until,
