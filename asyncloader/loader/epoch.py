@@ -255,6 +255,9 @@ class LoopEpoch(Epoch):
         if not self.is_over:
             self._error = LastingError(LoaderClosed(_CLOSED))
             self._finish()
+        if not task.cancelled():
+            # What it raised, such as an interrupt, has come out of the loop itself.
+            task.exception()
 
     def _finish(self) -> None:
         self.is_over = True

@@ -92,6 +92,27 @@ def test_asyncio_run_leaves_nothing_to_report_after_a_break(graph, caplog):
     loader.shutdown()
 
 
+def test_an_interrupt_while_an_epoch_ends_comes_once(graph, monkeypatch, caplog):
+    finish, interrupts = LoopEpoch._finish, [KeyboardInterrupt()]
+
+    def interrupted(ending):
+        finish(ending)
+        if interrupts:
+            raise interrupts.pop()
+
+    async def all_of(loader):
+        return [item async for item in loader]
+
+    monkeypatch.setattr(LoopEpoch, "_finish", interrupted)
+    loader = DataLoader2(graph)
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(all_of(loader))
+        gc.collect()
+    assert caplog.records == []
+    loader.shutdown()
+
+
 def test_shutdown_does_not_wait_for_a_loop_that_stands_still(graph, monkeypatch):
     for module in (engine, epoch):
         # Who waits for the loop waits as long as that.
