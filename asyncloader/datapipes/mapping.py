@@ -53,7 +53,7 @@ class Collation:
         from torch.utils.data._utils import collate
 
         kinds = collate.default_collate_fn_map
-        if kinds.get(torch.Tensor) is not collate.collate_tensor_fn:
+        if kinds.get(torch.Tensor) not in (collate.collate_tensor_fn, _in_own_memory):
             # The user registered another way to collate tensors.
             return torch.utils.data.default_collate(batch)
         kinds = {**kinds, torch.Tensor: self._stacked}
@@ -68,6 +68,29 @@ class Collation:
         shape = (len(batch), *batch[0].shape)
         out = torch.frombuffer(memory, dtype=batch[0].dtype).view(shape)
         return torch.stack(list(batch), out=out)
+
+
+def collate_in_own_memory() -> None:
+    """Let torch's ``default_collate`` make batches in this process's memory, in a worker as well.
+
+    There it makes a file of shared memory for each batch, with new pages that have to be cleared.
+    Ours go to the loader in memory that is used again.
+    """
+    import torch
+    from torch.utils.data._utils import collate
+
+    kinds = collate.default_collate_fn_map
+    if kinds.get(torch.Tensor) is collate.collate_tensor_fn:
+        kinds[torch.Tensor] = _in_own_memory
+
+
+def _in_own_memory(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    import torch
+    from torch.utils.data._utils import collate
+
+    if _is_plain(batch):
+        return torch.stack(list(batch))
+    return collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
 
 def is_torchs_own(function: Any) -> bool:

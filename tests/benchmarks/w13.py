@@ -1,6 +1,7 @@
 """W13: the work of W2, W3 and W4 in two actors of a Ray cluster, beside Ray Data in two tasks and
 beside our worker processes; and how soon actors are there, also in place of one that was killed.
-The cluster is one of this machine, with two CPUs. The limit is an actor that does nothing.
+The cluster is one of this machine, with two CPUs. The limits are actors of which each call makes
+some of the items, as arrays, and returns them; and actors that do nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle, islice
 from typing import Any
 
 from tests.benchmarks.cases import Case
@@ -39,7 +42,9 @@ STORE = 1 << 30
 NEEDS, RAY_DATA_NEEDS = ("ray",), ("ray", "pandas", "pyarrow")
 
 FOR, ASYNC, PROCESSES = "asyncloader, for", "asyncloader, async for", "asyncloader, processes"
-RAY_DATA, LIMIT = "Ray Data", "limit: empty actors"
+RAY_DATA, BARE, LIMIT = "Ray Data", "limit: bare actors", "limit: empty actors"
+#: So many calls of each bare actor are on their way.
+AHEAD = 4
 
 
 @contextlib.contextmanager
@@ -85,6 +90,49 @@ def in_processes(job: Job, take: Take, unit: float) -> float:
 def by_ray_data(open_: Callable[[Job], Iterable[Any]], job: Job, take: Take, unit: float) -> float:
     with cluster():
         return peer_rate(open_, job, take, EPOCHS) / unit
+
+
+def by_bare_actors(job: Job, take: Take, unit: float, group: int) -> float:
+    with cluster():
+        return peer_rate(lambda job: BareActors(job, group), job, take, EPOCHS) / unit
+
+
+class BareActors:
+    """The items of a job, of which each call of an actor makes a group."""
+
+    def __init__(self, job: Job, group: int) -> None:
+        import ray
+
+        make, needs = job.calls()
+        self._needs, self._group = list(needs), group
+        self._actors = [ray.remote(num_cpus=1)(Maker).remote(make) for _ in range(WORKERS)]
+
+    def __iter__(self) -> Iterator[Any]:
+        import ray
+
+        starts = range(0, len(self._needs), self._group)
+        groups = [self._needs[start : start + self._group] for start in starts]
+        calls = (
+            actor.make.remote(each)
+            for each, actor in zip(groups, cycle(self._actors), strict=False)
+        )
+        begun = deque(islice(calls, AHEAD * WORKERS))
+        while begun:
+            yield from ray.get(begun.popleft())
+            begun.extend(islice(calls, 1))
+
+
+class Maker:
+    """What a bare actor is."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        single_threaded()
+        self._make = make
+
+    def make(self, needs: list[Any]) -> list[Any]:
+        made = [self._make(each) for each in needs]
+        # Ray copies arrays less often than tensors.
+        return [each.numpy() if hasattr(each, "numpy") else each for each in made]
 
 
 def loader_of(graph: Any) -> Any:
@@ -192,6 +240,7 @@ def rates(
     open_: Callable[[Job], Iterable[Any]],
     times: float,
     *,
+    group: int = 1,
     of_processes: float = 0,
 ) -> Comparison:
     scale = 1e9 if unit == "GB/s" else 1.0
@@ -200,11 +249,12 @@ def rates(
         Case(FOR, in_actors, NEEDS, (job, "sync", take, scale)),
         Case(PROCESSES, in_processes, NEEDS, (job, take, scale)),
         Case(RAY_DATA, by_ray_data, RAY_DATA_NEEDS, (open_, job, take, scale)),
+        Case(BARE, by_bare_actors, NEEDS, (job, take, scale, group)),
     ]
     targets = [Target(ASYNC, times, RAY_DATA)]
     if of_processes:
         targets.append(Target(ASYNC, of_processes, PROCESSES))
-    return Comparison(title, unit, compared, against=[RAY_DATA, PROCESSES], targets=targets)
+    return Comparison(title, unit, compared, against=[RAY_DATA, PROCESSES, BARE], targets=targets)
 
 
 COMPARISONS = [
@@ -215,6 +265,7 @@ COMPARISONS = [
         one,
         ray_data.rows,
         40,
+        group=1_024,
     ),
     rates(
         "W13b: integers from 2 actors, in batches of 64 made there",
@@ -223,6 +274,7 @@ COMPARISONS = [
         len,
         ray_data.batches,
         15,
+        group=64,
     ),
     rates(
         "W13c: tensors of 4 MiB from 2 actors, counted",

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.iter import Collator, IterableWrapper
-from asyncloader.datapipes.mapping import own_memory
+from asyncloader.datapipes.mapping import collate_in_own_memory, own_memory
 
 BATCHES: dict[str, list[Any]] = {
     "tensors": [torch.arange(6.0).view(2, 3) + n for n in range(4)],
@@ -123,6 +124,56 @@ def test_a_users_way_to_collate_tensors_stays(monkeypatch):
     kinds = torch.utils.data._utils.collate.default_collate_fn_map
     monkeypatch.setitem(kinds, torch.Tensor, lambda batch, *, collate_fn_map: len(batch))
     assert collated(BATCHES["tensors"], Memory()) == 4
+
+
+def shared_or_sum(batch: list[Any]) -> tuple[bool, float]:
+    made = default_collate(batch)
+    return made.is_shared(), float(made.sum())
+
+
+def test_a_function_that_ends_in_default_collate_makes_no_file_for_each_batch():
+    batches = [[torch.ones(2) * n, torch.ones(2)] for n in range(4)]
+    graph = IterableWrapper(batches).sharding_filter().collate(shared_or_sum)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+        assert list(loader) == [(False, 2.0 * n + 2) for n in range(4)]
+
+
+def with_way_of_its_own(batch: list[Any]) -> Any:
+    kinds = torch.utils.data._utils.collate.default_collate_fn_map
+    kinds[torch.Tensor] = lambda batch, *, collate_fn_map: len(batch)
+    return default_collate(batch)
+
+
+def test_a_users_way_to_collate_tensors_stays_in_a_worker():
+    graph = IterableWrapper([BATCHES["tensors"]]).sharding_filter().collate(with_way_of_its_own)
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:
+        assert list(loader) == [4]
+
+
+@pytest.fixture
+def own_memory_everywhere(monkeypatch):
+    kinds = torch.utils.data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(kinds, torch.Tensor, kinds[torch.Tensor])
+    collate_in_own_memory()
+    assert kinds[torch.Tensor] is not torch.utils.data._utils.collate.collate_tensor_fn
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
+def test_default_collate_makes_the_same_in_own_memory(batch, own_memory_everywhere):
+    made = default_collate(batch)
+    kinds = torch.utils.data._utils.collate.default_collate_fn_map
+    kinds[torch.Tensor] = torch.utils.data._utils.collate.collate_tensor_fn
+    assert_same(made, default_collate(batch))
+
+
+def test_what_default_collate_refuses_is_refused_in_own_memory(own_memory_everywhere):
+    with pytest.raises(RuntimeError, match="sparse"):
+        default_collate([torch.eye(2).to_sparse()] * 2)
+
+
+def test_own_memory_is_no_users_way_to_collate(own_memory_everywhere):
+    memory = Memory()
+    assert memory.holds(collated(BATCHES["tensors"], memory))
 
 
 def test_copies_make_what_they_make_by_themselves():

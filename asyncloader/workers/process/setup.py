@@ -63,6 +63,8 @@ def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
     # torch's own get_worker_info reads this variable; other libraries shard by it.
     from torch.utils.data._utils import worker as torch_worker
 
+    from asyncloader.datapipes.mapping import collate_in_own_memory
+
     worker: Any = torch_worker
 
     facts: dict[str, Any] = {
@@ -75,6 +77,8 @@ def _tell_torch(info: WorkerInfo, seed: int | None) -> None:
     # Many hold the function itself, so it is the function that has to answer otherwise.
     worker.is_hidden = is_hidden
     worker.get_worker_info.__code__ = _get_torch_worker_info.__code__
+    # It is what makes torch's default_collate ask for shared memory.
+    collate_in_own_memory()
 
 
 #: Stands for torch's own variable of that name.
