@@ -18,8 +18,10 @@ from asyncloader.datapipes.cursors import Cursors
 T = TypeVar("T")
 
 
-# Collecting cursors may take 1/250 of the time.
+# Collecting cursors may take 1/250 of the time; and 1/1000 where they are collected so often even
+# then that a state has few items to make again.
 _SHARE = 250
+_OFTEN_SECONDS = 0.1
 # If there are more marks than this, every other one is dropped.
 _MOST_MARKS = 512
 
@@ -38,7 +40,8 @@ class Pace:
     def made(self, begun: float) -> None:
         """Note that cursors were collected, from the thread time ``begun`` until now."""
         # Thread time leaves out the time in which other threads had the processor.
-        self.not_before = perf_counter() + _SHARE * (thread_time() - begun)
+        pause = _SHARE * (thread_time() - begun)
+        self.not_before = perf_counter() + max(pause, min(4 * pause, _OFTEN_SECONDS))
 
 
 class Marks:
