@@ -21,7 +21,7 @@ PLOT = ROOT / "docs" / "measured.svg"
 WIDTH, NAMES, LINE, HEAD, FOOT = 900, 510, 26, 64, 20
 LEFT, RIGHT = NAMES + 20, WIDTH - 30
 #: The least and the most that is shown, as powers of two.
-LOW, HIGH = -2, 7
+LOW, HIGH = -2, 8
 OURS, OTHERS, INK, GRID = "#c2410c", "#64748b", "#1a1a1a", "#cbd5e1"
 
 
