@@ -440,6 +440,8 @@ class WorkerItems:
         # Where the workers were after the latest three groups, and how many items had come. Of
         # the latest two some items may not have passed the consumer.
         self._stands: list[tuple[int, Stand]] = [(0, begun.stand())]
+        # The cursors of the stand that was asked for last: a state may be taken at every step.
+        self._latest: tuple[Stand | None, Cursors] = None, {}
 
     async def run(self) -> None:
         """Do what takes time, until all items have come."""
@@ -493,10 +495,13 @@ class WorkerItems:
 
     def cursors(self, passed: int) -> Cursors:
         """Return where the workers were after at most so many items."""
-        into: Cursors = {}
         stand = next(stand for count, stand in reversed(self._stands) if count <= passed)
-        put_cursor(self.iterator.pipe, self.iterator.cursor_at(stand), into)
-        return into
+        asked_for, cursors = self._latest
+        if asked_for is not stand:
+            cursors = {}
+            put_cursor(self.iterator.pipe, self.iterator.cursor_at(stand), cursors)
+            self._latest = stand, cursors
+        return cursors
 
     def _on_news(self) -> None:
         if not self._is_due:

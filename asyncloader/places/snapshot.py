@@ -101,7 +101,10 @@ class SnapshotEncoder:
                 "ranks": snapshot.ranks,
                 "ahead": snapshot.ahead,
                 "cursors": self._cursors_text(snapshot.cursors),
-                "lengths": json.dumps(sorted(snapshot.lengths.items())),
+                # Most graphs have none, and a state may be taken at every step.
+                "lengths": json.dumps(sorted(snapshot.lengths.items()))
+                if snapshot.lengths
+                else "[]",
             },
         }
         sums = {name: self._sum(name, value) for name, value in checked.items()}

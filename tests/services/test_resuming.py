@@ -23,6 +23,7 @@ from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes import marks
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
+from asyncloader.services.from_workers import FromWorkersPass
 from tests.faults.deaths import signalled
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.standing import standing
@@ -492,3 +493,24 @@ def test_a_state_is_right_between_items_that_came_together(monkeypatch):
     for step in range(0, 40, 5):
         with loader_from(graph(), service(), states[step]) as resumed:
             assert list(resumed) == expected[step + 1 :]
+
+
+def test_states_between_two_groups_of_items_read_the_workers_place_once(monkeypatch):
+    asked = []
+    cursor_at = FromWorkersPass.cursor_at
+
+    def noted(begun, stand):
+        asked.append(stand)
+        return cursor_at(begun, stand)
+
+    monkeypatch.setattr(FromWorkersPass, "cursor_at", noted)
+    graph = it.IterableWrapper(range(1000)).sharding_filter()
+    with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
+        iterator = iter(loader)
+        assert next(iterator) == 0
+        states = [loader.state_dict() for _ in range(5)]
+        assert len(asked) == 1
+        assert states == states[:1] * 5
+        assert list(iterator) == [*range(1, 1000)]
+        loader.state_dict()
+    assert len(asked) == len({id(stand) for stand in asked})
