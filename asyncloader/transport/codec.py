@@ -7,7 +7,8 @@ later makes its items, or gives their slots back. A payload is
     counts | segments added, retired | slots | buffers | pickles' sizes
     pickles, one for all items or one for each | buffers that found no slot
 
-In place of a pickle there may be the form of a raw tensor or array.
+In place of a pickle there may be the form of a raw tensor or array. Among the counts is whether
+decoding needs torch, which may not be imported on the other side.
 """
 
 from __future__ import annotations
@@ -61,18 +62,18 @@ class Encoder:
         self._arena = arena
         self._on_full = on_full
         self.pickler = Pickler(pickler_by_value, main_by_value=main_by_value)
-        self._together = True
 
     def encode(self, items: Sequence[Any]) -> Encoded:
         """Return the payload for these items, or raise what pickling one of them raised."""
-        pickles = self._pickle(items)
-        placement = self.placement()
+        packing = Packing(self)
         try:
-            placed = [placement.add(pickled) for pickled in pickles]
+            for item in items:
+                if not packing.add_plain(item):
+                    packing.add_other(item)
+            return packing.finish()[1]
         except BaseException:
-            placement.undo()
+            packing.drop()
             raise
-        return self.payload(placement, placed, len(items))
 
     def placement(self) -> Placement:
         """Return the places for the buffers of one payload, none taken yet."""
@@ -87,29 +88,14 @@ class Encoder:
             numbers += row
         for data, its_buffers in pickles:
             numbers += (len(data), its_buffers)
-        head = struct.pack(
-            f"<6I{len(numbers)}Q",
-            *(len(news.added), len(news.retired), len(slots), len(buffers), len(pickles), count),
-            *numbers,
-        )
         datas = [data for data, _ in pickles]
+        # Items that share a pickle are plain.
+        needs_torch = len(datas) == count and "torch" in sys.modules and speaks_of_torch(datas)
+        counts = (len(news.added), len(news.retired), len(slots), len(buffers), len(datas), count)
+        head = struct.pack(f"<7I{len(numbers)}Q", *counts, needs_torch, *numbers)
         if sum(map(len, datas)) < _PACK:
             return Encoded([b"".join((head, *datas)), *placement.in_band], news.fds)
         return Encoded([head, *datas, *placement.in_band], news.fds)
-
-    def _pickle(self, items: Sequence[Any]) -> list[Pickled]:
-        """Pickle all together if that is safe, otherwise one by one."""
-        if self._together and len(items) > 1:
-            try:
-                pickled = self.pickler.dump_list(items)
-            except Exception:  # noqa: BLE001 - the items are tried one by one below
-                pass
-            else:
-                if not pickled.foreign:
-                    return [pickled]
-        pickles = [self.pickler.dump(item) for item in items]
-        self._together = not any(pickled.foreign for pickled in pickles)
-        return pickles
 
 
 class Packing:
@@ -267,7 +253,13 @@ class Decoder:
             start = admitted.data_start
             for nbytes, count in admitted.pickles:
                 mine = list(islice(buffers, count)) if count else []
-                found.append(self._load(memory[start : start + nbytes], mine))
+                try:
+                    found.append(load(memory[start : start + nbytes], mine))
+                except KeyboardInterrupt:
+                    raise  # the user interrupts
+                except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
+                    self.refused += 1
+                    found.append(_refused(error))
                 start += nbytes
         finally:
             self._unopened.pop()
@@ -283,15 +275,6 @@ class Decoder:
         """Return the memory of each buffer."""
         leases = [self._view.lease(ref) for ref in admitted.slots]
         return iter([_buffer(admitted, leases, entry) for entry in admitted.buffers])
-
-    def _load(self, data: memoryview, buffers: list[Any]) -> Any:
-        try:
-            return load(data, buffers)
-        except KeyboardInterrupt:
-            raise  # the user interrupts
-        except BaseException as error:  # noqa: BLE001 - user code ran: __setstate__ …
-            self.refused += 1
-            return _refused(error)
 
 
 def _buffer(payload: Payload, leases: list[memoryview], entry: tuple[int, int, int]) -> Any:
@@ -334,7 +317,7 @@ IN_BAND = 0xFFFFFFFF
 
 _PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most
 _ALIGN = 64
-_COUNTS = struct.Struct("<6I")
+_COUNTS = struct.Struct("<7I")
 
 
 #: A pickle whose buffers have a place, and how many there are.
@@ -469,34 +452,28 @@ class Payload(NamedTuple):
     pickles: list[tuple[int, int]]
     #: How many items there are.
     items: int
+    #: Whether torch is imported to decode this, if it is not there.
+    speaks_of_torch: bool
     data_start: int
     in_band_start: int
     memory: memoryview
 
     def is_slow(self) -> bool:
         """Whether decoding this takes so long that a thread should do it."""
-        # Quick checks first: a small payload has no large pickle, a shared one only plain items.
+        # A quick check first: a small payload has no large pickle.
         is_large = len(self.memory) >= LARGE and any(size >= LARGE for size, _ in self.pickles)
-        return is_large or (len(self.pickles) == self.items and self.needs_torch())
+        return is_large or (self.speaks_of_torch and self.needs_torch())
 
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""
-        # Items that share a pickle are plain.
-        if len(self.pickles) != self.items or has_torch():
-            return False
-        start = self.data_start
-        for nbytes, _ in self.pickles:
-            if speaks_of_torch(self.memory[start : start + nbytes]):
-                return True
-            start += nbytes
-        return False
+        return self.speaks_of_torch and not has_torch()
 
 
 def read_payload(payload: bytes | memoryview) -> Payload:
     """Read the tables of a payload; TransportError if they do not fit it."""
     size = len(payload)
     try:
-        added, retired, slots, buffers, pickles, items = _COUNTS.unpack_from(payload)
+        added, retired, slots, buffers, pickles, items, torch = _COUNTS.unpack_from(payload)
         total = added + retired + 4 * slots + 3 * buffers + 2 * pickles
         data_start = _COUNTS.size + 8 * total
         if data_start > size:
@@ -514,6 +491,7 @@ def read_payload(payload: bytes | memoryview) -> Payload:
         list(islice(threes, buffers)) if buffers else [],
         sizes := list(zip(numbers, numbers, strict=True)),
         items,
+        bool(torch),
         data_start,
         data_start + sum([nbytes for nbytes, _ in sizes]),
         memoryview(payload),

@@ -13,7 +13,7 @@ import io
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from asyncloader.main_script import may_name_main
@@ -36,10 +36,6 @@ from asyncloader.transport.raw_arrays import (
 
 LARGE = 1 << 20
 
-# Packages whose objects can be unpickled wherever they are installed. Objects of others may fail
-# to unpickle, and must not make other items fail.
-_DEPENDABLE = frozenset({"builtins", "asyncloader", "torch", "numpy", "datetime", "collections"})
-
 
 class Source(NamedTuple):
     """Memory that leaves a pickle: its address, or its bytes, and what keeps it alive."""
@@ -50,14 +46,10 @@ class Source(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A pickle, the buffers outside of it, and whether it must be unpickled alone.
-
-    For a raw tensor or array it is the form, in place of a pickle.
-    """
+    """A pickle and the buffers outside of it; the form of a raw tensor or array is in its place."""
 
     data: bytes
     sources: list[Source]
-    foreign: bool
 
 
 class Pickler:
@@ -78,7 +70,7 @@ class Pickler:
         found = raw_array(item)
         if found is not None:
             form, nbytes, address = found
-            return Pickled(form, [Source(nbytes, address, item)], False)
+            return Pickled(form, [Source(nbytes, address, item)])
         try:
             pickled = self._dump(self._plain, _with_bytes_beside(item))
         except Exception:  # noqa: BLE001 - pickle refuses in many ways; cloudpickle has the last word
@@ -87,27 +79,14 @@ class Pickler:
             return self._dump_by_value(item)
         return pickled
 
-    def dump_list(self, items: Sequence[Any]) -> Pickled:
-        """Return one pickle of all the items, or raise where one of them needs care.
-
-        If the result is foreign, one item may spoil the unpickling of the others.
-        """
-        if not _HOLDERS.isdisjoint(map(type, items)):
-            items = [_with_bytes_beside(item) for item in items]
-        pickled = self._dump(self._plain, list(items))
-        if self._main_by_value and may_name_main(pickled.data):
-            return pickled._replace(foreign=True)
-        return pickled
-
     def _dump_by_value(self, item: Any) -> Pickled:
-        pickled = self._dump(self._fallback(self._dumped), _with_bytes_beside(item))
-        return pickled._replace(foreign=True)
+        return self._dump(self._fallback(self._dumped), _with_bytes_beside(item))
 
     def _dump(self, pickler: Any, item: Any) -> Pickled:
         dump = self._dumped
         try:
             dump.fill(pickler, item)
-            return Pickled(dump.data, dump.sources, dump.foreign)
+            return Pickled(dump.data, dump.sources)
         finally:
             # Drop the item, so that the next one can use its memory.
             pickler.clear_memo()
@@ -127,7 +106,6 @@ class Dump:
     def reset(self) -> None:
         self.chunks: list[bytes] = []
         self.sources: list[Source] = []
-        self.foreign = False
         self.tensor: Any = None
 
     def fill(self, pickler: Any, item: Any) -> None:
@@ -175,8 +153,6 @@ class Dump:
         numpy = sys.modules.get("numpy")
         if numpy is not None and kind is getattr(numpy, "ndarray", None):
             return _reduce_array(numpy, item)
-        if not self.foreign and item is not tensor_over and item is not array_over:
-            self.foreign = _is_foreign(item, kind)
         return NotImplemented
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
@@ -261,7 +237,6 @@ def _with_bytes_beside(item: Any) -> Any:
 
 
 _BYTES = frozenset({bytes, bytearray})
-_HOLDERS = _BYTES | {list, tuple, dict}
 
 
 def _marked(value: Any) -> Any:
@@ -313,13 +288,6 @@ def reduce_storage(storage: Any) -> Any:
     if torch is None or not is_storage or storage.device.type != "cpu":
         return NotImplemented
     return storage_of, (torch.empty(0, dtype=torch.uint8).set_(storage),)
-
-
-def _is_foreign(item: Any, kind: type[Any]) -> bool:
-    """Whether unpickling this object runs code that may be missing or may fail."""
-    home = item if kind is type or callable(item) else kind
-    module = getattr(home, "__module__", None) or "builtins"
-    return str(module).partition(".")[0] not in _DEPENDABLE
 
 
 def _address(raw: memoryview) -> int:

@@ -16,7 +16,7 @@ import math
 import pickle
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,12 @@ def has_torch() -> bool:
     return spec is not None and not getattr(spec, "_initializing", False)
 
 
-def speaks_of_torch(pickled: memoryview) -> bool:
-    """Whether reading one of our pickles, or a form, imports torch."""
-    if pickled[: len(RAW)] == RAW:
-        return b"tensor" in bytes(pickled)
-    return _TORCHS.search(pickled) is not None
+def speaks_of_torch(pickles: Iterable[bytes]) -> bool:
+    """Whether reading one of these pickles, or forms, imports torch."""
+    for data in pickles:
+        if b"tensor" in data if data.startswith(RAW) else _TORCHS.search(data):
+            return True
+    return False
 
 
 #: The names, as pickle writes them, of torch's modules and of our functions that make tensors.

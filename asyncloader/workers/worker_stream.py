@@ -22,8 +22,7 @@ from asyncloader.places.marks import load_told
 from asyncloader.places.stream_place import Dealing, Stand, StreamPlace, first_place
 from asyncloader.waiting import LoopWaiter, WaitTimer
 from asyncloader.workers.handle import WorkerHandle
-from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.merge import Merge, TakeAsReady, TakeInRuns, TakeInTurn
+from asyncloader.workers.inbox import Inbox, Merge, TakeAsReady, TakeInRuns, TakeInTurn
 from asyncloader.workers.messages import Grant, Hurry, Instruction
 
 logger = logging.getLogger("asyncloader")

@@ -22,7 +22,7 @@ from asyncloader.transport import codec
 from asyncloader.transport.arena import Arena, ArenaView
 from asyncloader.transport.code import dumps_code, loads_code, unsendable_in
 from asyncloader.transport.codec import Decoder, Encoder
-from asyncloader.transport.pickling import Pickler
+from asyncloader.transport.pickling import Pickled, Pickler, Source
 from asyncloader.transport.raw_arrays import RAW
 
 MIB = 1 << 20
@@ -209,7 +209,6 @@ def test_of_a_bare_item_only_its_form_and_its_memory_are_sent(wire, of):
     first, second = (pickled(of(array)) for array in arrays)
     assert first.data == second.data
     assert first.data.startswith(RAW)
-    assert not first.foreign
     assert [each.address for each in first.sources] == [arrays[0].ctypes.data]
     assert pickled(of(arrays[0].reshape(BIG, 3))).data != first.data
     assert pickled(of(arrays[0].astype("float32"))).data != first.data
@@ -265,6 +264,16 @@ def test_what_is_more_than_its_memory_is_pickled(name):
     assert pickled(MORE[name]).data.startswith(pickle.PROTO)
 
 
+def carried_form(form, memories):
+    """Return what arrives of an item of this form over these memories."""
+    encoder = Encoder(Arena(0))
+    placement = encoder.placement()
+    sources = [Source(len(memory), 0, memoryview(memory)) for memory in memories]
+    placed = placement.add(Pickled(form, sources))
+    payload = encoder.payload(placement, [placed], 1)
+    return Decoder().decode(b"".join(payload.parts))[0]
+
+
 @pytest.mark.parametrize(
     ("form", "memory"),
     [
@@ -279,7 +288,7 @@ def test_what_is_more_than_its_memory_is_pickled(name):
     ],
 )
 def test_a_form_that_does_not_fit_its_memory_is_an_error_in_its_place(form, memory):
-    found = Decoder()._load(memoryview(RAW + form), memory)
+    found = carried_form(RAW + form, memory)
     assert isinstance(found, TransportError)
     assert "could not be unpickled" in str(found)
 
@@ -684,6 +693,15 @@ def test_plain_items_that_speak_of_torch_need_none(monkeypatch):
     assert (shared.items, len(shared.pickles)) == (50, 1)
     assert not shared.needs_torch()
     assert not shared.is_slow()
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_payload_says_that_it_needs_torch(monkeypatch, size):
+    payload = b"".join(Encoder(Arena(0)).encode([torch.ones(size), 7]).parts)
+    assert not Decoder().admit(payload).is_slow()
+    monkeypatch.setattr(codec, "has_torch", lambda: False)
+    assert Decoder().admit(payload).is_slow()
+    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([{7: None}]).parts)).is_slow()
 
 
 payloads: list = []

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from asyncloader.transport.arena import Arena
 from asyncloader.transport.codec import Decoder, Encoder
-from asyncloader.workers.inbox import Inbox
-from asyncloader.workers.merge import TakeAsReady, TakeInRuns, TakeInTurn
+from asyncloader.workers.inbox import Inbox, TakeAsReady, TakeInRuns, TakeInTurn
 
 
 class Worker:
