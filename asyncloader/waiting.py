@@ -27,7 +27,7 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        # Free while it rings.
+        # Free while it rings: to acquire it resets the bell.
         self._silence = threading.Lock()
         self._silence.acquire()
 
@@ -43,16 +43,12 @@ class Bell:
         seconds = -1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         return self._silence.acquire(timeout=seconds)
 
-    def hush(self) -> None:
-        """Reset it."""
-        self._silence.acquire(False)
 
-
-class ThreadWaiter:
+class ThreadWaiter(Bell):
     """Lets one thread wait for a condition; any thread may wake or stop it."""
 
     def __init__(self) -> None:
-        self._bell = Bell()
+        super().__init__()
         self._waiting = False
         self.stopped = False
 
@@ -64,7 +60,7 @@ class ThreadWaiter:
         end = None if timeout is None else time.monotonic() + timeout
         try:
             # Announce the wait before the check, so that no wake is missed.
-            self._bell.hush()
+            self._silence.acquire(False)
             self._waiting = True
             while True:
                 if ready():
@@ -74,14 +70,14 @@ class ThreadWaiter:
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                self._bell.heard(left)
+                self.heard(left)
         finally:
             self._waiting = False
 
     def wake(self) -> None:
         """Make a waiting thread check again."""
         if self._waiting:
-            self._bell.ring()
+            self.ring()
 
     def wake_soon(self) -> None:
         """Make it check again at once: a thread is not asked to wait for several."""
@@ -90,7 +86,7 @@ class ThreadWaiter:
     def stop(self) -> None:
         """End this and every later wait with Stopped."""
         self.stopped = True
-        self._bell.ring()
+        self.ring()
 
 
 class LoopWaiter:

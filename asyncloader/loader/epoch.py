@@ -297,18 +297,15 @@ class AsyncEpoch(LoopEpoch):
             for item in buffer.ready:
                 return item
             if buffer.wants_more():
-                await self._wait()
+                self._watching.main.resume()
+                try:
+                    await self._waiter.until(self._take)
+                finally:
+                    self._watching.main.resting_since = perf_counter()
                 if buffer.is_ended:
                     raise StopAsyncIteration
             elif buffer.is_closed():
                 raise StopAsyncIteration
-
-    async def _wait(self) -> None:
-        self._watching.main.resume()
-        try:
-            await self._waiter.until(self._take)
-        finally:
-            self._watching.main.resting_since = perf_counter()
 
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return self._loop is loop and not self.is_over
@@ -337,18 +334,15 @@ class SyncEpoch(LoopEpoch):
             for item in buffer.ready:
                 return item
             if buffer.wants_more():
-                self._wait()
+                self._watching.main.resume()
+                try:
+                    self._waiter.until(self._take)
+                finally:
+                    self._watching.main.resting_since = perf_counter()
                 if buffer.is_ended:
                     raise StopIteration
             elif buffer.is_closed():
                 raise StopIteration
-
-    def _wait(self) -> None:
-        self._watching.main.resume()
-        try:
-            self._waiter.until(self._take)
-        finally:
-            self._watching.main.resting_since = perf_counter()
 
     async def aclose(self) -> None:
         self._waiter.stop()

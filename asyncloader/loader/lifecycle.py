@@ -102,7 +102,7 @@ class Lifecycle:
     @property
     def is_started(self) -> bool:
         """Whether the service has started, and from the state that it was to start from."""
-        return self.adapted is not None and not self.is_outdated
+        return self.adapted is not None and self._started_from == self._service_state
 
     @property
     def is_outdated(self) -> bool:

@@ -110,7 +110,8 @@ class Arena:
 
     def take(self, nbytes: int) -> Block | None:
         """Return a free block, or None; the caller fills and lends it at once."""
-        self._settle()
+        if self._owners.told.yes:
+            self._settle()
         size = slot_size(nbytes)
         free = self._free[size]
         if not free and not self._grow(size):
@@ -336,7 +337,8 @@ class ArenaView:
         if ref.offset < 0 or ref.nbytes < 1 or ref.offset + size > segment.size:
             raise TransportError(f"{ref} reaches outside its segment of {segment.size} bytes")
         with self._lock:
-            self._settle()
+            if self._owners.told.yes:
+                self._settle()
             if ref.slot in self._leased:
                 raise TransportError(f"slot {ref.slot} was lent twice")
             if self.leased_bytes + size <= self.copy_beyond:
@@ -355,7 +357,8 @@ class ArenaView:
     def take_released(self) -> list[int]:
         """Return the slots that came back since the last call, for the sender."""
         with self._lock:
-            self._settle()
+            if self._owners.told.yes:
+                self._settle()
             released, self._released = self._released, []
         return released
 
@@ -450,8 +453,9 @@ class SlotOwners:
         self._alive: dict[int, _OwnerRef] = {}
         self._dead: deque[_OwnerRef] = deque()
         self._types: dict[int, Any] = {}
-        self._told = _Told()
-        self._on_gone = _on_gone(self._dead, self._told, wake)
+        #: Whether an owner has died since the last call of ``gone``.
+        self.told = _Told()
+        self._on_gone = _on_gone(self._dead, self.told, wake)
 
     def __len__(self) -> int:
         return len(self._alive)
@@ -470,7 +474,7 @@ class SlotOwners:
 
     def gone(self) -> Sequence[tuple[int, int]]:
         """The slots, and their bytes, whose owners have died since the last call."""
-        self._told.yes = False
+        self.told.yes = False
         if not self._dead:
             return ()
         gone = []

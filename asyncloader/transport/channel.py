@@ -418,7 +418,7 @@ class LoopChannel(_End):
         current = self._subscription
         if current is not None and not current.loop.is_closed():
             raise LoopMismatchError("this channel is attached to a loop; detach it first")
-        self._subscription = _Subscription(loop, self.fileno(), on_frames, on_closed)
+        self._subscription = _Subscription(loop, self._sock.fileno(), on_frames, on_closed)
         if self._ended is not None:
             loop.call_soon(self._report_end)
             return

@@ -462,7 +462,7 @@ class Payload(NamedTuple):
         """Whether decoding this takes so long that a thread should do it."""
         # A quick check first: a small payload has no large pickle.
         is_large = len(self.memory) >= LARGE and any(size >= LARGE for size, _ in self.pickles)
-        return is_large or (self.speaks_of_torch and self.needs_torch())
+        return is_large or (self.speaks_of_torch and not has_torch())
 
     def needs_torch(self) -> bool:
         """Whether torch would be imported to decode this, which takes long."""

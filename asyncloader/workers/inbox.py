@@ -54,12 +54,14 @@ class Inbox:
         self.is_asked = False
         self.error: BaseException | None = None
         self._decoder = decoder
-        self._frames: deque[_Arrived] = deque()
+        #: The frames that were not opened.
+        self.frames: deque[_Arrived] = deque()
         #: How many items of the open frame were not taken.
         self.left = 0
         self._items: list[Any] = []
         self._cost = 0
-        self._has_ended = False
+        #: Whether no frame follows.
+        self.has_ended = False
         self._is_refused = False
 
     def put(self, frame: Payload, cost: int = 1, note: Note = NO_NOTE) -> None:
@@ -77,45 +79,45 @@ class Inbox:
             self.latest_mark.told.append(note.told)
         self.arrived += frame.items
         arrived = _Arrived(frame, self._decoder, self.latest_mark, note.told, cost, frame.is_slow())
-        self._frames.append(arrived)
+        self.frames.append(arrived)
 
     def continue_with(self, decoder: Decoder) -> None:
         """Continue with frames from another worker."""
         self._decoder = decoder
-        self._has_ended, self.error = False, None
+        self.has_ended, self.error = False, None
         self.is_asked = False
 
     def continue_after_error(self) -> None:
         """Continue after an item that could not be read."""
-        self._has_ended = self._is_refused = False
+        self.has_ended = self._is_refused = False
         self.error = None
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no frame follows, and the error to raise after the last item."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             self.error = error
 
     def has_something(self) -> bool:
         """Whether there is an item to take, or the stream is over."""
-        return self.left > 0 or bool(self._frames) or self._has_ended
+        return self.left > 0 or bool(self.frames) or self.has_ended
 
     def is_over(self) -> bool:
         """Whether everything was taken and no more will come."""
-        return self._has_ended and not self._frames and not self.left
+        return self.has_ended and not self.frames and not self.left
 
     def is_whole(self) -> bool:
         """Whether the worker has sent everything, taken or not."""
-        return self._has_ended and not self._is_refused
+        return self.has_ended and not self._is_refused
 
     def open(self, *, even_slow: bool = False) -> int:
         """Open the next frame if the open one is empty; return how many items can be taken.
 
         A slow frame is left to ``open_slow``.
         """
-        if self.left or not self._frames or (self._frames[0].is_slow and not even_slow):
+        if self.left or not self.frames or (self.frames[0].is_slow and not even_slow):
             return self.left
-        frame, decoder, self.mark, told, self._cost, _ = self._frames.popleft()
+        frame, decoder, self.mark, told, self._cost, _ = self.frames.popleft()
         refused = decoder.refused
         if told:
             self.told.append(told)
@@ -127,11 +129,11 @@ class Inbox:
 
     def has_slow_frame(self) -> bool:
         """Whether opening the next frame takes so long that a thread has to do it."""
-        return not self.left and bool(self._frames) and self._frames[0].is_slow
+        return not self.left and bool(self.frames) and self.frames[0].is_slow
 
     async def open_slow(self) -> None:
         """Open the next frame in a thread."""
-        if self._frames[0].frame.needs_torch():
+        if self.frames[0].frame.needs_torch():
             await in_thread(import_torch)
         await in_thread(partial(self.open, even_slow=True))
 
@@ -156,8 +158,8 @@ class Inbox:
 
     def drop(self) -> None:
         """Return the shared memory of frames that nobody will open."""
-        while self._frames:
-            arrived = self._frames.popleft()
+        while self.frames:
+            arrived = self.frames.popleft()
             arrived.decoder.give_back(arrived.frame)
         self._items, self.left = [], 0
         self._on_credits = _keep
@@ -167,7 +169,7 @@ class Inbox:
         for at, item in enumerate(items):
             if type(item) is TransportError:
                 self.drop()
-                self._has_ended = self._is_refused = True
+                self.has_ended = self._is_refused = True
                 item.worker = self.worker
                 self.error = item
                 return items[:at]
@@ -186,6 +188,11 @@ _ENOUGH = 1024
 
 class Merge(Protocol):
     """Draws the next items from several inboxes."""
+
+    @property
+    def turns(self) -> Iterable[Inbox]:
+        """The inboxes that have not ended, in the order of their turns."""
+        ...
 
     def is_ready(self) -> bool:
         """Whether ``take`` would return or raise something now, or everything was taken."""
@@ -206,27 +213,23 @@ class Merge(Protocol):
         """Return the inboxes that ``take`` waits for; one of them is enough."""
         ...
 
-    def turns(self) -> list[int]:
-        """Return the workers that have not ended, in the order of their turns."""
-        ...
-
 
 class TakeInTurn:
     """Takes one item from each inbox in turn; an inbox that is over is left out."""
 
     def __init__(self, inboxes: Iterable[Inbox]) -> None:
         # The first is the one whose turn it is.
-        self._turns = deque(inboxes)
+        self.turns = deque(inboxes)
 
     def is_ready(self) -> bool:
-        return not self._turns or self._turns[0].has_something()
+        return not self.turns or self.turns[0].has_something()
 
     def is_over(self) -> bool:
-        return not self._turns
+        return not self.turns
 
     def take(self) -> list[Any]:
         items: list[Any] = []
-        turns = self._turns
+        turns = self.turns
         are_open = self._open_all()
         while turns:
             while are_open:
@@ -237,7 +240,7 @@ class TakeInTurn:
                 items += first.take(1)
                 turns.rotate(-1)
                 first = turns[0]
-            if not first.is_over() or (items and first.error is not None):
+            if first.frames or not first.has_ended or (items and first.error is not None):
                 break
             if first.error is not None:
                 raise first.error
@@ -246,18 +249,18 @@ class TakeInTurn:
         return items
 
     def awaited(self) -> list[Inbox]:
-        return [self._turns[0]]
-
-    def turns(self) -> list[int]:
-        return [inbox.worker for inbox in self._turns]
+        return [self.turns[0]]
 
     def _open_all(self) -> bool:
         """Open a frame of every inbox whose open frame is empty; whether all have items."""
-        return min([inbox.left or inbox.open() for inbox in self._turns], default=0) > 0
+        for inbox in self.turns:
+            if inbox.frames and not inbox.left:
+                inbox.open()
+        return min([inbox.left for inbox in self.turns], default=0) > 0
 
     def _take_rounds(self, items: list[Any]) -> int:
         """Take as many items from every inbox as the one with the fewest has."""
-        inboxes = self._turns
+        inboxes = self.turns
         rounds = min([inbox.left for inbox in inboxes])
         if len(inboxes) == 1:
             items += inboxes[0].take(rounds)
@@ -273,33 +276,30 @@ class TakeAsReady:
     """Takes the items that are there, from the workers in turn; skips those that have none."""
 
     def __init__(self, inboxes: Iterable[Inbox]) -> None:
-        self._inboxes = list(inboxes)
+        self.turns = list(inboxes)
 
     def is_ready(self) -> bool:
-        return not self._inboxes or any(inbox.has_something() for inbox in self._inboxes)
+        return not self.turns or any(inbox.has_something() for inbox in self.turns)
 
     def is_over(self) -> bool:
-        return not self._inboxes
+        return not self.turns
 
     def take(self) -> list[Any]:
         items: list[Any] = []
-        for inbox in self._inboxes:
+        for inbox in self.turns:
             count = inbox.open()
             if count:
                 items += inbox.take(count)
         if items:
             return items
-        for inbox in self._inboxes:
+        for inbox in self.turns:
             if inbox.is_over() and inbox.error is not None:
                 raise inbox.error
-        self._inboxes = [inbox for inbox in self._inboxes if not inbox.is_over()]
+        self.turns = [inbox for inbox in self.turns if not inbox.is_over()]
         return items
 
     def awaited(self) -> list[Inbox]:
-        return [inbox for inbox in self._inboxes if not inbox.has_something()]
-
-    def turns(self) -> list[int]:
-        return [inbox.worker for inbox in self._inboxes]
+        return [inbox for inbox in self.turns if not inbox.has_something()]
 
 
 class TakeInRuns:
@@ -308,6 +308,10 @@ class TakeInRuns:
     def __init__(self, runs: Iterable[tuple[Inbox, int]], following: Merge) -> None:
         self._runs = deque(runs)
         self._following = following
+
+    @property
+    def turns(self) -> Iterable[Inbox]:
+        return self._following.turns
 
     def is_ready(self) -> bool:
         if not self._runs:
@@ -334,6 +338,3 @@ class TakeInRuns:
 
     def awaited(self) -> list[Inbox]:
         return [self._runs[0][0]] if self._runs else self._following.awaited()
-
-    def turns(self) -> list[int]:
-        return self._following.turns()

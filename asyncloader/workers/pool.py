@@ -73,7 +73,9 @@ class WorkerPool:
         fed: int | None = None,
     ) -> None:
         self.settings = settings
+        #: The workers, in their order; and all processes, the dispatching one after the workers.
         self.handles: list[WorkerHandle] = []
+        self.all_handles: list[WorkerHandle] = []
         self.restarts = 0
         self.is_draining = False
         self._restarts_of: Counter[str] = Counter()
@@ -100,14 +102,13 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Start all workers; if one fails, end the others and raise WorkerStartupError."""
-        self.handles, self._dispatcher = _apart(await self._starter.start(self._workers()))
+        self._hold(await self._starter.start(self._workers()))
 
     async def restart(self) -> None:
         """Start all workers anew, after one has died."""
         await self.aclose()
         self._watch_over_processes()
-        started = await self._starter.start_again(self._workers())
-        self.handles, self._dispatcher = _apart(started)
+        self._hold(await self._starter.start_again(self._workers()))
 
     def begin_epoch(
         self, shared_seeds: Sequence[int], seed_generator: SeedGenerator, resets: bytes
@@ -128,7 +129,7 @@ class WorkerPool:
         self._taken = 0
         self._streams = [self._stream(number, settings) for number in range(self._count)]
         news = self._news()
-        for handle in self.all_handles():
+        for handle in self.all_handles:
             handle.begin_epoch(self._epoch)
             handle.attach(loop, news)
         return self._streams
@@ -153,7 +154,7 @@ class WorkerPool:
             return
         self._loop = None
         self._streams = []
-        for handle in self.all_handles():
+        for handle in self.all_handles:
             # A worker that has sent everything needs no EndEpoch.
             if not handle.is_idle():
                 handle.send(EndEpoch(self._epoch))
@@ -168,22 +169,17 @@ class WorkerPool:
 
     def has_dead(self) -> bool:
         """Whether a worker has ended, or all were, so that the pool cannot run another epoch."""
-        handles = self.all_handles()
-        return not handles or any(
-            handle.failure is not None or handle.process.is_dead() for handle in handles
+        return not self.handles or any(
+            handle.failure is not None or handle.process.is_dead() for handle in self.all_handles
         )
 
     def has_other_length(self) -> bool:
         """Whether a worker's init function may have changed how many items it yields."""
         return any(handle.has_other_length for handle in self.handles)
 
-    def all_handles(self) -> list[WorkerHandle]:
-        """Return the handles to all processes, including the dispatching one."""
-        return self.handles if self._dispatcher is None else [*self.handles, self._dispatcher]
-
     def stats(self) -> list[WorkerStats]:
         """Return the statistics of all processes in this epoch, or in the last one."""
-        return [handle.stats(self._restarts_of[handle.name]) for handle in self.all_handles()]
+        return [handle.stats(self._restarts_of[handle.name]) for handle in self.all_handles]
 
     def dealing_of(self, number: int) -> Dealing | None:
         """Return the marks of the process that deals a stream's items; None if none does."""
@@ -194,9 +190,9 @@ class WorkerPool:
     async def recover(self) -> bool:
         """Replace the dead workers; False if there are none or they may not be replaced."""
         async with self._recovering:
-            dead = [handle for handle in self.all_handles() if isinstance(handle.failure, GONE)]
+            dead = [handle for handle in self.all_handles if isinstance(handle.failure, GONE)]
             # No other process can deal again what a dispatching process has dealt.
-            lost = self.all_handles() if self._dispatcher is not None else dead
+            lost = self.all_handles if self._dispatcher is not None else dead
             if not dead or self._start is None:
                 return False
             if not self._starter.may_replace(has_delivered=self._has_delivered(dead)):
@@ -217,9 +213,9 @@ class WorkerPool:
     async def aclose(self) -> None:
         """End all workers within three seconds in total."""
         self.end_epoch()
-        for handle in self.all_handles():
+        for handle in self.all_handles:
             handle.close()
-        self.handles, self._dispatcher = [], None
+        self._hold([])
         self._finalizer.detach()
         await self._starter.end(self._starter.processes, grace=CLOSE_GRACE)
 
@@ -255,15 +251,20 @@ class WorkerPool:
         self._retired += lost
         if dispatcher is not None and self._dispatcher is not None:
             dispatcher.dealing = self._dispatcher.dealing
-            self._dispatcher = dispatcher
             if deal is not None:
                 dispatcher.send(replace(self._start, deal=deal))
         for number, handle in zip(numbers, handles, strict=True):
             self._hand_over(self.handles[number], handle)
-            self.handles[number] = handle
+        replaced = {handle.worker: handle for handle in started}
+        self._hold([replaced.get(handle.worker, handle) for handle in self.all_handles])
         # An endless epoch may have any number of deaths, so drop what is used up.
         self._close_retired([handle for handle in self._retired if handle.is_used_up()])
         self._wake()
+
+    def _hold(self, handles: list[WorkerHandle]) -> None:
+        """Hold these handles in the place of those that were held."""
+        self.handles, self._dispatcher = workers, dispatcher = _apart(handles)
+        self.all_handles = workers if dispatcher is None else [*workers, dispatcher]
 
     def _close_retired(self, handles: list[WorkerHandle]) -> None:
         self._retired = [handle for handle in self._retired if handle not in handles]
@@ -343,7 +344,7 @@ class WorkerPool:
         return range(self.settings.num_workers)
 
     def _pause(self, is_paused: bool) -> None:
-        for handle in self.all_handles():
+        for handle in self.all_handles:
             handle.send(Instruction.PAUSE if is_paused else Instruction.RESUME)
             handle.set_paused(is_paused)
 

@@ -51,12 +51,10 @@ class Pool(Protocol):
     """The part of a WorkerPool that a stream needs."""
 
     handles: list[WorkerHandle]
+    #: The handles to all processes, the dispatching one among them.
+    all_handles: list[WorkerHandle]
     #: Whether the workers are to send what they have credits for, and no more.
     is_draining: bool
-
-    def all_handles(self) -> list[WorkerHandle]:
-        """Return the handles to all processes, the dispatching one among them."""
-        ...
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
         """Have every worker begin a stream; return where its items arrive."""
@@ -148,12 +146,24 @@ class WorkerStream:
     def stand(self, taken: int, later: Cursor | None) -> Stand:
         """Return where the stream is after so many items were taken, with what comes later."""
         marks = [(inbox.mark, inbox.position) for inbox in self._inboxes]
-        return Stand(marks, self._merge.turns(), self._dealing, taken, later)
+        turns = [inbox.worker for inbox in self._merge.turns]
+        return Stand(marks, turns, self._dealing, taken, later)
 
     def begin(self) -> None:
         """Let the workers begin, unless they have begun."""
-        if not self._inboxes:
-            self._begin()
+        if self._inboxes:
+            return
+        self._inboxes = self._pool.begin_stream(self._number, self._place)
+        self._dealing = self._pool.dealing_of(self._number)
+        for inbox in self._inboxes:
+            # A grant wakes the worker, so collect several; it has other credits meanwhile.
+            inbox.on_credits(self._grant, more_than=self._settings.credits // 2)
+            if self._keeps_told:
+                inbox.told = deque()
+        order = TakeInTurn if self._settings.in_order else TakeAsReady
+        following = order(self._inboxes[worker] for worker in self._place.turns)
+        runs = ((self._inboxes[worker], count) for worker, count in self._runs)
+        self._merge = TakeInRuns(runs, following) if self._runs else following
 
     def take_ready(self) -> list[Any]:
         """Return the items that are there; raise an error in the place of its item.
@@ -205,19 +215,6 @@ class WorkerStream:
                 if not await self._pool.recover() and self._failure() is not None:
                     raise
 
-    def _begin(self) -> None:
-        self._inboxes = self._pool.begin_stream(self._number, self._place)
-        self._dealing = self._pool.dealing_of(self._number)
-        for inbox in self._inboxes:
-            # A grant wakes the worker, so collect several; it has other credits meanwhile.
-            inbox.on_credits(self._grant, more_than=self._settings.credits // 2)
-            if self._keeps_told:
-                inbox.told = deque()
-        order = TakeInTurn if self._settings.in_order else TakeAsReady
-        following = order(self._inboxes[worker] for worker in self._place.turns)
-        runs = ((self._inboxes[worker], count) for worker, count in self._runs)
-        self._merge = TakeInRuns(runs, following) if self._runs else following
-
     async def _until_ready(self, *, is_late: bool) -> None:
         if self._merge.is_ready():
             return
@@ -268,7 +265,7 @@ class WorkerStream:
             self._ask()
 
     def _failure(self) -> BaseException | None:
-        for handle in self._pool.all_handles():
+        for handle in self._pool.all_handles:
             if handle.failure is not None or handle.epoch_failure is not None:
                 return handle.failure or handle.epoch_failure
         return None
@@ -296,7 +293,7 @@ class WorkerStream:
         return next((handle for handle in self._dealers() if handle.last_heard < self._asked), None)
 
     def _dealers(self) -> list[WorkerHandle]:
-        return [handle for handle in self._pool.all_handles() if handle.worker is None]
+        return [handle for handle in self._pool.all_handles if handle.worker is None]
 
     def _grant(self, inbox: Inbox, credits: int) -> None:
         if self._settings.credits and not self._pool.is_draining:

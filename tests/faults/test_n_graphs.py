@@ -62,7 +62,7 @@ def test_a_dispatcher_that_dies_as_an_epoch_begins_empties_no_epoch(name, caplog
         service = MultiProcessingReadingService(1, on_worker_death="restart")
         with DataLoader2(RUN_AHEAD[name](dealt), reading_service=service) as loader:
             next(iter(loader))
-            dispatcher = loader.reading_service._pool.all_handles()[-1]
+            dispatcher = loader.reading_service._pool.all_handles[-1]
             os.kill(dispatcher.process.pid, signal.SIGKILL)
             assert [list(loader) for _ in range(2)] == [list(range(16))] * 2
 

@@ -512,7 +512,6 @@ PARTS = {
         SyncIterator.__next__,
         SyncIterator._next,
         SyncEpoch.next,
-        SyncEpoch._wait,
         LoopEpoch._take,
         LoopEpoch._end,
         GraphItems.hand_to,

@@ -420,7 +420,7 @@ def _kill(case: Case, way: Way, luck: random.Random) -> None:
 
 def _kill_one(loader: DataLoader2[Any], luck: random.Random) -> int:
     pool = getattr(loader.reading_service, "_pool", None)
-    links = [] if pool is None else pool.all_handles()
+    links = [] if pool is None else pool.all_handles
     return signalled(luck.choice(links).process, signal.SIGKILL) if links else 0
 
 

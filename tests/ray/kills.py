@@ -36,7 +36,7 @@ def undisturbed(count: int) -> list[int]:
 
 
 def processes(loader: Any) -> list[Any]:
-    return [handle.process for handle in loader.reading_service._pool.all_handles()]
+    return [handle.process for handle in loader.reading_service._pool.all_handles]
 
 
 def kill(process: Any) -> None:

@@ -247,12 +247,12 @@ def test_without_order_the_rest_is_the_same_set(seed):
 def processes_of(loader: DataLoader2[Any]) -> list[int]:
     """Return the pids of a loader's workers, and of its dispatching process."""
     pool = loader.reading_service._pool
-    return [link.process.pid for link in pool.all_handles()]
+    return [link.process.pid for link in pool.all_handles]
 
 
 def kill_one(loader: DataLoader2[Any], luck: random.Random) -> None:
     # One that was killed before may be gone, if nothing of it was missed yet.
-    links = loader.reading_service._pool.all_handles()
+    links = loader.reading_service._pool.all_handles
     number = luck.choice([signal.SIGKILL, signal.SIGSEGV])
     signalled(luck.choice(links).process, number)
 
