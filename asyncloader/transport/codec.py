@@ -452,21 +452,14 @@ class Payload(NamedTuple):
     pickles: list[tuple[int, int]]
     #: How many items there are.
     items: int
-    #: Whether torch is imported to decode this, if it is not there.
-    speaks_of_torch: bool
+    #: Whether torch is imported to decode this.
+    needs_torch: bool
+    #: Whether decoding this takes so long that a thread should do it.
+    is_slow: bool
     data_start: int
     in_band_start: int
     memory: memoryview
 
-    def is_slow(self) -> bool:
-        """Whether decoding this takes so long that a thread should do it."""
-        # A quick check first: a small payload has no large pickle.
-        is_large = len(self.memory) >= LARGE and any(size >= LARGE for size, _ in self.pickles)
-        return is_large or (self.speaks_of_torch and not has_torch())
-
-    def needs_torch(self) -> bool:
-        """Whether torch would be imported to decode this, which takes long."""
-        return self.speaks_of_torch and not has_torch()
 
 
 def read_payload(payload: bytes | memoryview) -> Payload:
@@ -491,7 +484,9 @@ def read_payload(payload: bytes | memoryview) -> Payload:
         list(islice(threes, buffers)) if buffers else [],
         sizes := list(zip(numbers, numbers, strict=True)),
         items,
-        bool(torch),
+        needs_torch := bool(torch and not has_torch()),
+        # A quick check first: a small payload has no large pickle.
+        needs_torch or (size >= LARGE and any(nbytes >= LARGE for nbytes, _ in sizes)),
         data_start,
         data_start + sum([nbytes for nbytes, _ in sizes]),
         memoryview(payload),

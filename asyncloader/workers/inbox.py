@@ -27,7 +27,6 @@ class _Arrived(NamedTuple):
     mark: Noted
     told: bytes
     cost: int
-    is_slow: bool
 
 
 class Inbox:
@@ -78,8 +77,7 @@ class Inbox:
         if note.told:
             self.latest_mark.told.append(note.told)
         self.arrived += frame.items
-        arrived = _Arrived(frame, self._decoder, self.latest_mark, note.told, cost, frame.is_slow())
-        self.frames.append(arrived)
+        self.frames.append(_Arrived(frame, self._decoder, self.latest_mark, note.told, cost))
 
     def continue_with(self, decoder: Decoder) -> None:
         """Continue with frames from another worker."""
@@ -115,9 +113,9 @@ class Inbox:
 
         A slow frame is left to ``open_slow``.
         """
-        if self.left or not self.frames or (self.frames[0].is_slow and not even_slow):
+        if self.left or not self.frames or (self.frames[0].frame.is_slow and not even_slow):
             return self.left
-        frame, decoder, self.mark, told, self._cost, _ = self.frames.popleft()
+        frame, decoder, self.mark, told, self._cost = self.frames.popleft()
         refused = decoder.refused
         if told:
             self.told.append(told)
@@ -129,11 +127,11 @@ class Inbox:
 
     def has_slow_frame(self) -> bool:
         """Whether opening the next frame takes so long that a thread has to do it."""
-        return not self.left and bool(self.frames) and self.frames[0].is_slow
+        return not self.left and bool(self.frames) and self.frames[0].frame.is_slow
 
     async def open_slow(self) -> None:
         """Open the next frame in a thread."""
-        if self.frames[0].frame.needs_torch():
+        if self.frames[0].frame.needs_torch:
             await in_thread(import_torch)
         await in_thread(partial(self.open, even_slow=True))
 

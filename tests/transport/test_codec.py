@@ -681,9 +681,9 @@ def test_large_pickles_let_other_threads_run():
     ticks = count_while(lambda: payloads.append(Encoder(Arena(0)).encode([rows]).parts))
     payload = b"".join(payloads[0])
     assert ticks > 3
-    assert Decoder().admit(payload).is_slow()
+    assert Decoder().admit(payload).is_slow
     assert count_while(lambda: Decoder().decode(payload)) > 3
-    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([1]).parts)).is_slow()
+    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([1]).parts)).is_slow
 
 
 def test_plain_items_that_speak_of_torch_need_none(monkeypatch):
@@ -691,17 +691,17 @@ def test_plain_items_that_speak_of_torch_need_none(monkeypatch):
     texts = [f"torch, page {number}" for number in range(50)]
     shared = Decoder().admit(b"".join(Encoder(Arena(0)).encode(texts).parts))
     assert (shared.items, len(shared.pickles)) == (50, 1)
-    assert not shared.needs_torch()
-    assert not shared.is_slow()
+    assert not shared.needs_torch
+    assert not shared.is_slow
 
 
 @pytest.mark.parametrize("size", [3, 5000])
 def test_a_payload_says_that_it_needs_torch(monkeypatch, size):
     payload = b"".join(Encoder(Arena(0)).encode([torch.ones(size), 7]).parts)
-    assert not Decoder().admit(payload).is_slow()
+    assert not Decoder().admit(payload).is_slow
     monkeypatch.setattr(codec, "has_torch", lambda: False)
-    assert Decoder().admit(payload).is_slow()
-    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([{7: None}]).parts)).is_slow()
+    assert Decoder().admit(payload).is_slow
+    assert not Decoder().admit(b"".join(Encoder(Arena(0)).encode([{7: None}]).parts)).is_slow
 
 
 payloads: list = []
