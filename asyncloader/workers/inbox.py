@@ -145,7 +145,8 @@ class Inbox:
         if not self.left:
             self._items = []
             self._credits_done += self._cost
-            if self._credits_done > self._most_credits:
+            # A worker that has sent everything would only be woken.
+            if self._credits_done > self._most_credits and not self.has_ended:
                 credits, self._credits_done = self._credits_done, 0
                 self._on_credits(self, credits)
         return items
