@@ -49,7 +49,7 @@ ROOMS = [
     {"bridge"},
     {"run_place"},
     {"exchange", "unordered"},
-    {"arguments", "cursor_forms", "marks", "watch"},
+    {"arguments", "cursor_forms", "cursor_history", "watch"},
     {"cursors", "envelope", "lookups", "naming", "randomness", "torchdata_names"},
 ]
 

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.run_place import GRACE_SECONDS
 from asyncloader.datapipes.tolerance import SKIPPED, Failure, answered
@@ -235,7 +235,7 @@ def nothing_ahead(is_paused: bool) -> None:
 class AheadPass(Pass[T]):
     """One pass over a pipe that calls a function for each item, with many calls running."""
 
-    marks = ()
+    cursor_fields = ()
     holds_calls = True
     runs_ahead = True
 
@@ -254,7 +254,9 @@ class AheadPass(Pass[T]):
         # Such a pass needs no cursor: its reader's position says it all.
         self.is_one_to_one = pipe.ordered and pipe.tolerance.is_strict
         source = self.source
-        self.above = Marks(source.put_cursors, self.positions.oldest, source.first_cursors())
+        self.above = CursorHistory(
+            source.put_cursors, self.positions.oldest, source.first_cursors()
+        )
 
     def begin(self) -> int:
         """Note that an item was read; return its position, or BEFORE if it is done already."""
@@ -298,7 +300,7 @@ class AheadPass(Pass[T]):
             return position
         self.yielded, self.errors = self.positions.resume_at(cursor, position)
         oldest = self.positions.oldest()
-        # The own cursor keeps all later entries alive, so the marks must not hold it.
+        # The own cursor keeps all later entries alive, so the history must not hold it.
         above = {place: each for place, each in cursors.items() if each is not cursor}
         self.above.restart(oldest, above)
         self.source.resume(oldest, above)

@@ -265,7 +265,7 @@ class DataPipe:
     def cursor_form(self) -> Form:
         """Return the form of this pipe's cursors; a loaded state is checked against it.
 
-        A pipe whose passes have ``marks`` or define ``cursor`` must override this.
+        A pipe whose passes have ``cursor_fields`` or define ``cursor`` must override this.
         """
         return no_cursor
 

@@ -221,7 +221,7 @@ class Batcher(IterDataPipe[list[T]]):
 class BatchPass(Pass[Any]):
     """One pass over a Batcher; its position follows from its source's."""
 
-    marks = ()
+    cursor_fields = ()
 
     taken: int = 0
     yielded: int = 0

@@ -29,9 +29,9 @@ from asyncloader.datapipes.cursor_forms import (
     row,
     whole,
 )
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
 from asyncloader.datapipes.edges import beginning, resume_one
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import kind_name
 from asyncloader.datapipes.randomness import Seeded, fractions
 from asyncloader.datapipes.replaying import put_unordered_cursors
@@ -143,7 +143,7 @@ class Zipper(Together[tuple[Any, ...]]):
 class SideBySide(Pass[T]):
     """A pass that takes the same number of items from every source."""
 
-    marks = ()
+    cursor_fields = ()
 
     sources: list[Run[Any]] = field(init=False, repr=False)
 
@@ -236,14 +236,14 @@ class MuxPass(SideBySide[T]):
 
     rounds: int = 0
     turn: int = 0
-    above: Marks = field(init=False, repr=False)
+    above: CursorHistory = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         first: Cursors = {}
         for source in self.sources:
             first |= source.first_cursors()
-        self.above = Marks(super().put_source_cursors, lambda: self.rounds - 1, first)
+        self.above = CursorHistory(super().put_source_cursors, lambda: self.rounds - 1, first)
 
     def put_source_cursors(self, into: Cursors) -> None:
         # All items of the current round were taken already.
@@ -295,7 +295,7 @@ class MultiplexerLongest(Together[T]):
 class MuxLongestPass(UnevenPass[T]):
     """One pass over a MultiplexerLongest: whose turn it was last, and who has ended."""
 
-    marks = ("yielded", "turn", "rounds")
+    cursor_fields = ("yielded", "turn", "rounds")
 
     yielded: int = 0
     turn: int = -1
@@ -439,7 +439,7 @@ _EACH_DRAW_COUNTS: Rule = (
 class MixPass(UnevenPass[T]):
     """One pass over a SampleMultiplexer: its draws, and the items taken of each source."""
 
-    marks = ("seed", "drawn", "yielded")
+    cursor_fields = ("seed", "drawn", "yielded")
 
     seed: int
     drawn: int = 0

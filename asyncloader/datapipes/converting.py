@@ -150,7 +150,7 @@ class MapToIterConverter(IterDataPipe[T]):
 class LookupPass(Pass[T]):
     """One pass over keys, which can resume at any position at once."""
 
-    marks: ClassVar[tuple[str, ...]] = ()
+    cursor_fields: ClassVar[tuple[str, ...]] = ()
     follows_source = True
 
     keys: Sequence[Any] = field(repr=False)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursors, LastingError
-from asyncloader.datapipes.marks import Marks
 from asyncloader.waiting import Stopped
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Exchange(Generic[T]):
         self._taken = 0
         # How many items were taken before the latest group; all of those were yielded.
         self._taken_before = 0
-        self._marks = Marks(put, lambda: self._taken_before, first)
+        self._history = CursorHistory(put, lambda: self._taken_before, first)
         self._items: list[T] = []
         self._begun = 0.0
         self._ended = False
@@ -72,19 +72,19 @@ class Exchange(Generic[T]):
             self._begun = time.perf_counter()
         self.taker.wake_soon()
         self._given += 1
-        self._marks.passed(self._given)
+        self._history.passed(self._given)
 
     def give_group(self, items: list[T]) -> None:
-        """Add several items and wake the taker; call ``mark`` afterwards."""
+        """Add several items and wake the taker; call ``note_cursors`` afterwards."""
         if not self._items:
             self._begun = time.perf_counter()
         self._items += items
         self.taker.wake()
         self._given += len(items)
 
-    def mark(self) -> None:
+    def note_cursors(self) -> None:
         """Note the giver's cursors after the items given so far, if that is due."""
-        self._marks.passed(self._given)
+        self._history.passed(self._given)
 
     def end(self, error: BaseException | None) -> None:
         """Say that no item follows, with the error if there was one."""
@@ -143,4 +143,4 @@ class Exchange(Generic[T]):
 
     def put_cursors(self, into: Cursors) -> None:
         """Add cursors of the giver's pipe that are not later than the taker's position."""
-        into.update(self._marks.at(self._taken_before))
+        into.update(self._history.at(self._taken_before))

@@ -315,7 +315,7 @@ class ShuffledFlatMapPass(Pass[T]):
     A pass that has one open at a time is a flatmap.
     """
 
-    marks = ("seed", "drawn", "taken", "yielded", "errors")
+    cursor_fields = ("seed", "drawn", "taken", "yielded", "errors")
 
     width: int
     seed: int
@@ -394,7 +394,7 @@ class ShuffledFlatMapPass(Pass[T]):
     def resume_at(self, position: int, cursor: Cursor | None, cursors: Cursors) -> int:
         if cursor is None:
             return position
-        for name in self.marks:
+        for name in self.cursor_fields:
             setattr(self, name, cursor[name])
         self.pipe.follow_seed(self.seed)
         self.were_open, self.cursors = cursor["open"], cursors

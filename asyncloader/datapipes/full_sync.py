@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.arguments import checked_seconds
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, aclose_items, groups_of
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run, is_async_pipe
 from asyncloader.datapipes.run_place import cancelled
@@ -138,7 +138,7 @@ class FullSync(OneToOne, IterDataPipe[T]):
 class FullSyncPass(Pass[T]):
     """One pass over a FullSync: with several ranks, the items read ahead and agreed on."""
 
-    marks = ()
+    cursor_fields = ()
     runs_ahead = True
 
     _ahead: AgreedAhead[T] | None = None
@@ -217,7 +217,7 @@ class AgreedAhead(Generic[T]):
         self.held: deque[T] = deque()
         self.taken = 0
         self.yielded = 0
-        self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
+        self.above = CursorHistory(source.put_cursors, lambda: self.yielded, source.first_cursors())
         #: How many of the held items may be yielded, and how many agreements there were.
         self.agreed = 0
         self.window = 0

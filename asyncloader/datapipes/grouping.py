@@ -19,9 +19,9 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.batching import Batcher
 from asyncloader.datapipes.call import answer_of, calling, is_async, key_of
 from asyncloader.datapipes.cursor_forms import Form, Rule, ascending, at_most, counts, fields
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.flattening import FlatMapper, UnBatcher
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.patterns import add_cursors, begin_with, closing_items
 from asyncloader.datapipes.run import Pass, Run
@@ -102,14 +102,14 @@ def _checked_size(name: str, size: int | None, limit_name: str, limit: int | Non
 class GroupPass(Pass[Any]):
     """One pass over a Grouper, which holds the groups that are not yet full."""
 
-    marks = ("taken", "yielded")
+    cursor_fields = ("taken", "yielded")
 
     taken: int = 0
     yielded: int = 0
     held: int = 0
     #: The positions and items of each group.
     groups: dict[Any, list[tuple[int, Any]]] = field(default_factory=dict, repr=False)
-    above: Marks = field(init=False, repr=False)
+    above: CursorHistory = field(init=False, repr=False)
     # A heap of (minus the size, first position, key) of every group, with outdated entries
     # too; empty until the largest is needed.
     _by_size: list[tuple[int, int, Any]] = field(default_factory=list, init=False, repr=False)
@@ -118,7 +118,7 @@ class GroupPass(Pass[Any]):
 
     def __post_init__(self) -> None:
         source = self.source
-        self.above = Marks(source.put_cursors, self._oldest_held, source.first_cursors())
+        self.above = CursorHistory(source.put_cursors, self._oldest_held, source.first_cursors())
 
     def __iter__(self) -> Iterator[Any]:
         pipe = self.pipe
@@ -363,7 +363,7 @@ class BucketizePass(Pass[list[T]]):
     ``yielded`` count the items before it.
     """
 
-    marks = ("taken", "yielded")
+    cursor_fields = ("taken", "yielded")
 
     taken: int = 0
     yielded: int = 0

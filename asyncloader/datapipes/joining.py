@@ -132,7 +132,7 @@ def _is_somewhere(cursor: Cursor) -> bool:
 class IterJoinPass(Pass[Any]):
     """One pass over an IterKeyZipper: the items of the other source that wait, by their keys."""
 
-    marks = ("yielded", "ref_taken")
+    cursor_fields = ("yielded", "ref_taken")
 
     yielded: int = 0
     ref_taken: int = 0

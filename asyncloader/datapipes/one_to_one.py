@@ -38,7 +38,7 @@ class OneToOne:
 class OneToOnePass(Pass[Any]):
     """One pass over a pipe that has ``results``, at the position of its source."""
 
-    marks = ()
+    cursor_fields = ()
     follows_source = True
 
     def __iter__(self) -> Iterator[Any]:

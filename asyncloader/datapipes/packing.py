@@ -164,7 +164,7 @@ class PackPass(Pass[list[T]]):
     ``taken`` sequences were packed, and ``offset`` tokens of the next one.
     """
 
-    marks = ("taken", "offset", "yielded")
+    cursor_fields = ("taken", "offset", "yielded")
 
     taken: int = 0
     offset: int = 0

@@ -28,8 +28,8 @@ from asyncloader.datapipes.cursor_forms import (
     sieve,
     truth,
 )
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.one_to_one import OneToOne, OneToOnePass
 from asyncloader.datapipes.run import Pass, Run, picks
@@ -63,18 +63,18 @@ class Rereader(Generic[T]):
             Held(number, item, cursors) for number, item in zip(were_held, again, strict=True)
         ]
         self.taken = taken
-        # Each held item keeps the cursors it needs, so the marks need not.
-        self._marks = Marks(source.put_cursors, lambda: self.taken)
-        self._marks.restart(taken, cursors)
+        # Each held item keeps the cursors it needs, so the history need not.
+        self._history = CursorHistory(source.put_cursors, lambda: self.taken)
+        self._history.restart(taken, cursors)
 
     def __iter__(self) -> Iterator[Held[T]]:
         return self
 
     def __next__(self) -> Held[T]:
         item = next(self._items)
-        held = Held(self.taken, item, self._marks.at(self.taken))
+        held = Held(self.taken, item, self._history.at(self.taken))
         self.taken += 1
-        self._marks.passed(self.taken)
+        self._history.passed(self.taken)
         return held
 
     def close(self) -> None:
@@ -186,14 +186,14 @@ LAGGING = fields(counts("taken", "yielded"))
 class LaggingPass(Pass[T]):
     """One pass that has finished with ``taken`` items and holds the items after them."""
 
-    marks: ClassVar[tuple[str, ...]] = ("taken", "yielded")
+    cursor_fields: ClassVar[tuple[str, ...]] = ("taken", "yielded")
 
     taken: int = field(default=0, kw_only=True)
     yielded: int = field(default=0, kw_only=True)
-    above: Marks = field(init=False, repr=False)
+    above: CursorHistory = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.above = Marks(self.source.put_cursors, lambda: self.taken)
+        self.above = CursorHistory(self.source.put_cursors, lambda: self.taken)
 
     def put_source_cursors(self, into: Cursors) -> None:
         into.update(self.above.at(self.taken))
@@ -271,7 +271,7 @@ class SievePass(Pass[T]):
     The pipe's ``sifted`` yields them, and counts them here.
     """
 
-    marks = ("taken", "yielded", "errors")
+    cursor_fields = ("taken", "yielded", "errors")
 
     taken: int = 0
     yielded: int = 0
@@ -432,7 +432,7 @@ class ExpansionPass(Pass[T]):
     taken again.
     """
 
-    marks = ("taken", "inside", "offset", "before", "errors_before")
+    cursor_fields = ("taken", "inside", "offset", "before", "errors_before")
 
     taken: int = 0
     inside: bool = False
@@ -442,13 +442,15 @@ class ExpansionPass(Pass[T]):
     errors_before: int = 0
     #: How many items could not be expanded, or not to their end.
     errors: int = 0
-    above: Marks = field(init=False, repr=False)
+    above: CursorHistory = field(init=False, repr=False)
     #: How many parts of the next item were yielded already.
     _known: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         source = self.source
-        self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
+        self.above = CursorHistory(
+            source.put_cursors, lambda: self.taken - 1, source.first_cursors()
+        )
 
     def __iter__(self) -> Iterator[T]:
         with self.pipe.expanding(self) as parts_in:

@@ -17,8 +17,8 @@ from asyncloader.datapipes.ahead import RunningAhead
 from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
@@ -145,7 +145,7 @@ class Prefetcher(OneToOne, IterDataPipe[T]):
 class PrefetchPass(Pass[T]):
     """One pass over a Prefetcher: what was read ahead of the consumer, while it is iterated."""
 
-    marks = ()
+    cursor_fields = ()
     runs_ahead = True
 
     _ahead: ReadAhead[T] | None = None
@@ -198,7 +198,7 @@ class ReadAhead(RunningAhead, Generic[T]):
         self._weight = 0
         self.taken = 0
         self.yielded = 0
-        self.above = Marks(source.put_cursors, lambda: self.yielded, source.first_cursors())
+        self.above = CursorHistory(source.put_cursors, lambda: self.yielded, source.first_cursors())
         self.buffer: deque[T] = deque()
 
     def hold(self, item: T) -> None:

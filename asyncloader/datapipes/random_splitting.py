@@ -203,7 +203,7 @@ class Share(IterDataPipe[T]):
 class SharePass(Pass[T]):
     """One pass over a share: it counts the source's items and its own."""
 
-    marks = ("seed", "taken", "yielded")
+    cursor_fields = ("seed", "taken", "yielded")
 
     seed: int
     taken: int = 0

@@ -26,9 +26,9 @@ from asyncloader.datapipes.cursor_forms import (
     row,
     whole,
 )
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, number_of
 from asyncloader.datapipes.edges import edges_of, pipes_from
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.randomness import Seeded
 from asyncloader.datapipes.replaying import begin_unordered, put_unordered_cursors
 from asyncloader.datapipes.run import Pass, Run, RunTree
@@ -80,7 +80,7 @@ class Concater(IterDataPipe[T]):
 class ConcatPass(OutlastingPass[T]):
     """One pass over a Concater: which source is being read, and how much of it was."""
 
-    marks = ("current", "taken", "yielded")
+    cursor_fields = ("current", "taken", "yielded")
 
     current: int = 0
     taken: int = 0
@@ -193,7 +193,7 @@ class Cycler(IterDataPipe[T]):
 class CyclePass(Pass[T]):
     """One pass over a Cycler: the rounds that are over, and what was taken in this one."""
 
-    marks = ("rounds", "taken", "yielded")
+    cursor_fields = ("rounds", "taken", "yielded")
     follows_source = True
 
     rounds: int = 0
@@ -339,15 +339,17 @@ class Repeater(IterDataPipe[T]):
 class RepeatPass(Pass[T]):
     """One pass over a Repeater: the items taken, and how often the last was yielded."""
 
-    marks = ()
+    cursor_fields = ()
 
     taken: int = 0
     repeated: int = 0
-    above: Marks = field(init=False, repr=False)
+    above: CursorHistory = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         source = self.source
-        self.above = Marks(source.put_cursors, lambda: self.taken - 1, source.first_cursors())
+        self.above = CursorHistory(
+            source.put_cursors, lambda: self.taken - 1, source.first_cursors()
+        )
 
     def put_source_cursors(self, into: Cursors) -> None:
         # An item that must still be repeated is taken again.

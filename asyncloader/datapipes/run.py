@@ -377,7 +377,7 @@ class Run(Generic[T]):
         into.update(beginnings or {})
         if self._own_state is not None:
             put_cursor(self.pipe, self._own_state.cursor(), into)
-        elif beginnings is None and self._pass is not None and self._pass.marks is not None:
+        elif beginnings is None and self._pass is not None and self._pass.cursor_fields is not None:
             self._pass.put_source_cursors(into)
             # The own cursor comes last: a pass that has not moved yet adds all of the graph's
             # cursors from its beginning.
@@ -393,15 +393,15 @@ class Pass(Generic[T_co]):
     """One pass over a pipe, from its first item to its last.
 
     A pass keeps its position in its fields, never in the locals of a generator, so that
-    it can be read between any two items. ``marks`` names these fields, which are whole
+    it can be read between any two items. ``cursor_fields`` names these fields, which are whole
     numbers: ``taken`` counts the source's items that the pass has finished with, and
-    ``yielded`` its own items. A pass with ``marks = None`` can begin only at its first
+    ``yielded`` its own items. A pass with ``cursor_fields = None`` can begin only at its first
     item; to resume it, the items before the wanted one are made and dropped.
 
     A pass is iterated by ``for``, or by ``async for`` where its pipe is async.
     """
 
-    marks: ClassVar[tuple[str, ...] | None] = None
+    cursor_fields: ClassVar[tuple[str, ...] | None] = None
     #: Whether a pass holds calls that are running, so that it is busy when it is full.
     holds_calls: ClassVar[bool] = False
 
@@ -443,7 +443,7 @@ class Pass(Generic[T_co]):
 
     def cursor(self) -> Cursor:
         """Return the position of the pass between two items, as plain data."""
-        return {name: getattr(self, name) for name in self.marks or ()}
+        return {name: getattr(self, name) for name in self.cursor_fields or ()}
 
     def put_source_cursors(self, into: Cursors) -> None:
         """Add the cursors of the pipes that the pass reads, if it has begun to."""
@@ -477,13 +477,13 @@ class Pass(Generic[T_co]):
         The cursor was taken at item ``position`` or earlier; None is the beginning.
         ``cursors`` are for the pipes that the pass reads. Call this before iterating.
         """
-        if cursor is None or self.marks is None:
+        if cursor is None or self.cursor_fields is None:
             return position
-        missing = {"taken", "yielded", *self.marks} - cursor.keys()
+        missing = {"taken", "yielded", *self.cursor_fields} - cursor.keys()
         if missing:
             # A pipe that defines no cursor_form is checked only here.
             raise SnapshotError(f"the state of a {type(self).__qualname__} has no {min(missing)!r}")
-        for name in self.marks:
+        for name in self.cursor_fields:
             setattr(self, name, cursor[name])
         self.source.resume(cursor["taken"], cursors)
         return position - int(cursor["yielded"])

@@ -293,7 +293,7 @@ async def give_groups(
             if is_patient:
                 # Other processes already make the next item, so let the taker of this run first.
                 await asyncio.sleep(0)
-            exchange.mark()
+            exchange.note_cursors()
             await waiter.until(exchange.has_room)
     finally:
         # A task that is collected after its loop was closed cannot await.

@@ -68,7 +68,7 @@ class SampledItems(Seeded, IterDataPipe[T]):
 class SampledPass(LookupPass[T]):
     """One pass over SampledItems, which draws the keys before its place again."""
 
-    marks = ("seed",)
+    cursor_fields = ("seed",)
 
     seed: int = field(kw_only=True)
     #: The share to look up; None for all from ``yielded`` on.

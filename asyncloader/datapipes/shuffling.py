@@ -31,9 +31,9 @@ from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_dat
 from asyncloader.datapipes.batching import largest_batch, most_items
 from asyncloader.datapipes.converting import LookupPass
 from asyncloader.datapipes.cursor_forms import COUNT, SEED, Form, Rule, fields, whole
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items, cursor_of
 from asyncloader.datapipes.flattening import UnBatcher
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.patterns import begin_with
 from asyncloader.datapipes.randomness import BLOCK, Shuffling, fractions
 from asyncloader.datapipes.run import Pass, Run, Stride, picks
@@ -202,19 +202,19 @@ class ShufflePass(Pass[T]):
     A pass without a buffer yields the source's items as they come.
     """
 
-    marks = ("seed", "taken", "drawn")
+    cursor_fields = ("seed", "taken", "drawn")
 
     buffer_size: int
     seed: int
     taken: int = 0
     drawn: int = 0
     buffer: list[Any] = field(default_factory=list, repr=False)
-    above: Marks = field(init=False, repr=False)
+    above: CursorHistory = field(init=False, repr=False)
     _cursors: Cursors = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._cursors = self.source.first_cursors()
-        self.above = Marks(self.source.put_cursors, self._oldest_held, self._cursors)
+        self.above = CursorHistory(self.source.put_cursors, self._oldest_held, self._cursors)
         # To resume, the buffer holds every item with its position.
         self._looks_back = self.buffer_size > 0 and not picks(self.pipe.source)
 
@@ -389,7 +389,7 @@ class MapShuffler(Shuffling, IterDataPipe[T]):
 class MapShufflePass(LookupPass[T]):
     """One pass over a MapShuffler, which can resume at any position at once."""
 
-    marks = ("seed",)
+    cursor_fields = ("seed",)
 
     shuffles: bool = field(kw_only=True)
     seed: int = field(kw_only=True)
@@ -438,7 +438,7 @@ class InBatchShuffler(Shuffling, IterDataPipe[list[T]]):
 class InBatchPass(Pass[list[T]]):
     """One pass over an InBatchShuffler: the batches so far, and the items drawn for them."""
 
-    marks = ("seed", "yielded", "drawn")
+    cursor_fields = ("seed", "yielded", "drawn")
     follows_source = True
 
     shuffles: bool

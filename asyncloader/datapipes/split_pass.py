@@ -25,9 +25,9 @@ from asyncloader.datapipes.cursor_forms import (
     fields,
     just,
 )
+from asyncloader.datapipes.cursor_history import Pace, thinned
 from asyncloader.datapipes.cursors import Cursor, Cursors, LastingError, close_items, number_of
 from asyncloader.datapipes.edges import beginning
-from asyncloader.datapipes.marks import Pace, thinned
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.errors import IteratorInvalidated, SnapshotError
 

@@ -79,7 +79,7 @@ class Branch(IterDataPipe[T]):
 class BranchPass(Pass[T]):
     """One branch's part in the pass that it shares with the other branches."""
 
-    marks = ()
+    cursor_fields = ()
 
     _split: SplitPass[T] | None = field(default=None, init=False, repr=False)
 

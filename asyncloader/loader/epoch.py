@@ -14,9 +14,9 @@ from collections.abc import AsyncIterable, Iterator
 from time import perf_counter
 from typing import Any
 
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.run import Run, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
@@ -579,7 +579,9 @@ class DirectEpoch(Epoch):
         self._caller.begins_at = perf_counter() + SAMPLER.begin_seconds
         self._run = run
         self._tree = run.tree
-        self._marks = Marks(self._put_cursors, lambda: self._made - 1, run.first_cursors())
+        self._history = CursorHistory(
+            self._put_cursors, lambda: self._made - 1, run.first_cursors()
+        )
         self._iterator: Iterator[Any] = run.started()
 
     @staticmethod
@@ -605,7 +607,7 @@ class DirectEpoch(Epoch):
             if self._is_closed:
                 self._close_items()
             self._made += 1
-            self._marks.passed(self._made)
+            self._history.passed(self._made)
             # It passes even if the buffer was closed meanwhile.
             buffer.arrived += 1
             return item
@@ -624,7 +626,7 @@ class DirectEpoch(Epoch):
             raise
 
     def cursors(self, passed: int) -> Cursors:
-        return self._marks.at(passed)
+        return self._history.at(passed)
 
     def _put_cursors(self, into: Cursors) -> None:
         self._run.put_cursors(into)

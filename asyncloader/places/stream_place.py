@@ -27,8 +27,8 @@ from asyncloader.datapipes.cursor_forms import (
     row,
     whole,
 )
+from asyncloader.datapipes.cursor_history import thinned
 from asyncloader.datapipes.cursors import Cursor
-from asyncloader.datapipes.marks import thinned
 from asyncloader.datapipes.unordered import Piece, followed, piece
 from asyncloader.places.marks import DEALT, FIRST, DealStart, Mark, Noted, load_mark
 from asyncloader.places.random_states import check_states

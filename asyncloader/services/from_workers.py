@@ -158,7 +158,7 @@ class FromWorkersPass(Pass[Any]):
     which does the same for pipes that run in the loader's process.
     """
 
-    marks = ()
+    cursor_fields = ()
     runs_ahead = True
 
     def __init__(self, run: Run[Any]) -> None:

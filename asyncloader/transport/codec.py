@@ -461,7 +461,6 @@ class Payload(NamedTuple):
     memory: memoryview
 
 
-
 def read_payload(payload: bytes | memoryview) -> Payload:
     """Read the tables of a payload; TransportError if they do not fit it."""
     size = len(payload)

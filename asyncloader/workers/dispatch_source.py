@@ -196,7 +196,7 @@ class FromDispatcher(IterDataPipe[Any]):
 class DealtPass(Pass[Any]):
     """One pass over a FromDispatcher; it continues where the pass before stopped."""
 
-    marks: ClassVar[tuple[str, ...] | None] = ()
+    cursor_fields: ClassVar[tuple[str, ...] | None] = ()
 
     _first: int = 0
 
@@ -219,7 +219,7 @@ class DealtPass(Pass[Any]):
 class LoaderFedPass(DealtPass):
     """One pass over what the loader deals. It has no cursor: such items never come again."""
 
-    marks = None
+    cursor_fields = None
 
 
 #: Marks the end of the items.

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from time import perf_counter, thread_time
 from typing import Any
 
+from asyncloader.datapipes.cursor_history import Pace
 from asyncloader.datapipes.cursors import (
     Cursor,
     Cursors,
@@ -18,7 +19,6 @@ from asyncloader.datapipes.cursors import (
     dropped,
     put_cursor,
 )
-from asyncloader.datapipes.marks import Pace
 from asyncloader.datapipes.replaying import begin_unordered
 from asyncloader.datapipes.unordered import Piece, telling
 from asyncloader.places.marks import FIRST, Mark

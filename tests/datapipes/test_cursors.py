@@ -6,10 +6,10 @@ import itertools
 import time
 from typing import Any
 
-from asyncloader.datapipes.marks import Marks
+from asyncloader.datapipes.cursor_history import CursorHistory
 
 
-def test_marks_cost_a_fiftieth_of_the_time_however_dear_they_are() -> None:
+def test_collecting_cursors_takes_a_fiftieth_of_the_time_however_dear_they_are() -> None:
     costs: list[float] = []
 
     def put(into: Any) -> None:
@@ -17,10 +17,10 @@ def test_marks_cost_a_fiftieth_of_the_time_however_dear_they_are() -> None:
         sum(range(10_000))
         costs.append(time.thread_time() - begun)
 
-    marks = Marks(put, oldest=lambda: 0)
+    history = CursorHistory(put, oldest=lambda: 0)
     begun = time.perf_counter()
     for count in itertools.count(1):
-        marks.passed(count)
+        history.passed(count)
         if len(costs) == 10:
             break
     # The tenth made room for those that follow.

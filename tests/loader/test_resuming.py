@@ -11,7 +11,7 @@ import pytest
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
-from asyncloader.datapipes import marks
+from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
@@ -159,7 +159,7 @@ async def test_every_graph_of_the_zoo_resumes_at_every_step(name):
 def test_every_pipe_that_went_on_and_was_asked_for_nothing_goes_on_again(pipe_class, monkeypatch):
     """From a state go a few steps on, in which it is another's turn, and take the next state."""
     # Places are noted as often as a small part of the time allows, and here at each item.
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
 
     def make() -> Any:
         graph = graph_with(pipe_class)

@@ -23,7 +23,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import marks
+from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.base import IterDataPipe
 from asyncloader.datapipes.exchange import GROUP_ITEMS
 from asyncloader.errors import SnapshotError
@@ -856,7 +856,7 @@ def joined(branches: Any) -> Any:
 )
 def test_only_a_window_of_what_came_before_is_made_again(pipe, monkeypatch):
     # How often marks are due depends on time; what they hold does not.
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
     calls = Calls()
 
     def make() -> Any:

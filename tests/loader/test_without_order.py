@@ -26,7 +26,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import marks
+from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.run import tree_of
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError, WorkerDied
@@ -131,7 +131,7 @@ def assert_nothing_is_lost(make: Any, luck: random.Random, new_service: Any = No
 @pytest.mark.parametrize("share", [0, NEVER], ids=["places noted always", "places noted once"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
-    monkeypatch.setattr(marks, "_SHARE", share)
+    monkeypatch.setattr(cursor_history, "_SHARE", share)
     for seed in range(2):
         assert_nothing_is_lost(GRAPHS[name], random.Random(seed))
 
@@ -153,7 +153,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(name, share, monkeypatch):
     ids=["nothing", "filter", "shuffle", "fork", "concat", "mux_longest", "mix"],
 )
 def test_what_was_handed_out_is_forgotten_in_time(shape, monkeypatch):
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
     pipe = it.IterableWrapper(range(8000)).async_map(now_and_then_later, ordered=False)
     with DataLoader2(shape(pipe)) as loader:
         iterator = iter(loader)
@@ -197,7 +197,7 @@ def test_with_workers_nothing_is_lost_either(make, in_order, behind):
 
 def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     """How often marks are due depends on time; what they hold does not."""
-    marks._SHARE = 0
+    cursor_history._SHARE = 0
     return pipe
 
 
@@ -379,7 +379,7 @@ BEHIND = {
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
 def test_an_epoch_without_an_end_remembers_no_order_from_where_it_began(behind, monkeypatch):
     # A place is noted as often as can be.
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
     state = None
     for _ in range(2):
         mapped = it.IterableWrapper(range(NEVER)).thread_map(int, concurrency=2, ordered=False)

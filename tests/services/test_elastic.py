@@ -15,7 +15,7 @@ from asyncloader import (
     ReadingServiceInterface,
     SequentialReadingService,
 )
-from asyncloader.datapipes import marks
+from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import SnapshotError
 from tests.samples import double, double_soon, is_odd, twice
@@ -121,7 +121,7 @@ def is_even_pair(pair: Any) -> int:
 def test_the_place_that_branches_in_the_loader_keep_is_made_that_of_another_number(
     make, counts, monkeypatch
 ):
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
     taken_with, run_with = counts
     with loader_of(make, 0) as loader:
         items = list(loader)

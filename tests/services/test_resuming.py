@@ -20,7 +20,7 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
-from asyncloader.datapipes import marks
+from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
 from asyncloader.services.from_workers import FromWorkersPass
@@ -427,7 +427,7 @@ class Called:
 
 def mark_every_frame(pipe: Any, worker_info: Any) -> Any:
     """How often marks are due depends on time; what they hold does not."""
-    marks._SHARE = 0
+    cursor_history._SHARE = 0
     return pipe
 
 
@@ -479,7 +479,7 @@ class AtHome(it.AsyncMapper[Any]):
 
 
 def test_a_state_is_right_between_items_that_came_together(monkeypatch):
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
 
     def graph() -> Any:
         return AtHome(it.IterableWrapper(range(40)).sharding_filter(), double_soon, concurrency=2)

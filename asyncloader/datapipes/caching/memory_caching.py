@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.arguments import checked_count
 from asyncloader.datapipes.base import IterDataPipe, MapDataPipe, functional_datapipe
+from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors
 from asyncloader.datapipes.edges import drawn_above
-from asyncloader.datapipes.marks import Marks
 from asyncloader.datapipes.patterns import add_cursors, closing_items
 from asyncloader.datapipes.prefetching import weight_of
 from asyncloader.datapipes.run import Pass, Run
@@ -80,7 +80,7 @@ class Kept(Generic[T]):
         self._weights: deque[int] = deque()
         self._weight = 0
         #: Where the source stood at the items.
-        self.marks = Marks(source.put_cursors, lambda: 0)
+        self.history = CursorHistory(source.put_cursors, lambda: 0)
 
     @property
     def left_out(self) -> int:
@@ -97,14 +97,14 @@ class Kept(Generic[T]):
             while self._weight > self.limit:
                 self.items.popleft()
                 self._weight -= self._weights.popleft()
-        self.marks.passed(self.count)
+        self.history.passed(self.count)
 
 
 @dataclass
 class MemoryCachePass(Pass[T]):
     """One pass over an InMemoryCacheHolder, which reads the source or what is kept of it."""
 
-    marks = ()
+    cursor_fields = ()
 
     yielded: int = 0
 
@@ -140,7 +140,7 @@ class MemoryCachePass(Pass[T]):
 
     def put_source_cursors(self, into: Cursors) -> None:
         if self.kept is not None and self.yielded > self.kept.left_out:
-            add_cursors(self.kept.marks.at(self.yielded), into)
+            add_cursors(self.kept.history.at(self.yielded), into)
         else:
             self.source.put_cursors(into)
 

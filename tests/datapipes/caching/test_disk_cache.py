@@ -17,7 +17,7 @@ import pytest
 
 from asyncloader import DataLoader2
 from asyncloader.adapters import CacheTimeout, InvalidateCache
-from asyncloader.datapipes import marks
+from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.caching.cache_files import FileLock
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.errors import ResourceExhausted
@@ -912,7 +912,7 @@ def test_a_pass_goes_on_from_every_step(concurrency, is_there, tmp_path):
 
 def test_going_on_makes_nothing_of_long_before_again(recorder, monkeypatch):
     # Places are noted as often as a small part of the time allows, and here at each item.
-    monkeypatch.setattr(marks, "_SHARE", 0)
+    monkeypatch.setattr(cursor_history, "_SHARE", 0)
     expected = []
     with DataLoader2(cache_of(recorder, range(1000)).map(name_of)) as loader:
         for name in loader:

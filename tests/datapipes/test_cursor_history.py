@@ -2,8 +2,8 @@
 
 import pytest
 
-from asyncloader.datapipes import marks
-from asyncloader.datapipes.marks import Pace
+from asyncloader.datapipes import cursor_history
+from asyncloader.datapipes.cursor_history import Pace
 
 
 @pytest.mark.parametrize(
@@ -13,8 +13,8 @@ from asyncloader.datapipes.marks import Pace
 def test_cheap_cursors_are_collected_ten_times_a_second_or_take_a_thousandth(
     milliseconds, pause, monkeypatch
 ):
-    monkeypatch.setattr(marks, "perf_counter", lambda: 100.0)
-    monkeypatch.setattr(marks, "thread_time", lambda: 7.0 + milliseconds / 1000)
+    monkeypatch.setattr(cursor_history, "perf_counter", lambda: 100.0)
+    monkeypatch.setattr(cursor_history, "thread_time", lambda: 7.0 + milliseconds / 1000)
     pace = Pace()
     assert pace.is_due()
     pace.made(7.0)

@@ -1,8 +1,8 @@
-"""A source's cursors at some of its items.
+"""A source's cursors after some of its items.
 
-This file is about ``Marks``, which a pass keeps that is ahead of its reader or holds items: they
-give it the source's cursors at the reader's position. ``Pace`` says how often cursors may be
-collected.
+This file is about ``CursorHistory``, which a pass keeps that is ahead of its reader or holds
+items: it has the source's cursors at the reader's position. ``Pace`` says how often cursors may
+be collected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ T = TypeVar("T")
 # then that a state has few items to make again.
 _SHARE = 250
 _OFTEN_SECONDS = 0.1
-# If there are more marks than this, every other one is dropped.
-_MOST_MARKS = 512
+# If there are more entries than this, every other one is dropped.
+_MOST_ENTRIES = 512
 
 
 class Pace:
@@ -44,16 +44,16 @@ class Pace:
         self.not_before = perf_counter() + max(pause, min(4 * pause, _OFTEN_SECONDS))
 
 
-class Marks:
-    """A source's cursors at some of its items, newest last.
+class CursorHistory:
+    """A source's cursors after some of its items, newest last.
 
-    A pass that is ahead of its reader, or still holds an item, asks for the newest mark that
-    is not after the position it needs. ``oldest`` returns the oldest position that can still
-    be needed; marks before that are dropped. One thread makes marks, any thread reads them.
+    A pass that is ahead of its reader, or still holds an item, asks for the newest cursors that
+    are not after the position it needs. ``oldest`` returns the oldest position that can still
+    be needed; what is older is dropped. One thread adds entries, any thread reads them.
 
-    >>> marks = Marks(lambda into: into.update({0: {"taken": 7}}), oldest=lambda: 6)
-    >>> marks.note(7)
-    >>> marks.at(6), marks.at(8)
+    >>> history = CursorHistory(lambda into: into.update({0: {"taken": 7}}), oldest=lambda: 6)
+    >>> history.note(7)
+    >>> history.at(6), history.at(8)
     ({}, {0: {'taken': 7}})
     """
 
@@ -70,36 +70,36 @@ class Marks:
 
     def restart(self, count: int, first: Cursors) -> None:
         """Begin after ``count`` items, where the source resumed from ``first``."""
-        self._marks: list[tuple[int, Cursors]] = [(count, first)]
+        self._entries: list[tuple[int, Cursors]] = [(count, first)]
 
     def passed(self, count: int) -> None:
-        """Note that ``count`` items were taken from the source; make a mark if one is due."""
+        """Note that ``count`` items were taken from the source; add its cursors if due."""
         if perf_counter() >= self._pace.not_before:
             self.note(count)
 
     def note(self, count: int) -> None:
-        """Make a mark after ``count`` items."""
+        """Add the source's cursors after ``count`` items."""
         begun = thread_time()
         cursors: Cursors = {}
         self._put(cursors)
-        kept = thinned(self._marks[_newest(self._marks, self._oldest()) :])
+        kept = thinned(self._entries[_newest(self._entries, self._oldest()) :])
         # One assignment: a thread that reads meanwhile sees the old list or the new one.
-        self._marks = [*kept, (count, cursors)]
+        self._entries = [*kept, (count, cursors)]
         self._pace.made(begun)
 
     def at(self, count: int) -> Cursors:
-        """Return the cursors of the newest mark after at most ``count`` items."""
-        marks = self._marks
-        return marks[_newest(marks, count)][1]
+        """Return the newest cursors from after at most ``count`` items."""
+        entries = self._entries
+        return entries[_newest(entries, count)][1]
 
 
-def thinned(marks: list[T]) -> list[T]:
-    """Return marks, oldest first; only every other one where there are very many.
+def thinned(entries: list[T]) -> list[T]:
+    """Return entries, oldest first; only every other one where there are very many.
 
-    The oldest stays. In place of a dropped mark the one before it is used.
+    The oldest stays. In place of a dropped one the one before it is used.
     """
-    return marks[::2] if len(marks) > _MOST_MARKS else marks
+    return entries[::2] if len(entries) > _MOST_ENTRIES else entries
 
 
-def _newest(marks: list[tuple[int, Cursors]], count: int) -> int:
-    return max(0, bisect_right(marks, count, key=itemgetter(0)) - 1)
+def _newest(entries: list[tuple[int, Cursors]], count: int) -> int:
+    return max(0, bisect_right(entries, count, key=itemgetter(0)) - 1)
