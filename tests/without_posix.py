@@ -6,6 +6,7 @@ Windows: it finds what the package would use that is missing there. Run it in a 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib
 import mmap
@@ -60,6 +61,8 @@ def pretend() -> None:
     """Make this process such a one."""
     for name in OTHERS:
         importlib.import_module(name)
+    # From Python 3.14 on asyncio chooses its kind of loop when the first is made.
+    asyncio.new_event_loop().close()
     for module, beginnings in MISSING.items():
         for name in dir(module):
             if name.startswith(tuple(beginnings.split())):

@@ -382,6 +382,17 @@ class StrictTarInfo(tarfile.TarInfo):
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"no tar header at byte {tar.offset}: {error}") from None
+        except IndexError:
+            # The parts that follow the header of a sparse file are missing.
+            raise tarfile.ReadError(f"the tar header at byte {tar.offset} is incomplete") from None
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Self:
+        # tarfile calls this for every header, also for one within another. It calls fromtarfile
+        # for those too or not, depending on the version.
         source: Any = tar.fileobj
         if source.open_headers == MAX_HEADERS:
             raise tarfile.ReadError(
@@ -390,12 +401,8 @@ class StrictTarInfo(tarfile.TarInfo):
             )
         source.open_headers += 1
         try:
-            return super().fromtarfile(tar)
-        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
-            raise tarfile.ReadError(f"no tar header at byte {tar.offset}: {error}") from None
-        except IndexError:
-            # The parts that follow the header of a sparse file are missing.
-            raise tarfile.ReadError(f"the tar header at byte {tar.offset} is incomplete") from None
+            found: Self = super()._proc_member(tar)  # type: ignore[misc]  # not in its stub
+            return found
         finally:
             source.open_headers -= 1
 

@@ -238,7 +238,11 @@ def test_a_header_as_long_as_a_bomb_is_refused() -> None:
     packed = gzip.compress(header.tobuf() + bytes(100 * MIB))
     with (
         no_more_than(50),
-        pytest.raises(tarfile.ReadError, match=r"x.tar: a header has 1073741824"),
+        # Newer versions of tarfile ask for it in pieces.
+        pytest.raises(
+            tarfile.ReadError,
+            match=r"x.tar: a (header has 1073741824|member's headers have more than 16777216) bytes",
+        ),
     ):
         list(tar_of(packed))
 
