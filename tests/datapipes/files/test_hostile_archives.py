@@ -241,7 +241,7 @@ def test_a_header_as_long_as_a_bomb_is_refused() -> None:
         # Newer versions of tarfile ask for it in pieces.
         pytest.raises(
             tarfile.ReadError,
-            match=r"x.tar: a (header has 1073741824|member's headers have more than 16777216) bytes",
+            match=r"x.tar: a (header has 1073741824|member's headers have more than 16777216)",
         ),
     ):
         list(tar_of(packed))
