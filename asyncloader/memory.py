@@ -14,7 +14,9 @@ import functools
 import mmap
 import os
 import pickle
-from collections.abc import Iterable
+import weakref
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from asyncloader import system
@@ -36,9 +38,9 @@ class Segment:
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self._map: mmap.mmap | None = _map(fd, size, writable=True)
+        self._map: Mapping | None = _map(fd, size, writable=True)
         self.size = size
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = self._map.address
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -83,6 +85,7 @@ class Segment:
         finally:
             os.close(fd)
         segment._fd = -1
+        segment.buffer.be_found()
         return segment
 
     @property
@@ -91,7 +94,7 @@ class Segment:
         return memoryview(self.buffer)
 
     @property
-    def buffer(self) -> mmap.mmap:
+    def buffer(self) -> Mapping:
         """The mapping itself, which keeps itself alive while it is exported."""
         if self._map is None:
             raise ValueError("this segment is closed")
@@ -196,12 +199,55 @@ def _copied(whole: Any) -> SharedBytes:
     return SharedBytes.of([whole])
 
 
-def _map(fd: int, size: int, *, writable: bool) -> mmap.mmap:
+class Mapping(mmap.mmap):
+    """Memory that stays mapped until nothing refers to it."""
+
+    #: Where it begins.
+    address = 0
+
+    #: Called once, in any thread, before the memory is unmapped.
+    before_unmapping: Callable[[], object] = bool
+
+    #: Whether its pages are locked, so that a device can read them by itself; None if nobody tried.
+    is_locked: bool | None = None
+
+    _entry: tuple[int, weakref.ref[Mapping]] | None = None
+
+    def be_found(self) -> None:
+        """Let ``mapping_at`` find it."""
+        self._entry = self.address, weakref.ref(self)
+        insort(_attached, self._entry)
+
+    def __del__(self) -> None:
+        if self._entry is not None:
+            _attached.remove(self._entry)
+        self.before_unmapping()
+
+
+#: The mappings that ``mapping_at`` finds, by their addresses, in ascending order. Threads share it:
+#: each change is one step, since nothing but numbers is compared.
+_attached: list[tuple[int, weakref.ref[Mapping]]] = []
+
+
+def mapping_at(address: int, nbytes: int) -> Mapping | None:
+    """Return the mapping of an attached segment that holds this memory, or None.
+
+    None, too, if another thread attaches one at this moment.
+    """
+    after = bisect_right(_attached, (address + 1,))
+    for start, reference in _attached[max(0, after - 1) : after]:
+        mapping = reference()
+        if mapping is not None and start <= address <= start + len(mapping) - nbytes:
+            return mapping
+    return None
+
+
+def _map(fd: int, size: int, *, writable: bool) -> Mapping:
     # mmap.mmap(fd) would keep a duplicate of the descriptor while it is mapped. Mapping the
     # file over an anonymous mmap needs no descriptor, and that object still tracks exported
     # views.
-    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    mapped = Mapping(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    mapped.address = address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if _libc().mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         number = ctypes.get_errno()

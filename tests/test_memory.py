@@ -9,7 +9,7 @@ import pytest
 
 from asyncloader import system
 from asyncloader.errors import ResourceExhausted, TransportError
-from asyncloader.memory import Segment, SharedBytes
+from asyncloader.memory import Segment, SharedBytes, mapping_at
 from tests.descriptors import only_free
 from tests.eyes import PROC
 from tests.needs import needs_sealed_memory
@@ -183,3 +183,30 @@ def test_without_memfd_segments_have_no_name_either(no_memfd):
     assert not [n for n in mine if n not in before[1]]
     ours.close()
     theirs.close()
+
+
+def test_what_a_peer_sent_is_found_by_the_addresses_in_it():
+    ours = [Segment.create(8192) for _ in range(3)]
+    theirs = [attached(segment) for segment in ours]
+    for segment in theirs:
+        assert mapping_at(segment.address, 8192) is segment.buffer
+        assert mapping_at(segment.address + 8191, 1) is segment.buffer
+        assert mapping_at(segment.address + 8191, 2) is None
+    assert mapping_at(ours[0].address, 1) is None
+    addresses = [segment.address for segment in theirs]
+    for segment in [*ours, *theirs]:
+        segment.close()
+    assert [mapping_at(address, 1) for address in addresses] == [None] * 3
+
+
+def test_before_memory_is_unmapped_whoever_asked_is_called_once():
+    ours = Segment.create(4096)
+    theirs = attached(ours)
+    calls: list[int] = []
+    theirs.buffer.before_unmapping = lambda: calls.append(1)
+    view = theirs.view
+    theirs.close()
+    assert calls == []
+    view.release()
+    assert calls == [1]
+    ours.close()
