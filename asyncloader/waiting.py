@@ -170,6 +170,10 @@ class GroupWaiter(LoopWaiter):
             timer.cancel()
             self._is_patient = False
 
+    def wait_for_one(self) -> None:
+        """Wait for no more than one from now on, however quickly they come."""
+        self._seconds = 0.0
+
     def wake_soon(self) -> None:
         self._came += 1
         if not self._is_patient:

@@ -197,6 +197,7 @@ ITER_PIPES: dict[type, Callable[[Any], Any]] = {
     it.Decompressor: lambda numbers: _bytes(numbers, "gz", files.gz).decompress().map(files.read),
     it.Demultiplexer: lambda numbers: _joined(numbers.demux(2, is_odd)),
     it.EndOnDiskCacheHolder: cached,
+    it.DeviceMover: lambda numbers: numbers.sharding_filter().to_device("cpu"),
     it.Enumerator: lambda numbers: numbers.enumerate(10),
     it.FSSpecFileLister: lambda numbers: it.FSSpecFileLister(
         str(Path(files.numbered("txt", files.text)).parent)

@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.naming import kind_name
+from asyncloader.graph.edit import replaced
 
 #: What is accepted as an adapter: a function from graph to graph.
 AdapterFn = Callable[[Any], Any]
@@ -66,7 +67,10 @@ def adapted(datapipe: Any, adapters: AdapterFn | Iterable[AdapterFn] | None) -> 
 
 
 def appended(datapipe: Any, name: str, *args: Any) -> Any:
-    """Return the pipe that the fluent method ``name`` makes over ``datapipe``, ours or torch's."""
+    """Return the pipe that the fluent method ``name`` makes over ``datapipe``, ours or torch's.
+
+    A ``to_device`` stays the last pipe: the new one comes before it.
+    """
     method = getattr(IterDataPipe, name, None)
     if method is None:
         raise LookupError(
@@ -77,7 +81,14 @@ def appended(datapipe: Any, name: str, *args: Any) -> Any:
             f"{name} can only follow an IterDataPipe, but the graph ends in the MapDataPipe"
             f" {datapipe!r}; put .to_iter_datapipe() at its end"
         )
-    return method(datapipe, *args)
+    end = end_on_host(datapipe)
+    added = method(end, *args)
+    return added if end is datapipe else replaced(datapipe, end, added)
+
+
+def end_on_host(datapipe: Any) -> Any:
+    """Return the last pipe that another one may follow: nothing follows ``to_device``."""
+    return datapipe.source if getattr(datapipe, "hands_over", False) else datapipe
 
 
 def _check_adapter(adapter: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncloader.adapters.base import Adapter, appended
+from asyncloader.adapters.base import Adapter, appended, end_on_host
 from asyncloader.datapipes.arguments import checked_count, checked_mapping, checked_seconds
 from asyncloader.datapipes.base import is_map_pipe
 from asyncloader.datapipes.edges import functional_name, is_splitter
@@ -32,13 +32,13 @@ class FullSync(Adapter):
         self.timeout = checked_seconds("timeout", timeout)
 
     def __call__(self, datapipe: Any) -> Any:
-        if functional_name(datapipe) == "fullsync":
+        if functional_name(end_on_host(datapipe)) == "fullsync":
             return datapipe
         return appended(datapipe, "fullsync", self.timeout)
 
 
 class PinMemory(Adapter):
-    """End the graph with ``pin_memory`` for a device, unless it ends with one already.
+    """End the graph with ``pin_memory`` for a device, unless it ends with that or ``to_device``.
 
     >>> from asyncloader.datapipes.iter import IterableWrapper
     >>> PinMemory("cuda")(IterableWrapper(range(4)).batch(2))
@@ -49,7 +49,7 @@ class PinMemory(Adapter):
         self.device = device
 
     def __call__(self, datapipe: Any) -> Any:
-        if functional_name(datapipe) == "pin_memory":
+        if functional_name(datapipe) in ("pin_memory", "to_device"):
             return datapipe
         return appended(datapipe, "pin_memory", self.device)
 

@@ -199,6 +199,10 @@ class DataPipe:
     #: Whether the source is read in a thread of the pipe's own, further than its reader asked.
     reads_ahead: ClassVar[bool] = False
 
+    #: Whether its items are in flight to a device until the consumer takes them. Then it is the
+    #: last pipe of a loader's graph.
+    hands_over: ClassVar[bool] = False
+
     #: Whether the sources are read one after another, so that the same pipe may occur twice.
     reads_in_turn: ClassVar[bool] = False
 

@@ -54,6 +54,7 @@ from asyncloader.datapipes.mapping import (
     Rows2Columnar,
     Slicer,
 )
+from asyncloader.datapipes.moving import DeviceMover
 from asyncloader.datapipes.packing import SequencePacker
 from asyncloader.datapipes.prefetching import PinMemory, Prefetcher
 from asyncloader.datapipes.random_splitting import RandomSplitter
@@ -87,6 +88,7 @@ __all__ = [
     "Cycler",
     "Decompressor",
     "Demultiplexer",
+    "DeviceMover",
     "Dropper",
     "EndOnDiskCacheHolder",
     "Enumerator",

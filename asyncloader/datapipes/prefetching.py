@@ -6,11 +6,10 @@ on the current one; and about how many bytes an item takes.
 
 from __future__ import annotations
 
-import copy
 import sys
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.ahead import RunningAhead
@@ -19,6 +18,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
+from asyncloader.datapipes.devices import with_parts_changed
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
@@ -290,21 +290,11 @@ class PinMemory(OneToOne, IterDataPipe[T]):
 
 def pinned(item: Any, device: Any = None) -> Any:
     """Return ``item`` with every tensor in it in pinned memory."""
-    if isinstance(item, str | bytes):
-        return item
-    if hasattr(item, "pin_memory"):
-        return item.pin_memory() if device is None else item.pin_memory(device)
-    if isinstance(item, MutableMapping):
-        changed = copy.copy(item)
-        # ``update`` may mean something else here: a Counter would add.
-        for key, value in item.items():
-            changed[key] = pinned(value, device)
-        return changed
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*(pinned(value, device) for value in item))
-    if isinstance(item, list | tuple):
-        return type(item)(pinned(value, device) for value in item)
-    return item
+
+    def pin(part: Any) -> Any:
+        return part.pin_memory() if device is None else part.pin_memory(device)
+
+    return with_parts_changed(item, "pin_memory", pin)
 
 
 def _as_it_is(item: Any, device: Any) -> Any:

@@ -37,6 +37,7 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
 )
 from asyncloader.datapipes.exchange import Exchange, Nobody
+from asyncloader.datapipes.in_flight import FlightExchange, current_device, handed_over
 from asyncloader.datapipes.unordered import YieldOrder
 from asyncloader.datapipes.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
@@ -227,6 +228,9 @@ class Run(Generic[T]):
         #: How many items the reader takes together. A pipe that looks items up may do so for as
         #: many at once; where it stands counts what it has yielded all the same.
         self.at_once = 1
+        #: The GPU that is current in the consumer's thread, if the reader takes items in flight and
+        #: hands them over there. Otherwise None, and the items are done when they are yielded.
+        self.current_device: int | None = None
         #: Where the next pass begins: a position with cursors from there or earlier, or a list
         #: of the only positions to yield.
         self._start: tuple[int, Cursors] | list[int] | None = None
@@ -288,6 +292,13 @@ class Run(Generic[T]):
         if is_async_pipe(self.pipe):
             self._crossing = None
             return self.astarted()
+        if getattr(self.pipe, "hands_over", False) and has_passes(self.pipe):
+            self.current_device = current_device()
+            crossing: FlightExchange[T] = FlightExchange(
+                Nobody(), self.put_own_cursors, self.first_cursors(), self.has_room
+            )
+            self._crossing = crossing
+            return handed_over(from_thread(self, crossing))
         return from_thread(self, self._crossed())
 
     def _crossed(self) -> Exchange[T]:
@@ -346,6 +357,11 @@ class Run(Generic[T]):
         begun: Pass[T] = self.pipe.new_pass(self)
         self.note(begun)
         return begun
+
+    def has_room(self) -> bool:
+        """Whether the current pass may hold more items than it does."""
+        held, room = (0, 1) if self._pass is None else self._pass.fullness()
+        return held < room
 
     def note(self, begun: Pass[T]) -> None:
         """Make this the current pass."""

@@ -17,7 +17,8 @@ from typing import Any
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
-from asyncloader.datapipes.run import Run, is_async_pipe
+from asyncloader.datapipes.in_flight import FlightExchange, HandedOver, current_device
+from asyncloader.datapipes.run import Run, has_passes, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
 from asyncloader.deadline import give_time_left, leaving_time, time_left
@@ -119,6 +120,8 @@ class LoopEpoch(Epoch):
         self._consumer = consumer
         self._home = Home(loop, watching)
         self._context = run_at(self._home)
+        # The GPU that is current in the consumer's thread, where that is not the loop's.
+        self._current_device: int | None = None
         #: What the graph yields, once it runs.
         self._items: GraphItems | WorkerItems | None = None
         self._error: LastingError | None = None
@@ -228,6 +231,8 @@ class LoopEpoch(Epoch):
 
     async def _run(self, run: Run[Any]) -> None:
         self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
+        if getattr(run.pipe, "hands_over", False) and has_passes(run.pipe):
+            self._hand_over(run)
         try:
             first = run.first_cursors()
             begun = run.astarted() if is_async_pipe(run.pipe) else None
@@ -249,6 +254,12 @@ class LoopEpoch(Epoch):
                         await self._home.aclose()
                 run.tree.close_sources()
                 await self._lifecycle.end_epoch(run.tree)
+
+    def _hand_over(self, run: Run[Any]) -> None:
+        """Let the consumer take items in flight, and hand each over in its own thread."""
+        current = self._current_device
+        run.current_device = current_device() if current is None else current
+        self._buffer.reader = HandedOver
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
@@ -310,6 +321,11 @@ class AsyncEpoch(LoopEpoch):
     def runs_on(self, loop: asyncio.AbstractEventLoop | None) -> bool:
         return self._loop is loop and not self.is_over
 
+    def _hand_over(self, run: Run[Any]) -> None:
+        super()._hand_over(run)
+        # Each item is worth a wake-up: the device may have nothing else to do.
+        self._waiter.wait_for_one()
+
 
 class SyncEpoch(LoopEpoch):
     """An epoch on a private loop, whose items a thread takes."""
@@ -325,6 +341,8 @@ class SyncEpoch(LoopEpoch):
         self._waiter = ThreadWaiter()
         loop = thread.loop
         super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
+        if getattr(lifecycle.adapted, "hands_over", False):
+            self._current_device = current_device()
         loop.call_soon_threadsafe(self._begin)
 
     def next(self) -> Any:
@@ -362,7 +380,11 @@ class GraphItems:
     ) -> None:
         self._begun = begun
         self._loop = home.loop
-        self._exchange: Exchange[Any] = Exchange(consumer, run.put_own_cursors, first)
+        self._exchange: Exchange[Any] = (
+            Exchange(consumer, run.put_own_cursors, first)
+            if run.current_device is None
+            else FlightExchange(consumer, run.put_own_cursors, first, run.has_room)
+        )
         self._giver = home.start_thread(run, self._exchange) if begun is None else None
 
     @property

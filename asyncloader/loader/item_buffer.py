@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import Any
 
 from asyncloader.datapipes.arguments import checked_count
+from asyncloader.datapipes.in_flight import HandedOver
 
 _NO_LIMIT = sys.maxsize
 
@@ -43,12 +44,15 @@ class ItemBuffer:
         "has_failed",
         "incoming",
         "is_ended",
+        "reader",
         "ready",
     )
 
     def __init__(self) -> None:
         #: The items that may be taken.
         self.ready: Iterator[Any] = iter(())
+        #: Makes ``ready`` of a group of items; HandedOver where those are in flight.
+        self.reader: Callable[[list[Any]], Iterator[Any]] = iter
         #: Where the consumer puts a group that came, before ``let_in``.
         self.incoming: list[Any] = []
         #: How many items came so far.
@@ -96,7 +100,7 @@ class ItemBuffer:
         """
         with self._lock:
             if self.closes_at == _NO_LIMIT and not self._held_back and not length_hint(self.ready):
-                arrived, ready = self.arrived + len(self.incoming), iter(self.incoming)
+                arrived, ready = self.arrived + len(self.incoming), self.reader(self.incoming)
                 self.arrived, self.ready, self.incoming = arrived, ready, []
                 return
             held_back = [*self._held_back, *self.incoming]
@@ -152,7 +156,9 @@ class ItemBuffer:
 
     def _settle(self, at_least: int = 0) -> None:
         """Divide the items here into those that are ready and those that are held back."""
-        self._held_back = [*self.ready, *self._held_back]
+        ready = self.ready
+        untaken = ready.drain() if isinstance(ready, HandedOver) else ready
+        self._held_back = [*untaken, *self._held_back]
         count = max(at_least, min(self.closes_at - self.passed, len(self._held_back)))
-        ready, held_back = iter(self._held_back[:count]), self._held_back[count:]
+        ready, held_back = self.reader(self._held_back[:count]), self._held_back[count:]
         self.ready, self._held_back = ready, held_back

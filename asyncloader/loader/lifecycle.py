@@ -249,6 +249,7 @@ class Lifecycle:
         for pipe in self._given:
             if isinstance(pipe, DataPipe) and (refusal := pipe.refusal()):
                 raise ValueError(refusal)
+        self._seen(self._datapipe)
         for each in branches_left_behind(self._datapipe):
             if each[-1] is not None:
                 left, again, branch, ahead = map(stage_name, each)
@@ -324,10 +325,16 @@ class Lifecycle:
         return run
 
     def _seen(self, graph: Any) -> tuple[list[Any], bool, bool]:
-        """Return a graph's pipes, whether one draws numbers, and whether it takes states."""
+        """Return a graph's pipes, whether one draws numbers, and whether it takes states.
+
+        Raise ValueError for a graph in which a pipe that hands over is not the last.
+        """
         sealed, seen = self._sealed
         if graph is not sealed:
             pipes = pipes_of(graph)
+            for pipe in pipes:
+                if pipe is not graph and getattr(pipe, "hands_over", False):
+                    raise ValueError(_must_be_last(pipe))
             seen = pipes, any(map(is_random, pipes)), not any(map(has_no_place, pipes))
             # No user has the pipe that stands for all others, which are in the workers.
             if len(pipes) == 1 and getattr(pipes[0], "is_stand_in", False):
@@ -355,6 +362,13 @@ class Lifecycle:
                 f"the workers could not begin the epoch: a reset of {self._service!r} raised"
                 f" {error!r}"
             ) from error
+
+
+def _must_be_last(pipe: Any) -> str:
+    return (
+        f"{stage_name(pipe)} must be the last pipe of a loader's graph, because it copies to the"
+        " device of the thread that takes the items; move the pipes that follow it before it"
+    )
 
 
 async def bounded(work: Callable[[], Awaitable[None]]) -> None:

@@ -65,7 +65,8 @@ class InProcessReadingService(ReadingServiceInterface):
         if self.init_fn is not None:
             returned = await result_of(_called(self.init_fn, datapipe, HERE))
             datapipe = iterable_source(checked_graph("init_fn", self.init_fn, returned))
-        if self.prefetch_cnt:
+        # What hands over runs ahead itself, and nothing may follow it.
+        if self.prefetch_cnt and not getattr(datapipe, "hands_over", False):
             datapipe = Prefetcher(datapipe, self.prefetch_cnt)
         return datapipe
 

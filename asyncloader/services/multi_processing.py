@@ -485,6 +485,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return RunningGraph(self._prefetched(datapipe), check_refit=check_refit)
 
     def _prefetched(self, datapipe: Any) -> Any:
+        # What hands over runs ahead itself, and nothing may follow it.
+        if getattr(datapipe, "hands_over", False):
+            return datapipe
         # With a Feed nothing runs ahead: waiting requests can still join a batch.
         if not self.main_prefetch_cnt or any(map(lives_with_loader, breadth_first(datapipe))):
             return datapipe
