@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.ahead import RunningAhead
@@ -289,12 +290,12 @@ class PinMemory(OneToOne, IterDataPipe[T]):
 
 
 def pinned(item: Any, device: Any = None) -> Any:
-    """Return ``item`` with every tensor in it in pinned memory."""
+    """Return ``item`` with every tensor in it in pinned memory.
 
-    def pin(part: Any) -> Any:
-        return part.pin_memory() if device is None else part.pin_memory(device)
-
-    return with_parts_changed(item, "pin_memory", pin)
+    Pinned memory serves every device. So no ``pin_memory`` method is given one: torch warns of
+    it, and a user's may take none.
+    """
+    return with_parts_changed(item, "pin_memory", methodcaller("pin_memory"))
 
 
 def _as_it_is(item: Any, device: Any) -> Any:

@@ -71,7 +71,7 @@ def test_pin_memory_takes_a_function():
 class Pinnable:
     """Stands for a tensor; no accelerator is needed to see what is asked of it."""
 
-    def pin_memory(self, device=None):
+    def pin_memory(self):
         return "pinned"
 
 
@@ -84,6 +84,10 @@ def test_whatever_is_used_like_a_dict_is_pinned_through(kind):
     assert type(found) is type(item)
     assert found == kind({"a": "pinned", "b": ["pinned", 1]})
     assert isinstance(item["a"], Pinnable), "the item may be somebody else's too"
+
+
+def test_a_device_is_given_to_no_pin_memory_method():
+    assert pinned([Pinnable()], "cuda:1") == ["pinned"]
 
 
 def test_what_counts_keeps_its_counts():
