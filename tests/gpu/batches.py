@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -105,6 +106,35 @@ async def _all_of(loader: DataLoader2[Any]) -> list[Any]:
 
 def sharded(count: int) -> IterDataPipe[dict[str, Any]]:
     return IterableWrapper(range(count)).sharding_filter().map(make)
+
+
+#: How many samples a batch of the measurements has.
+SAMPLES = 32
+ENDLESS = 1 << 20
+
+
+@cache
+def sample(nbytes: int) -> torch.Tensor:
+    """Return the sample that every batch of this size consists of; each worker has one."""
+    return torch.ones(nbytes // 4 // SAMPLES)
+
+
+def samples(nbytes: int, number: int) -> list[torch.Tensor]:
+    """Return the samples of a batch of so many bytes."""
+    return [sample(nbytes)] * SAMPLES
+
+
+class Samples(torch.utils.data.Dataset[torch.Tensor]):
+    """The same for torch's DataLoader."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def __len__(self) -> int:
+        return ENDLESS * SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return sample(self.nbytes)
 
 
 def has_no_cuda(number: int) -> tuple[int, bool, torch.Tensor]:
