@@ -152,7 +152,7 @@ FAMILIES = {
     "Several sources": ("combining", "repeating", "joining"),
     "Several readers": ("splitting", "random_splitting"),
     "Divide among workers and ranks": ("sharding", "full_sync"),
-    "Ahead of the consumer": ("prefetching",),
+    "Ahead of the consumer": ("prefetching", "moving"),
     "Files": ("files",),
     "Network": ("web",),
     "Caches": ("caching",),
