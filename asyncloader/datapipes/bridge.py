@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from itertools import repeat
 from typing import Any, TypeVar
 
 from asyncloader.datapipes.exchange import Exchange, Nobody
@@ -19,6 +20,9 @@ from asyncloader.runtime import LoopThread, contained, released
 from asyncloader.waiting import LoopWaiter, Stopped, ThreadWaiter
 
 T = TypeVar("T")
+
+#: Large items come in groups of few.
+_FEW = 16
 
 
 async def from_thread(run: Startable[T], crossing: Exchange[T] | None = None) -> AsyncIterator[T]:
@@ -92,7 +96,12 @@ def _taken(
             group = exchange.take()
             if not group:
                 return
-            yield from group
+            if len(group) > _FEW:
+                yield from group
+            else:
+                # They may be large, so none is kept until the last of them is wanted.
+                group.reverse()
+                yield from map(list.pop, repeat(group, len(group)))
             del group
     finally:
         # A closed loop has ended its tasks; a closing home ends them itself.

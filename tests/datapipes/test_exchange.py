@@ -69,3 +69,19 @@ def test_a_giver_that_is_collected_after_its_loop_was_closed_ends_in_silence(mon
     loop.close()
     giving.close()
     assert (crossing.take(), task.done()) == ([0], False)
+
+
+def test_a_thread_that_reads_from_a_loop_keeps_nothing_that_it_passed_on():
+    class Box:
+        pass
+
+    class Boxes(IterDataPipe):
+        async def __aiter__(self):
+            for _ in range(9):
+                yield Box()
+
+    items = iter(Boxes())
+    for _ in range(9):
+        box = weakref.ref(next(items))
+        assert box() is None
+    items.close()
