@@ -175,7 +175,8 @@ class CudaDevice:
         """Begin to copy an item's tensors; an error comes after the copies that have begun."""
         torch, begun = self._torch, Copy(None)
         moving = _Moving(torch, self._device, begun)
-        with torch.cuda.stream(self._stream):
+        # The device first: to go back from a stream opens the device that was current before.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             try:
                 begun.item = with_parts_changed(item, "to", moving.moved)
             except BaseException:

@@ -105,11 +105,14 @@ class DevicePass(OneToOnePass):
         try:
             for item in items:
                 copy = answer_of(self.pipe, device.copy, item)
-                del item
-                device.wait(copy.event)
+                if not copy.event.query():
+                    device.wait(copy.event)
                 device.hand_over(copy)
-                yield copy.item
+                item = copy.item
+                # Keep no source while the item is used, and no item while the next one is made.
                 del copy
+                yield item
+                del item
         finally:
             close_items(items)
 

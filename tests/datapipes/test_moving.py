@@ -309,6 +309,20 @@ async def _all_of(loader: Any) -> list[Any]:
     return [item async for item in loader]
 
 
+def test_by_itself_it_is_not_ahead_and_keeps_nothing():
+    class Coming(ScriptedDevice):
+        def wait(self, event: Any) -> None:
+            event.come()
+
+    device = Coming(copies_at_once=False)
+    for taken, number in enumerate(moved(device), 1):
+        assert (number, len(device.copies), len(device.uses)) == (taken - 1, taken, taken)
+        assert device.copies[-1].query()
+        # The source itself may keep what it yielded last.
+        assert [source() for source in device.sources[:-1]] == [None] * (taken - 1)
+    assert set(device.threads) == {threading.get_ident()}
+
+
 def test_a_taken_item_is_kept_by_nobody_else():
     class Box:
         pass

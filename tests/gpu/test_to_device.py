@@ -63,6 +63,12 @@ async def test_by_itself_it_moves_too():
     check_moved([batch async for batch in graph])
 
 
+def test_what_has_no_tensors_passes():
+    graph = IterableWrapper([1, "text", {"x": None}, torch.empty(0)]).to_device()
+    assert list(graph)[:3] == [1, "text", {"x": None}]
+    assert all_of(loader_of(graph, 0), "for")[:3] == [1, "text", {"x": None}]
+
+
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_a_sparse_tensor_is_moved(layout):
     def sparse(number: int) -> torch.Tensor:
