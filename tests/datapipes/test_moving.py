@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -428,6 +430,59 @@ def test_it_stays_with_the_loader_and_its_items_come_from_workers():
         assert numbers_of(loader) == list(range(12))
         (stage,) = [stage for stage in loader.stats().stages if "to_device" in stage.name]
         assert stage.where == "loader"
+
+
+class SlowDevice(ScriptedDevice):
+    """A device that copies in a thread of its own, a little later, and knows addresses only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: SimpleQueue[tuple[int, int, int, Moment] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def copy(self, item: torch.Tensor) -> Copy:
+        target, done = torch.empty_like(item), Moment()
+        self._queue.put((target.data_ptr(), item.data_ptr(), item.nbytes, done))
+        return Copy((target, done), done, [item])
+
+    def _run(self) -> None:
+        while (given := self._queue.get()) is not None:
+            target, source, nbytes, done = given
+            # The workers are quicker than this.
+            threading.Event().wait(0.002)
+            ctypes.memmove(target, source, nbytes)
+            done.come()
+
+    def end(self) -> None:
+        self._queue.put(None)
+        self._thread.join(MOMENT)
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+async def test_workers_write_into_memory_again_only_when_it_was_copied(form):
+    device = SlowDevice()
+    graph = ToScripted(IterableWrapper(range(300)).sharding_filter().map(filled), device, 4)
+    loader = DataLoader2(graph, reading_service=MultiProcessingReadingService(2))
+    found: list[Any] = []
+    if form == "sync":
+        await in_thread(lambda: found.extend(_shut_down(loader)))
+    else:
+        async with loader:
+            found = [item async for item in loader]
+    device.end()
+    for number, (target, done) in enumerate(found):
+        assert done.query()
+        assert (target == number).all(), number
+
+
+def _shut_down(loader: DataLoader2[Any]) -> list[Any]:
+    with loader:
+        return list(loader)
+
+
+def filled(number: int) -> torch.Tensor:
+    return torch.full((50_000,), number)
 
 
 def test_it_has_to_be_the_last_pipe():

@@ -1,6 +1,6 @@
 """From workers to the GPU, beside a training step: ``python -m tests.gpu.benchmark``.
 
-Four workers put batches of 4, 32 and 128 MiB together, out of 32 samples each, which are there
+Workers put batches of 4, 32 and 128 MiB together, out of 32 samples each, which are there
 already. A step takes 2 ms on the GPU, or nothing. Printed are, for each loader:
 
     batch      from one batch to the next
@@ -33,10 +33,9 @@ from asyncloader.datapipes.iter import IterableWrapper
 from tests.benchmarks.cost import cpu_seconds
 from tests.gpu.batches import ENDLESS, SAMPLES, Samples, samples
 
-WORKERS = 4
 MIB = 1 << 20
 
-WARM_UP = 12
+WARM_UP = 10
 
 
 # Loaders --------------------------------------------------------------------------------
@@ -44,11 +43,11 @@ WARM_UP = 12
 Batches = Iterator[torch.Tensor]
 
 
-def our_loader(nbytes: int, end: Callable[[Any], Any]) -> DataLoader2[Any]:
+def our_loader(nbytes: int, workers: int, end: Callable[[Any], Any]) -> DataLoader2[Any]:
     made = IterableWrapper(range(ENDLESS)).sharding_filter().map(partial(samples, nbytes))
     # Enough that no batch has to be copied out of shared memory.
-    room = max(256 * MIB, WORKERS * 8 * nbytes)
-    service = MultiProcessingReadingService(WORKERS, prefetch_bytes=room)
+    room = max(256 * MIB, workers * 8 * nbytes)
+    service = MultiProcessingReadingService(workers, prefetch_bytes=room)
     return DataLoader2(end(made.collate()), reading_service=service)
 
 
@@ -57,37 +56,37 @@ def to_device(pipe: Any) -> Any:
 
 
 @contextlib.contextmanager
-def ours(nbytes: int) -> Iterator[Batches]:
-    with our_loader(nbytes, to_device) as loader:
+def ours(nbytes: int, workers: int) -> Iterator[Batches]:
+    with our_loader(nbytes, workers, to_device) as loader:
         yield iter(loader)
 
 
 @contextlib.contextmanager
-def ours_pinned(nbytes: int) -> Iterator[Batches]:
-    with our_loader(nbytes, lambda pipe: pipe.pin_memory()) as loader:
+def ours_pinned(nbytes: int, workers: int) -> Iterator[Batches]:
+    with our_loader(nbytes, workers, lambda pipe: pipe.pin_memory()) as loader:
         yield (batch.to("cuda", non_blocking=True) for batch in loader)
 
 
-def torchs_loader(nbytes: int, *, pin_memory: bool) -> Any:
+def torchs_loader(nbytes: int, workers: int, *, pin_memory: bool) -> Any:
     return torch.utils.data.DataLoader(
         Samples(nbytes),
         batch_size=SAMPLES,
-        num_workers=WORKERS,
+        num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=True,
     )
 
 
 @contextlib.contextmanager
-def torchs(nbytes: int) -> Iterator[Batches]:
-    loader = torchs_loader(nbytes, pin_memory=True)
+def torchs(nbytes: int, workers: int) -> Iterator[Batches]:
+    loader = torchs_loader(nbytes, workers, pin_memory=True)
     yield (batch.to("cuda", non_blocking=True) for batch in loader)
 
 
 @contextlib.contextmanager
-def side_stream(nbytes: int) -> Iterator[Batches]:
+def side_stream(nbytes: int, workers: int) -> Iterator[Batches]:
     """As in NVIDIA's examples: the next batch is copied while this one is used."""
-    yield _on_side_stream(iter(torchs_loader(nbytes, pin_memory=True)))
+    yield _on_side_stream(iter(torchs_loader(nbytes, workers, pin_memory=True)))
 
 
 def _on_side_stream(batches: Batches) -> Batches:
@@ -109,7 +108,7 @@ def _on_side_stream(batches: Batches) -> Batches:
 
 
 @contextlib.contextmanager
-def spdl(nbytes: int) -> Iterator[Batches]:
+def spdl(nbytes: int, workers: int) -> Iterator[Batches]:
     import spdl.io
     from spdl.pipeline import PipelineBuilder
 
@@ -117,7 +116,7 @@ def spdl(nbytes: int) -> Iterator[Batches]:
     with ThreadPoolExecutor(1) as one_thread:
         pipeline = (
             PipelineBuilder()
-            .add_source(torchs_loader(nbytes, pin_memory=False))
+            .add_source(torchs_loader(nbytes, workers, pin_memory=False))
             .pipe(transfer, executor=one_thread)
             .add_sink(2)
             .build(num_threads=1)
@@ -220,10 +219,12 @@ class Clock:
         return Row(seconds / count, waits, count * self._nbytes / seconds, cpu / count, gap)
 
 
-def measured(loader: Callable[[int], Any], nbytes: int, cycles: int, seconds: float) -> Row:
+def measured(
+    loader: Callable[[int, int], Any], nbytes: int, cycles: int, options: argparse.Namespace
+) -> Row:
     steps = Steps(cycles)
-    clock = Clock(steps, nbytes, seconds)
-    with loader(nbytes) as batches:
+    clock = Clock(steps, nbytes, options.seconds)
+    with loader(nbytes, options.workers) as batches:
         for at, batch in enumerate(batches):
             if at == WARM_UP:
                 clock.start()
@@ -238,10 +239,11 @@ def measured(loader: Callable[[int], Any], nbytes: int, cycles: int, seconds: fl
     return row
 
 
-async def measured_async(nbytes: int, cycles: int, seconds: float) -> Row:
+async def measured_async(nbytes: int, cycles: int, options: argparse.Namespace) -> Row:
     steps = Steps(cycles)
-    clock = Clock(steps, nbytes, seconds)
-    async with our_loader(nbytes, to_device) as loader, watched_loop() as gaps:
+    clock = Clock(steps, nbytes, options.seconds)
+    loader = our_loader(nbytes, options.workers, to_device)
+    async with loader, watched_loop() as gaps:
         at = 0
         async for batch in loader:
             if at == WARM_UP:
@@ -317,18 +319,18 @@ def rows(options: argparse.Namespace) -> Iterator[list[str]]:
         for step in options.steps:
             cycles = cycles_of(step)
             for name in (*LOADERS, ASYNC):
-                if options.only in name and (name in options.loaders or not options.loaders):
-                    cells = _cells(name, nbytes, cycles, options.seconds)
+                if options.only in name:
+                    cells = _cells(name, nbytes, cycles, options)
                     yield [str(size), f"{step:g} ms", name, *cells]
 
 
-def _cells(name: str, nbytes: int, cycles: int, seconds: float) -> list[str]:
+def _cells(name: str, nbytes: int, cycles: int, options: argparse.Namespace) -> list[str]:
     if name.startswith("SPDL") and importlib.util.find_spec("spdl") is None:
         return ["not installed", *[""] * 4]
     try:
         if name == ASYNC:
-            return asyncio.run(measured_async(nbytes, cycles, seconds)).cells()
-        return measured(LOADERS[name], nbytes, cycles, seconds).cells()
+            return asyncio.run(measured_async(nbytes, cycles, options)).cells()
+        return measured(LOADERS[name], nbytes, cycles, options).cells()
     except Exception as error:  # noqa: BLE001 - the others are to be measured all the same
         return [f"{type(error).__name__}: {error}"[:60], *[""] * 4]
     finally:
@@ -341,9 +343,9 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 32, 128], help="MiB a batch")
     parser.add_argument("--steps", type=float, nargs="+", default=[2, 0], help="milliseconds")
-    parser.add_argument("--seconds", type=float, default=1.2, help="for each loader")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=0.9, help="for each loader")
     parser.add_argument("--only", default="", help="only loaders with this in their name")
-    parser.add_argument("--loaders", nargs="+", default=[], help="only these")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no GPU here")
