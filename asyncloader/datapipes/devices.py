@@ -297,7 +297,10 @@ _refusal = ""
 
 
 def is_page_locked(torch: Any, tensor: Any) -> bool:
-    """Whether the tensor is in a worker's shared memory, which is page-locked now if it was not."""
+    """Whether a tensor is in a worker's shared memory and its pages are locked, now if not before.
+
+    The memory is locked as a whole, on the present device, until it is unmapped.
+    """
     storage = tensor.untyped_storage()
     mapping = mapping_at(storage.data_ptr(), storage.nbytes())
     if mapping is None:

@@ -205,16 +205,26 @@ class Afterwards:
         if event.query():
             function()
         elif not self._has_ended:
+            try:
+                self._have_thread()
+            except BaseException:
+                # Nobody else could do it.
+                self._device.wait(event)
+                function()
+                raise
             self._waiting.put((function, event))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                start_thread(self._thread)
 
     def end(self) -> list[threading.Thread]:
         """Let the thread end after what it has been given; return it, if there is one."""
         self._has_ended = True
         self._waiting.put(None)
         return [] if self._thread is None else [self._thread]
+
+    def _have_thread(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            start_thread(thread)
+            self._thread = thread
 
     def _run(self) -> None:
         while (given := self._waiting.get()) is not None:

@@ -18,10 +18,12 @@ import torch
 
 from asyncloader import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from asyncloader.adapters import FullSync, PinMemory, PrefetchPolicy
+from asyncloader.datapipes import moving
 from asyncloader.datapipes.devices import Copy
 from asyncloader.datapipes.in_flight import HandedOver
 from asyncloader.datapipes.iter import IterableWrapper, IterDataPipe
 from asyncloader.datapipes.moving import DeviceMover
+from asyncloader.errors import ResourceExhausted
 from asyncloader.graph import breadth_first
 from asyncloader.loader.item_buffer import ItemBuffer
 from tests.leaks import leaves_nothing
@@ -249,6 +251,22 @@ def test_an_error_of_a_copy_comes_in_its_items_place():
                 next(items)
         device.fails_at = -1
         assert list(loader) == list(range(20))
+
+
+def test_where_no_thread_can_be_started_the_copy_is_waited_for(monkeypatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise ResourceExhausted(f"no thread for {thread.name}")
+
+    class Coming(ScriptedDevice):
+        def wait(self, event: Any) -> None:
+            event.come()
+
+    device = Coming(copies_at_once=False)
+    monkeypatch.setattr(moving, "start_thread", refuse)
+    with DataLoader2(moved(device)) as loader:
+        with pytest.raises(ResourceExhausted, match="no thread for asyncloader"):
+            next(iter(loader))
+        assert [copy.query() for copy in device.copies] == [True]
 
 
 async def test_an_error_of_the_source_comes_in_its_items_place():
