@@ -38,17 +38,16 @@ class HandedOver(Iterator[Any]):
         self._untaken.reverse()
 
     def __next__(self) -> Any:
-        try:
-            # One step, as another thread may drain this meanwhile.
-            flight = self._untaken.pop()
-        except IndexError:
-            raise StopIteration from None
-        try:
-            return flight.hand_over()
-        except BaseException:
-            # An interrupt loses no item, and an error lasts.
-            self._untaken.append(flight)
-            raise
+        untaken = self._untaken
+        for flight in untaken[-1:]:
+            # An interrupt in here loses no item, and an error lasts.
+            item = flight.hand_over()
+            # Nothing is called from here on, so no interrupt comes in between. Another thread may
+            # have drained this meanwhile: the item comes again, then.
+            if untaken and untaken[-1] is flight:
+                del untaken[-1]
+                return item
+        raise StopIteration
 
     def __length_hint__(self) -> int:
         return len(self._untaken)
