@@ -49,6 +49,18 @@ def with_parts_changed(item: Any, method: str, change: Callable[[Any], Any]) -> 
     return item
 
 
+def pinned_part(part: Any) -> Any:
+    """Return a part in pinned memory, by its own method."""
+    try:
+        return part.pin_memory()
+    except RuntimeError:
+        # torch pins no tensor whose elements share memory, as those of ``expand`` do.
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(part, torch.Tensor) or part.is_contiguous():
+            raise
+        return part.contiguous().pin_memory()
+
+
 class Event(Protocol):
     """A moment in the work of a device."""
 
@@ -252,7 +264,7 @@ class _Moving:
             return tensor
         if tensor.is_pinned() or is_page_locked(self._torch, tensor):
             return tensor
-        return tensor.pin_memory()
+        return pinned_part(tensor)
 
 
 def _memories(torch: Any, tensor: Any) -> list[Any]:

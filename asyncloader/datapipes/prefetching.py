@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from operator import methodcaller
 from typing import Any, Generic, TypeVar
 
 from asyncloader.datapipes.ahead import RunningAhead
@@ -19,7 +18,7 @@ from asyncloader.datapipes.base import IterDataPipe, functional_datapipe
 from asyncloader.datapipes.call import answer_of, plain_function
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursor, Cursors, close_items
-from asyncloader.datapipes.devices import with_parts_changed
+from asyncloader.datapipes.devices import pinned_part, with_parts_changed
 from asyncloader.datapipes.one_to_one import OneToOne
 from asyncloader.datapipes.run import Pass, Run
 from asyncloader.datapipes.sources import iterable_source
@@ -295,7 +294,7 @@ def pinned(item: Any, device: Any = None) -> Any:
     Pinned memory serves every device. So no ``pin_memory`` method is given one: torch warns of
     it, and a user's may take none.
     """
-    return with_parts_changed(item, "pin_memory", methodcaller("pin_memory"))
+    return with_parts_changed(item, "pin_memory", pinned_part)
 
 
 def _as_it_is(item: Any, device: Any) -> Any:

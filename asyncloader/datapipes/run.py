@@ -375,6 +375,10 @@ class Run(Generic[T]):
         """Whether other processes make the next items, even while nobody waits for them."""
         return hasattr(self.pipe, "is_made_elsewhere") and bool(self.pipe.is_made_elsewhere())
 
+    def holds_much(self) -> bool:
+        """Whether the items that were yielded hold much memory that others need."""
+        return self._pass is not None and self._pass.holds_much()
+
     # Cursors ----------------------------------------------------------------------------
 
     def put_cursors(self, into: Cursors) -> None:
@@ -464,6 +468,10 @@ class Pass(Generic[T_co]):
     def put_source_cursors(self, into: Cursors) -> None:
         """Add the cursors of the pipes that the pass reads, if it has begun to."""
         self.source.put_cursors(into)
+
+    def holds_much(self) -> bool:
+        """Whether the items that were yielded hold much memory that others need."""
+        return False
 
     def fullness(self) -> tuple[int, int]:
         """Return how many items the pass holds or is making, and the limit of that.

@@ -56,6 +56,9 @@ class Startable(Protocol[T_co]):
     def is_made_elsewhere(self) -> bool:
         """Whether other processes make the next items, even while nobody waits for them."""
 
+    def holds_much(self) -> bool:
+        """Whether the items that were yielded hold much memory that others need."""
+
 
 class Home:
     """Where one pass over a graph runs: a loop, and the threads and tasks it owns.
@@ -243,12 +246,8 @@ class TaskGiver(Generic[T]):
     async def _run(self) -> None:
         try:
             run = self._reading
-            await give_groups(
-                run.astarted(),
-                self._exchange,
-                self._home.loop,
-                is_patient=run.is_made_elsewhere(),
-            )
+            elsewhere = run if run.is_made_elsewhere() else None
+            await give_groups(run.astarted(), self._exchange, self._home.loop, elsewhere)
         except asyncio.CancelledError as error:
             if not is_being_cancelled():
                 self._finish(not_cancelled(error))
@@ -276,12 +275,12 @@ async def give_groups(
     items: AsyncIterable[T],
     exchange: Exchange[T],
     loop: asyncio.AbstractEventLoop,
-    *,
-    is_patient: bool = False,
+    elsewhere: Startable[T] | None = None,
 ) -> None:
     """Give all of an async iterable's items from the present task.
 
-    ``is_patient`` says that asking for the next item may be delayed, as it is made anyway.
+    ``elsewhere`` is the run whose items these are, if other processes make them: then asking for
+    the next one may be delayed, as it is made anyway.
     """
     waiter = LoopWaiter(loop)
     exchange.giver = waiter
@@ -290,11 +289,14 @@ async def give_groups(
         async for group in groups:
             exchange.give_group(group)
             del group
-            if is_patient:
+            if elsewhere is not None:
                 # Other processes already make the next item, so let the taker of this run first.
                 await asyncio.sleep(0)
             exchange.note_cursors()
-            await waiter.until(exchange.has_room)
+            if elsewhere is not None and elsewhere.holds_much():
+                await waiter.until(exchange.is_empty)
+            else:
+                await waiter.until(exchange.has_room)
     finally:
         # A task that is collected after its loop was closed cannot await.
         if running_loop() is loop:

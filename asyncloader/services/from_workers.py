@@ -237,6 +237,9 @@ class FromWorkersPass(Pass[Any]):
             unwanted, self._unwanted = self._unwanted, 0
             return items[unwanted:] if unwanted else items
 
+    def holds_much(self) -> bool:
+        return self._stream is not None and self._stream.holds_much()
+
     def stand(self) -> Stand:
         """Return where the pass is."""
         stream = self._stream

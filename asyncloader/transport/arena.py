@@ -277,9 +277,18 @@ class SlotView(Protocol):
         """Return the slots that came back since the last call, for the sender."""
         ...
 
+    def holds_much(self) -> bool:
+        """Whether so much is leased that what comes may soon have to be copied."""
+        ...
+
     def close(self) -> None:
         """Forget what nobody has leased."""
         ...
+
+
+#: The share of ``copy_beyond`` that is much: there is room for as much in each of the few places
+#: where items may be on their way to the consumer.
+_MUCH = 4
 
 
 def wake_nobody() -> None:
@@ -361,6 +370,10 @@ class ArenaView:
                 self._settle()
             released, self._released = self._released, []
         return released
+
+    def holds_much(self) -> bool:
+        """Whether so much is leased that what comes may soon have to be copied."""
+        return _MUCH * self.leased_bytes > self.copy_beyond
 
     def close(self) -> None:
         """Forget the segments; memory that is leased stays valid."""

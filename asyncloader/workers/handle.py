@@ -203,6 +203,10 @@ class WorkerHandle:
         """Whether everything that came was opened or given back."""
         return not self._decoder.has_unopened()
 
+    def holds_much(self) -> bool:
+        """Whether items that came from the worker hold much of its memory."""
+        return self._view.holds_much()
+
     def end_epoch(self) -> None:
         """Drop the items that were not taken, and those of this epoch that still arrive."""
         self._epoch = NO_EPOCH

@@ -186,6 +186,10 @@ class WorkerStream:
         """Whether no news will tell of the next item: it is there, or is made on demand."""
         return not self._settings.credits or self._merge.is_ready()
 
+    def holds_much(self) -> bool:
+        """Whether items that were taken hold so much of a worker's memory that it may run short."""
+        return any(handle.holds_much() for handle in self._pool.handles)
+
     def is_over(self) -> bool:
         """Whether everything was taken, and no error is due."""
         return self._merge.is_over()

@@ -63,7 +63,7 @@ def test_a_giver_that_is_collected_after_its_loop_was_closed_ends_in_silence(mon
     monkeypatch.setattr(exchange_module, "GROUP_SECONDS", math.inf)
     loop, crossing, waits = asyncio.new_event_loop(), exchange(), Waits()
     waits.asked_again = asyncio.Event()
-    giving = give_groups(waits, crossing, loop, is_patient=False)
+    giving = give_groups(waits, crossing, loop)
     task = begin_task(loop, giving, "giver")
     loop.run_until_complete(waits.asked_again.wait())
     loop.close()

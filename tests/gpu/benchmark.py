@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -35,7 +36,9 @@ from tests.gpu.batches import ENDLESS, SAMPLES, Samples, samples
 
 MIB = 1 << 20
 
-WARM_UP = 10
+#: So many batches at least, and so many seconds, come before what is measured: the memory of the
+#: workers grows meanwhile, and is page-locked.
+WARM_UP, WARM_UP_SECONDS = 10, 1.2
 
 
 # Loaders --------------------------------------------------------------------------------
@@ -161,10 +164,9 @@ class Steps:
         self.marks.append((begun, ended))
         self.taken += 1
 
-    def wait(self) -> None:
-        """Wait until at most two steps are left."""
-        if len(self.marks) > 2:
-            self.marks[-3][1].synchronize()
+    def due(self) -> Any:
+        """Return the end of the step before the last two, if there is one: wait for it."""
+        return self.marks[-3][1] if len(self.marks) > 2 else None
 
     def restart(self) -> None:
         torch.cuda.synchronize()
@@ -204,10 +206,17 @@ class Clock:
 
     def __init__(self, steps: Steps, nbytes: int, seconds: float) -> None:
         self._steps, self._nbytes, self._seconds = steps, nbytes, seconds
+        self._warm_at = time.perf_counter() + WARM_UP_SECONDS
+        self._begun = math.inf
 
-    def start(self) -> None:
+    def starts(self) -> bool:
+        """Start if the loader is warm by now; return whether it did."""
+        is_warm = self._steps.taken >= WARM_UP and time.perf_counter() > self._warm_at
+        if not is_warm or self._begun < math.inf:
+            return False
         self._steps.restart()
         self._cpu, self._begun = cpu_seconds(), time.perf_counter()
+        return True
 
     def is_over(self) -> bool:
         return time.perf_counter() - self._begun > self._seconds
@@ -225,13 +234,13 @@ def measured(
     steps = Steps(cycles)
     clock = Clock(steps, nbytes, options.seconds)
     with loader(nbytes, options.workers) as batches:
-        for at, batch in enumerate(batches):
-            if at == WARM_UP:
-                clock.start()
+        for batch in batches:
+            clock.starts()
             steps.step(batch)
             del batch
-            steps.wait()
-            if at > WARM_UP and clock.is_over():
+            if (due := steps.due()) is not None:
+                due.synchronize()
+            if clock.is_over():
                 break
         row = clock.row()
         # A generator over a loader holds it.
@@ -244,15 +253,15 @@ async def measured_async(nbytes: int, cycles: int, options: argparse.Namespace) 
     clock = Clock(steps, nbytes, options.seconds)
     loader = our_loader(nbytes, options.workers, to_device)
     async with loader, watched_loop() as gaps:
-        at = 0
         async for batch in loader:
-            if at == WARM_UP:
-                clock.start()
+            if clock.starts():
                 gaps.clear()
             steps.step(batch)
             del batch
-            at += 1
-            if at > WARM_UP and clock.is_over():
+            if (due := steps.due()) is not None:
+                # The program itself must not keep the loop waiting.
+                await asyncio.to_thread(due.synchronize)
+            if clock.is_over():
                 break
         longest = max(gaps, default=0.0)
         return clock.row(longest)

