@@ -35,6 +35,7 @@ from tests.faults.child import (
     within,
 )
 from tests.leaks import worker_processes
+from tests.processes.forks import fork
 from tests.processes.scripts import run_script
 
 
@@ -380,7 +381,7 @@ def test_e5_closing_is_shared_and_what_comes_after_says_so(tmp_path):
 
 
 def in_a_forked_child(act: Any) -> int:
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         code = 1
         try:

@@ -18,6 +18,7 @@ import time
 import warnings
 
 from tests.eyes import PROC, name_of
+from tests.processes.forks import fork
 
 
 def echo(sock: socket.socket) -> None:
@@ -63,7 +64,7 @@ def be_busy(sock: socket.socket, how: str) -> None:
 
 def leave_a_child(sock: socket.socket) -> None:
     """Fork a child that lives on with all that it inherits, send its pid, and wait."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         time.sleep(1000)
     sock.sendall(b"%d\n" % child)
