@@ -186,11 +186,11 @@ class CudaDevice:
     def copy(self, item: Any) -> Copy:
         """Begin to copy an item's tensors; an error comes after the copies that have begun."""
         torch, begun = self._torch, Copy(None)
-        moving = _Moving(torch, self._device, begun)
+        move = functools.partial(self._moved, begun)
         # The device first: to go back from a stream opens the device that was current before.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             try:
-                begun.item = with_parts_changed(item, "to", moving.moved)
+                begun.item = with_parts_changed(item, "to", move)
             except BaseException:
                 self._stream.synchronize()
                 raise
@@ -218,43 +218,28 @@ class CudaDevice:
         with self._torch.cuda.device(self._device):
             event.synchronize()
 
-
-@functools.cache
-def _copying_stream(torch: Any, device: Any) -> Any:
-    """Return the stream that copies to a GPU: one, since each has its own memory to reuse."""
-    return torch.cuda.Stream(device)
-
-
-class _Moving:
-    """Moves the parts of one item to a GPU, on the current stream, and notes them in ``begun``."""
-
-    def __init__(self, torch: Any, device: Any, begun: Copy) -> None:
-        self._torch = torch
-        self._device = device
-        self._begun = begun
-
-    def moved(self, part: Any) -> Any:
-        """Return a part on the device."""
+    def _moved(self, begun: Copy, part: Any) -> Any:
+        """Return a part on the device; note in ``begun`` what is copied."""
         if not isinstance(part, self._torch.Tensor):
-            return self._moved_object(part)
+            return self._moved_object(begun, part)
         if part.device == self._device:
             return part
         source = self._pinned(part)
         # Noted first: the copy may have begun when an interrupt comes.
-        self._begun.sources.append(source)
+        begun.sources.append(source)
         moved = source.to(self._device, non_blocking=True)
-        self._begun.tensors += _memories(self._torch, moved)
+        begun.tensors += _memories(self._torch, moved)
         return moved
 
-    def _moved_object(self, part: Any) -> Any:
+    def _moved_object(self, begun: Copy, part: Any) -> Any:
         # Its tensors may be anywhere in it, so what torch does meanwhile is noted.
         with _seen_by(self._torch)() as seen:
             source = part.pin_memory() if hasattr(part, "pin_memory") else part
             moved = source.to(self._device, non_blocking=True)
-        self._begun.sources += [source, *seen.tensors]
+        begun.sources += [source, *seen.tensors]
         for tensor in seen.tensors:
             if tensor.device == self._device:
-                self._begun.tensors += _memories(self._torch, tensor)
+                begun.tensors += _memories(self._torch, tensor)
         return moved
 
     def _pinned(self, tensor: Any) -> Any:
@@ -265,6 +250,12 @@ class _Moving:
         if tensor.is_pinned() or is_page_locked(self._torch, tensor):
             return tensor
         return pinned_part(tensor)
+
+
+@functools.cache
+def _copying_stream(torch: Any, device: Any) -> Any:
+    """Return the stream that copies to a GPU: one, since each has its own memory to reuse."""
+    return torch.cuda.Stream(device)
 
 
 def _memories(torch: Any, tensor: Any) -> list[Any]:

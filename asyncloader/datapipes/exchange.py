@@ -48,12 +48,20 @@ class Exchange(Generic[T]):
     be taken at any time. It is thread-safe, because every step is a single
     operation on a list.
 
-    ``put`` adds the cursors of the giver's pipe, which began with ``first``.
+    ``put`` adds the cursors of the giver's pipe, which began with ``first``. With ``may_give``
+    that says whether there is room, and not the number of items.
     """
 
-    def __init__(self, taker: Waiter, put: Callable[[Cursors], None], first: Cursors) -> None:
+    def __init__(
+        self,
+        taker: Waiter,
+        put: Callable[[Cursors], None],
+        first: Cursors,
+        may_give: Callable[[], bool] | None = None,
+    ) -> None:
         self.giver: Waiter = Nobody()
         self.taker = taker
+        self._may_give = may_give
         self._given = 0
         self._taken = 0
         # How many items were taken before the latest group; all of those were yielded.
@@ -105,6 +113,8 @@ class Exchange(Generic[T]):
 
     def has_room(self) -> bool:
         """Whether the giver may add items."""
+        if self._may_give is not None:
+            return self._may_give()
         count = len(self._items)
         if count == 0:
             return True

@@ -4,19 +4,16 @@ This file is about ``InFlight``: the copies of such an item may still run, and o
 will use it can say which of its streams has to wait for them. So a pipe that ``hands_over`` yields
 items in flight, and whoever gives items to the consumer calls ``hand_over`` at that moment:
 
-    to_device ──InFlight──▶ FlightExchange ──▶ HandedOver ──item──▶ the consumer
+    to_device ──InFlight──▶ Exchange ──▶ HandedOver ──item──▶ the consumer
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import Any, Protocol
 
-from asyncloader.datapipes.cursors import Cursors, aclose_items
-from asyncloader.datapipes.exchange import Exchange, Waiter
-
-T = TypeVar("T")
+from asyncloader.datapipes.cursors import aclose_items
 
 
 class InFlight(Protocol):
@@ -71,23 +68,6 @@ async def handed_over(flights: AsyncIterable[Any]) -> AsyncIterator[Any]:
             del item
     finally:
         await aclose_items(iterator)
-
-
-class FlightExchange(Exchange[T]):
-    """An exchange that takes items as long as ``has_room``, which their pipe says."""
-
-    def __init__(
-        self,
-        taker: Waiter,
-        put: Callable[[Cursors], None],
-        first: Cursors,
-        has_room: Callable[[], bool],
-    ) -> None:
-        super().__init__(taker, put, first)
-        self._has_room = has_room
-
-    def has_room(self) -> bool:
-        return self._has_room()
 
 
 def current_device() -> int:

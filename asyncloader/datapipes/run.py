@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -37,7 +37,7 @@ from asyncloader.datapipes.cursors import (
     put_cursor,
 )
 from asyncloader.datapipes.exchange import Exchange, Nobody
-from asyncloader.datapipes.in_flight import FlightExchange, current_device, handed_over
+from asyncloader.datapipes.in_flight import current_device, handed_over
 from asyncloader.datapipes.unordered import YieldOrder
 from asyncloader.datapipes.watch.watching import NOT_WATCHED, UNCOUNTED, Watching
 from asyncloader.errors import SnapshotError
@@ -294,15 +294,12 @@ class Run(Generic[T]):
             return self.astarted()
         if getattr(self.pipe, "hands_over", False) and has_passes(self.pipe):
             self.current_device = current_device()
-            crossing: FlightExchange[T] = FlightExchange(
-                Nobody(), self.put_own_cursors, self.first_cursors(), self.has_room
-            )
-            self._crossing = crossing
-            return handed_over(from_thread(self, crossing))
+            return handed_over(from_thread(self, self._crossed(self.has_room)))
         return from_thread(self, self._crossed())
 
-    def _crossed(self) -> Exchange[T]:
-        self._crossing = Exchange(Nobody(), self.put_own_cursors, self.first_cursors())
+    def _crossed(self, may_give: Callable[[], bool] | None = None) -> Exchange[T]:
+        first = self.first_cursors()
+        self._crossing = Exchange(Nobody(), self.put_own_cursors, first, may_give)
         return self._crossing
 
     def begin_share(self, share: Stride, cursors: Cursors) -> Iterator[T]:

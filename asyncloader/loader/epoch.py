@@ -17,7 +17,7 @@ from typing import Any
 from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
-from asyncloader.datapipes.in_flight import FlightExchange, HandedOver, current_device
+from asyncloader.datapipes.in_flight import HandedOver, current_device
 from asyncloader.datapipes.run import Run, has_passes, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
@@ -380,11 +380,9 @@ class GraphItems:
     ) -> None:
         self._begun = begun
         self._loop = home.loop
-        self._exchange: Exchange[Any] = (
-            Exchange(consumer, run.put_own_cursors, first)
-            if run.current_device is None
-            else FlightExchange(consumer, run.put_own_cursors, first, run.has_room)
-        )
+        # What is handed over runs ahead by itself.
+        may_give = None if run.current_device is None else run.has_room
+        self._exchange: Exchange[Any] = Exchange(consumer, run.put_own_cursors, first, may_give)
         self._giver = home.start_thread(run, self._exchange) if begun is None else None
 
     @property
