@@ -36,7 +36,14 @@ from asyncloader.runtime import (
     running_loop,
 )
 from asyncloader.services.from_workers import FromWorkersPass
-from asyncloader.waiting import GroupWaiter, LoopWaiter, ThreadWaiter, WaitTimer, call_soon
+from asyncloader.waiting import (
+    GroupWaiter,
+    LoopWaiter,
+    ThreadWaiter,
+    WaitTimer,
+    call_soon,
+    release,
+)
 
 _CLOSED = "the epoch was closed before its end"
 
@@ -147,8 +154,9 @@ class LoopEpoch(Epoch):
             self._consumer.wake()
 
     def abandon(self) -> None:
-        # Nobody takes the items at hand any more: they must not live as long as this.
-        self._buffer = ItemBuffer()
+        if not self._buffer.is_ended:
+            # Nobody takes the items at hand any more: they must not live as long as this.
+            self._buffer = ItemBuffer()
         if self._items is not None:
             self._items.drop()
         if self.is_over:
@@ -448,7 +456,8 @@ class WorkerItems:
         self._handed = self._asked = 0
         self._is_patient = self._is_late = False
         self._error: BaseException | None = None
-        self._patience = LoopWaiter(loop)
+        # What wakes the task that does what takes time.
+        self._patience: asyncio.Future[None] = loop.create_future()
         self._timer = WaitTimer(loop, _LATE_SECONDS)
         self._stream = begun.begin(consumer.wake if self._is_here else self._on_news)
         # Where the workers were after the latest three groups, and how many items had come. Of
@@ -462,7 +471,7 @@ class WorkerItems:
         self._take()
         try:
             while True:
-                await self._patience.until(lambda: self._is_patient)
+                await self._patience
                 if self._error is not None:
                     raise self._error
                 if self._stream.is_over():
@@ -470,6 +479,7 @@ class WorkerItems:
                 items = await self.iterator.take(is_late=self._is_late)
                 if not items:
                     return
+                self._patience = self._loop.create_future()
                 self._is_patient = self._is_late = False
                 self._let_come(items)
                 self._consumer.wake()
@@ -569,7 +579,7 @@ class WorkerItems:
 
     def _be_patient(self) -> None:
         self._is_patient = True
-        self._patience.wake()
+        release(self._patience)
 
 
 class DirectEpoch(Epoch):

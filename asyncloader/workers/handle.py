@@ -38,6 +38,7 @@ from asyncloader.workers.messages import (
     NO_EPOCH,
     Command,
     DealtMark,
+    EndEpoch,
     FrameKind,
     Ready,
     Report,
@@ -154,8 +155,10 @@ class WorkerHandle:
         more = [(FrameKind.MESSAGE, each) for each in then]
         self._channel.send(FrameKind.MESSAGE, command, (), more)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Make room for an epoch's streams; give back the items of earlier epochs."""
+    def join_epoch(
+        self, epoch: int, loop: asyncio.AbstractEventLoop, on_news: Callable[[], None]
+    ) -> None:
+        """Make room for an epoch's streams, and listen on its loop; drop earlier epochs' items."""
         if self._epoch != NO_EPOCH:
             self.end_epoch()
         self._epoch = epoch
@@ -165,6 +168,7 @@ class WorkerHandle:
         self._last_heard = time.monotonic()
         if self.line is not None:
             self.line.begin_epoch(epoch)
+        self.attach(loop, on_news)
 
     def stats(self, restarts: int) -> WorkerStats:
         """Return the process's statistics; ``restarts`` is how often it was replaced."""
@@ -195,10 +199,6 @@ class WorkerHandle:
         if self.line is not None and predecessor.line is not None:
             self.line.take_over(predecessor.line)
 
-    def is_idle(self) -> bool:
-        """Whether the worker has sent all of every stream that it began."""
-        return bool(self.inboxes) and all(inbox.is_whole() for inbox in self.inboxes.values())
-
     def is_used_up(self) -> bool:
         """Whether everything that came was opened or given back."""
         return not self._decoder.has_unopened()
@@ -206,6 +206,15 @@ class WorkerHandle:
     def holds_much(self) -> bool:
         """Whether items that came from the worker hold much of its memory."""
         return self._view.holds_much()
+
+    def leave_epoch(self) -> None:
+        """End the epoch for the worker, unless it has sent everything, and leave the loop."""
+        inboxes = self.inboxes.values()
+        unfinished = [inbox for inbox in inboxes if not inbox.has_ended or inbox.is_refused]
+        if unfinished or not inboxes:
+            self.send(EndEpoch(self._epoch))
+        self.end_epoch()
+        self.detach()
 
     def end_epoch(self) -> None:
         """Drop the items that were not taken, and those of this epoch that still arrive."""

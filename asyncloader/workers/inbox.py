@@ -59,9 +59,9 @@ class Inbox:
         self.left = 0
         self._items: list[Any] = []
         self._cost = 0
-        #: Whether no frame follows.
-        self.has_ended = False
-        self._is_refused = False
+        #: Whether no frame follows; because the worker has sent everything, unless an item that
+        #: could not be read was in the way.
+        self.has_ended = self.is_refused = False
 
     def put(self, frame: Payload, cost: int = 1, note: Note = NO_NOTE) -> None:
         """Add a frame that arrived, with its cost in credits and its note.
@@ -69,7 +69,7 @@ class Inbox:
         After an item that could not be read, frames are dropped.
         """
         self.is_asked = False
-        if self._is_refused:
+        if self.is_refused:
             self._decoder.give_back(frame)
             return
         if note.mark:
@@ -87,7 +87,7 @@ class Inbox:
 
     def continue_after_error(self) -> None:
         """Continue after an item that could not be read."""
-        self.has_ended = self._is_refused = False
+        self.has_ended = self.is_refused = False
         self.error = None
 
     def end(self, error: BaseException | None = None) -> None:
@@ -103,10 +103,6 @@ class Inbox:
     def is_over(self) -> bool:
         """Whether everything was taken and no more will come."""
         return self.has_ended and not self.frames and not self.left
-
-    def is_whole(self) -> bool:
-        """Whether the worker has sent everything, taken or not."""
-        return self.has_ended and not self._is_refused
 
     def open(self, *, even_slow: bool = False) -> int:
         """Open the next frame if the open one is empty; return how many items can be taken.
@@ -168,7 +164,7 @@ class Inbox:
         for at, item in enumerate(items):
             if type(item) is TransportError:
                 self.drop()
-                self.has_ended = self._is_refused = True
+                self.has_ended = self.is_refused = True
                 item.worker = self.worker
                 self.error = item
                 return items[:at]
@@ -221,7 +217,10 @@ class TakeInTurn:
         self.turns = deque(inboxes)
 
     def is_ready(self) -> bool:
-        return not self.turns or self.turns[0].has_something()
+        if not self.turns:
+            return True
+        first = self.turns[0]
+        return first.left > 0 or bool(first.frames) or first.has_ended
 
     def is_over(self) -> bool:
         return not self.turns

@@ -30,7 +30,6 @@ from asyncloader.workers.handle import WorkerHandle
 from asyncloader.workers.inbox import Inbox
 from asyncloader.workers.messages import (
     BeginStream,
-    EndEpoch,
     Instruction,
     Setup,
     StartEpoch,
@@ -130,8 +129,7 @@ class WorkerPool:
         self._streams = [self._stream(number, settings) for number in range(self._count)]
         news = self._news()
         for handle in self.all_handles:
-            handle.begin_epoch(self._epoch)
-            handle.attach(loop, news)
+            handle.join_epoch(self._epoch, loop, news)
         return self._streams
 
     def begin_stream(self, number: int, place: StreamPlace) -> list[Inbox]:
@@ -155,12 +153,9 @@ class WorkerPool:
         self._loop = None
         self._streams = []
         for handle in self.all_handles:
-            # A worker that has sent everything needs no EndEpoch.
-            if not handle.is_idle():
-                handle.send(EndEpoch(self._epoch))
-            handle.end_epoch()
-            handle.detach()
-        self._close_retired(self._retired)
+            handle.leave_epoch()
+        if self._retired:
+            self._close_retired(self._retired)
 
     def pause(self, is_paused: bool) -> None:
         """Pause or resume every worker, from any thread; do nothing between epochs."""
@@ -246,8 +241,7 @@ class WorkerPool:
         assert self._start is not None
         assert self._loop is not None
         for handle in started:
-            handle.begin_epoch(self._epoch)
-            handle.attach(self._loop, self._news())
+            handle.join_epoch(self._epoch, self._loop, self._news())
         self._retired += lost
         if dispatcher is not None and self._dispatcher is not None:
             dispatcher.dealing = self._dispatcher.dealing

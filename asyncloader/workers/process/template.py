@@ -101,7 +101,7 @@ class Template:
             os.close(told_fd)
         os.set_blocking(status_fd, False)
         # Whoever holds the process keeps both descriptors open.
-        find_exitcode = partial(_told_exitcode, status_fd, pid, death_fd)
+        find_exitcode = partial(_told_exitcode, self, status_fd, pid, death_fd)
         return StartedProcess(pid, death_fd, status_fd, find_exitcode, partial(os.close, status_fd))
 
     def end(self) -> None:
@@ -150,14 +150,16 @@ class Template:
         return int(answer)
 
 
-def _told_exitcode(fd: int, pid: int, death_fd: int) -> int | None:
+def _told_exitcode(template: Template, fd: int, pid: int, death_fd: int) -> int | None:
     """Return the exit code that the template process writes into a pipe, if it is there."""
     try:
         return int(EXITCODE.unpack(os.read(fd, EXITCODE.size))[0])
     except BlockingIOError:
         return None
     except struct.error:
-        # Nobody is left to write: the template was killed, and this process with it.
+        # Nobody is left to write: the template was killed, and this process with it. Its orphans
+        # come to another only when the last of its threads has ended.
+        template.end()
         system.reap_orphan(pid, death_fd)
         return -9
 
