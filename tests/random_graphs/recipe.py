@@ -119,6 +119,11 @@ DIVISIONS = [
 NOISE = ("{0}.map(noisy)", E.ONE, 1)
 
 
+#: How often a graph ends in what has to be its last pipe.
+ENDS_ON_DEVICE = 0.1
+TO_DEVICE = ("{0}.to_device('cpu')", E.LOADER, 1)
+
+
 @dataclass(frozen=True)
 class Step:
     """One line: ``outs = text``, where {0}, {1} … are the sources."""
@@ -226,6 +231,8 @@ class _Drawing:
                 self._add_any()
         while len(self.open) > 1:
             self._join()
+        if self.luck.random() < ENDS_ON_DEVICE:
+            self._over(self._pick(), *TO_DEVICE)
         return Recipe(tuple(self.steps))
 
     def _add_any(self) -> None:
