@@ -244,10 +244,10 @@ class Engine:
         """Keep of an epoch that has ended only where it was."""
         if epoch is not None:
             # Nobody resumes an epoch at its end.
-            is_over = self._buffer.is_over()
-            before = 0 if self._start is None else self._start.before
-            passed = self._buffer.passed - before
-            self._left_at = {} if is_over else epoch.cursors(passed)
+            self._left_at = {}
+            if not self._buffer.is_over():
+                before = 0 if self._start is None else self._start.before
+                self._left_at = epoch.cursors(self._buffer.passed - before)
             self._epoch = None
 
     async def aclose(self) -> None:

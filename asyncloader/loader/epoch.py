@@ -154,9 +154,10 @@ class LoopEpoch(Epoch):
             self._consumer.wake()
 
     def abandon(self) -> None:
-        if not self._buffer.is_ended:
-            # Nobody takes the items at hand any more: they must not live as long as this.
-            self._buffer = ItemBuffer()
+        if self.is_over and self._buffer.is_ended:
+            return
+        # Nobody takes the items at hand any more: they must not live as long as this.
+        self._buffer = ItemBuffer()
         if self._items is not None:
             self._items.drop()
         if self.is_over:

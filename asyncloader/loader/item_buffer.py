@@ -143,7 +143,7 @@ class ItemBuffer:
 
     def was_read(self) -> bool:
         """Whether the consumer saw anything of the epoch: an item, an error, or its end."""
-        return self.passed > 0 or self.is_ended
+        return self.is_ended or self.passed > 0
 
     def _open_unless_paused(self) -> None:
         self._open_for(0 if self._is_paused else self._limit)

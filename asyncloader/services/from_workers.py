@@ -112,7 +112,8 @@ class FromWorkers(IterDataPipe[Any]):
         self.is_repeated = self.is_in_order and not self.tells
         if self.tells:
             stream.keep_told()
-        self.stretches, self.told = Journal(), Journal()
+        if not self.is_repeated:
+            self.stretches, self.told = Journal(), Journal()
 
     def has_no_order(self) -> bool:
         """Whether the order of the items depends on which results arrive first."""

@@ -62,16 +62,18 @@ def encode_frame(
 
     No payload is copied. A memoryview in it must be one of single bytes.
     """
-    parts = payload if isinstance(payload, list | tuple) else (payload,)
-    length = sum(map(len, parts))
-    if length > MAX_PAYLOAD:
-        raise TransportError(f"a frame carries at most {MAX_PAYLOAD} bytes, got {length}")
     if fds > MAX_FDS:
         raise TransportError(f"a frame carries at most {MAX_FDS} descriptors, got {fds}")
-    fields = _FIELDS.pack(_MAGIC, _VERSION, kind, fds, sequence, length)
-    buffers: list[Buffer] = [fields + _CHECK.pack(zlib.crc32(fields)), *parts]
-    for number, (next_kind, next_payload) in enumerate(then, sequence + 1):
-        buffers += encode_frame(next_kind, next_payload, number)
+    buffers: list[Buffer] = []
+    for each, (its_kind, its_payload) in enumerate([(kind, payload), *then], sequence):
+        parts = its_payload if isinstance(its_payload, list | tuple) else (its_payload,)
+        length = sum(map(len, parts))
+        if length > MAX_PAYLOAD:
+            raise TransportError(f"a frame carries at most {MAX_PAYLOAD} bytes, got {length}")
+        fields = _FIELDS.pack(_MAGIC, _VERSION, its_kind, fds, each, length)
+        buffers += (fields + _CHECK.pack(zlib.crc32(fields)), *parts)
+        # The descriptors are the first frame's.
+        fds = 0
     return buffers
 
 

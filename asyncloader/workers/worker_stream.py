@@ -32,6 +32,8 @@ HURRY_SECONDS = 0.05
 _GONE = (WorkerDied, WorkerTimeout)
 #: A loop that is later than this was stopped, not just busy.
 STILL_SECONDS = 0.1
+#: What is taken before a stream has begun.
+_NOTHING = TakeInTurn(())
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class WorkerStream:
         self._keeps_told = False
         self._runs: Sequence[Sequence[int]] = ()
         self._inboxes: list[Inbox] = []
-        self._merge: Merge = TakeInTurn(())
+        self._merge: Merge = _NOTHING
         self._dealing: Dealing | None = None
         self._is_late = False
         #: When the dispatching process was last asked for a sign of life.
