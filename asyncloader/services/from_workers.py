@@ -170,7 +170,7 @@ class FromWorkersPass(Pass[Any]):
         self._unwanted = 0
         # Where the pass was before the items that are read one by one now.
         self._before: Stand | None = None
-        self._is_repeated = self.pipe.is_repeated
+        self._is_repeated = run.pipe.is_repeated
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         self.begin(bool)
@@ -192,7 +192,7 @@ class FromWorkersPass(Pass[Any]):
 
     def begin(self, listener: Callable[[], object]) -> WorkerStream:
         """Let the workers begin; the listener is called when something came from one."""
-        pipe: FromWorkers = self.pipe
+        pipe: FromWorkers = self.run.pipe
         stream, pipe.stream = pipe.stream, None
         if stream is None:
             raise pipe.read_twice()
