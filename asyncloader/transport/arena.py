@@ -281,6 +281,10 @@ class SlotView(Protocol):
         """Whether so much is leased that what comes may soon have to be copied."""
         ...
 
+    def would_copy(self, nbytes: int) -> bool:
+        """Whether so many bytes would be copied if they were leased now."""
+        ...
+
     def close(self) -> None:
         """Forget what nobody has leased."""
         ...
@@ -374,6 +378,10 @@ class ArenaView:
     def holds_much(self) -> bool:
         """Whether so much is leased that what comes may soon have to be copied."""
         return _MUCH * self.leased_bytes > self.copy_beyond
+
+    def would_copy(self, nbytes: int) -> bool:
+        """Whether so many bytes would be copied if they were leased now."""
+        return self.leased_bytes + nbytes > self.copy_beyond
 
     def close(self) -> None:
         """Forget the segments; memory that is leased stays valid."""

@@ -265,6 +265,10 @@ class Decoder:
             self._unopened.pop()
         return found if len(found) == admitted.items else _spread(found[0], admitted.items)
 
+    def would_copy(self, admitted: Payload) -> bool:
+        """Whether decoding a payload now would copy memory that is in slots."""
+        return self._view.would_copy(sum([ref.nbytes for ref in admitted.slots]))
+
     def give_back(self, admitted: Payload) -> None:
         """Return the slots of an admitted payload without looking at its items."""
         self._unopened.pop()
@@ -315,6 +319,8 @@ def _spread(found: Any, count: int) -> list[Any]:
 
 IN_BAND = 0xFFFFFFFF
 
+#: To copy so much takes longer than to ask a thread.
+_LONG_COPY = 4 << 20
 _PACK = 64 << 10  # smaller buffers share a slot: a kept one holds on to this much at most
 _ALIGN = 64
 _COUNTS = struct.Struct("<7I")
@@ -456,6 +462,8 @@ class Payload(NamedTuple):
     needs_torch: bool
     #: Whether decoding this takes so long that a thread should do it.
     is_slow: bool
+    #: Whether a thread should do it if the memory is copied.
+    is_large: bool
     data_start: int
     in_band_start: int
     memory: memoryview
@@ -479,13 +487,14 @@ def read_payload(payload: bytes | memoryview) -> Payload:
     read = Payload(
         tuple(islice(numbers, added)),
         tuple(islice(numbers, retired)),
-        list(map(SlotRef._make, islice(fours, slots))) if slots else [],
+        refs := list(map(SlotRef._make, islice(fours, slots))) if slots else [],
         list(islice(threes, buffers)) if buffers else [],
         sizes := list(zip(numbers, numbers, strict=True)),
         items,
         needs_torch := bool(torch and not has_torch()),
         # A quick check first: a small payload has no large pickle.
         needs_torch or (size >= LARGE and any(nbytes >= LARGE for nbytes, _ in sizes)),
+        bool(slots) and sum([ref.nbytes for ref in refs]) >= _LONG_COPY,
         data_start,
         data_start + sum([nbytes for nbytes, _ in sizes]),
         memoryview(payload),

@@ -109,8 +109,11 @@ class Inbox:
 
         A slow frame is left to ``open_slow``.
         """
-        if self.left or not self.frames or (self.frames[0].frame.is_slow and not even_slow):
+        if self.left or not self.frames:
             return self.left
+        frame = self.frames[0].frame
+        if not even_slow and (frame.is_slow or (frame.is_large and self._would_copy())):
+            return 0
         frame, decoder, self.mark, told, self._cost = self.frames.popleft()
         refused = decoder.refused
         if told:
@@ -123,7 +126,10 @@ class Inbox:
 
     def has_slow_frame(self) -> bool:
         """Whether opening the next frame takes so long that a thread has to do it."""
-        return not self.left and bool(self.frames) and self.frames[0].frame.is_slow
+        if self.left or not self.frames:
+            return False
+        frame = self.frames[0].frame
+        return frame.is_slow or (frame.is_large and self._would_copy())
 
     async def open_slow(self) -> None:
         """Open the next frame in a thread."""
@@ -158,6 +164,10 @@ class Inbox:
             arrived.decoder.give_back(arrived.frame)
         self._items, self.left = [], 0
         self._on_credits = _keep
+
+    def _would_copy(self) -> bool:
+        """Whether the next frame's memory would be copied, because the consumer holds so much."""
+        return self.frames[0].decoder.would_copy(self.frames[0].frame)
 
     def _up_to_refused(self, items: list[Any]) -> list[Any]:
         """Return the items before one that could not be read; the stream ends there."""

@@ -408,6 +408,28 @@ async def test_batches_stay_in_shared_memory_while_a_slow_pipe_reads_them(ways, 
     assert len(copied) < 10
 
 
+def eight_mebibytes(number):
+    return torch.full((1 << 21,), number, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_what_a_consumer_keeps_is_copied_beside_the_event_loop(in_order, monkeypatch):
+    threads, copy = set(), ArenaView._copy
+
+    def noted(*args):
+        threads.add(threading.get_ident())
+        return copy(*args)
+
+    monkeypatch.setattr(ArenaView, "_copy", noted)
+    graph = IterableWrapper(range(16)).sharding_filter().map(eight_mebibytes)
+    loader = loader_of(graph, 2, prefetch_bytes=48 << 20, in_order=in_order)
+    async with loader:
+        kept = [batch async for batch in loader]
+    assert sorted(int(batch[-1]) for batch in kept) == list(range(16))
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 def who(item):
     ours, torchs = get_worker_info(), torch.utils.data.get_worker_info()
     return (ours.worker_id, ours.num_workers, torchs.id, torchs.num_workers)

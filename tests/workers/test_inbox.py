@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
+import torch
 
 from asyncloader.errors import TransportError
 from asyncloader.transport.arena import Arena, ArenaView
@@ -16,10 +18,10 @@ from asyncloader.workers.inbox import Inbox
 class Sender:
     """A worker's end: items become frames, with large buffers in shared memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy_beyond: int = sys.maxsize) -> None:
         self.arena = Arena(64 << 20)
         self.encoder = Encoder(self.arena)
-        self.view = ArenaView()
+        self.view = ArenaView(copy_beyond=copy_beyond)
         self.decoder = Decoder(self.view)
         self.inbox = Inbox(self.decoder, worker=3)
 
@@ -96,6 +98,26 @@ def test_what_is_dropped_goes_back():
     sender.inbox.drop()
     assert sender.take_back() == 0
     assert not sender.inbox.has_something()
+
+
+def test_large_memory_is_copied_in_a_thread_and_small_memory_where_it_is_opened():
+    sender = Sender(copy_beyond=9 << 20)
+    inbox = sender.inbox
+    for nbytes in (8 << 20, 8 << 20, 2 << 20):
+        sender.send([torch.full((nbytes,), 3, dtype=torch.uint8)])
+    assert not inbox.has_slow_frame()
+    assert inbox.open() == 1
+    held = inbox.take(1)
+    assert inbox.has_slow_frame()
+    assert inbox.open() == 0
+    asyncio.run(inbox.open_slow())
+    (copied,) = inbox.take(1)
+    assert (copied == 3).all()
+    # It is short of memory for this too, but that takes no time.
+    assert not inbox.has_slow_frame()
+    assert inbox.open() == 1
+    assert sender.view.leased_bytes == 8 << 20
+    del held
 
 
 @pytest.mark.parametrize("count", [10, 1_000_000])

@@ -271,6 +271,10 @@ class ArrivedMemory:
         # What is opened is no longer within the budget.
         return False
 
+    def would_copy(self, nbytes: int) -> bool:
+        # It was copied when it arrived.
+        return False
+
     def close(self) -> None:
         self._arrived.clear()
 
