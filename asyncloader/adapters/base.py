@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncloader.datapipes.base import IterDataPipe, is_iter_pipe, is_pipe
 from asyncloader.datapipes.naming import kind_name
+from asyncloader.datapipes.run import hands_over
 from asyncloader.graph.edit import replaced
 
 #: What is accepted as an adapter: a function from graph to graph.
@@ -88,7 +89,7 @@ def appended(datapipe: Any, name: str, *args: Any) -> Any:
 
 def end_on_host(datapipe: Any) -> Any:
     """Return the last pipe that another one may follow: nothing follows ``to_device``."""
-    return datapipe.source if getattr(datapipe, "hands_over", False) else datapipe
+    return datapipe.source if hands_over(datapipe) else datapipe
 
 
 def _check_adapter(adapter: object) -> None:

@@ -120,10 +120,6 @@ class Exchange(Generic[T]):
             return True
         return count < GROUP_ITEMS and time.perf_counter() - self._begun < GROUP_SECONDS
 
-    def is_empty(self) -> bool:
-        """Whether all items were taken."""
-        return not self._items
-
     def has_items(self) -> bool:
         """Whether there are items to take."""
         return bool(self._items)

@@ -204,6 +204,11 @@ def waits(pipe: Any) -> bool:
     return hasattr(type(pipe), "has_passes") and bool(pipe.waits())
 
 
+def hands_over(pipe: Any) -> bool:
+    """Whether a pipe's items are in flight to a device until the consumer takes them."""
+    return getattr(pipe, "hands_over", False) and has_passes(pipe)
+
+
 def is_ours(pipe: Any) -> bool:
     """Whether a pipe is of a class of this package, not of a user's subclass."""
     return type(pipe).__module__.startswith("asyncloader.")
@@ -292,7 +297,7 @@ class Run(Generic[T]):
         if is_async_pipe(self.pipe):
             self._crossing = None
             return self.astarted()
-        if getattr(self.pipe, "hands_over", False) and has_passes(self.pipe):
+        if hands_over(self.pipe):
             self.current_device = current_device()
             return handed_over(from_thread(self, self._crossed(self.has_room)))
         return from_thread(self, self._crossed())

@@ -294,7 +294,7 @@ async def give_groups(
                 await asyncio.sleep(0)
             exchange.note_cursors()
             if elsewhere is not None and elsewhere.holds_much():
-                await waiter.until(exchange.is_empty)
+                await waiter.until(lambda: not exchange.has_items())
             else:
                 await waiter.until(exchange.has_room)
     finally:

@@ -18,7 +18,7 @@ from asyncloader.datapipes.cursor_history import CursorHistory
 from asyncloader.datapipes.cursors import Cursors, LastingError, close_items, put_cursor
 from asyncloader.datapipes.exchange import GROUP_SECONDS, Exchange, Waiter
 from asyncloader.datapipes.in_flight import HandedOver, current_device
-from asyncloader.datapipes.run import Run, has_passes, is_async_pipe
+from asyncloader.datapipes.run import Run, hands_over, is_async_pipe
 from asyncloader.datapipes.run_place import Home, give_groups, run_at
 from asyncloader.datapipes.watch.watching import SAMPLER, WatchedCalls, WatchedWait, Watching
 from asyncloader.deadline import give_time_left, leaving_time, time_left
@@ -240,7 +240,7 @@ class LoopEpoch(Epoch):
 
     async def _run(self, run: Run[Any]) -> None:
         self._watching.begin(run.tree, lambda: pipes_of(run.pipe))
-        if getattr(run.pipe, "hands_over", False) and has_passes(run.pipe):
+        if hands_over(run.pipe):
             self._hand_over(run)
         try:
             first = run.first_cursors()
@@ -350,7 +350,7 @@ class SyncEpoch(LoopEpoch):
         self._waiter = ThreadWaiter()
         loop = thread.loop
         super().__init__(lifecycle, start, watching, buffer, loop, self._waiter)
-        if getattr(lifecycle.adapted, "hands_over", False):
+        if hands_over(lifecycle.adapted):
             self._current_device = current_device()
         loop.call_soon_threadsafe(self._begin)
 

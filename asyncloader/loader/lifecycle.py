@@ -19,7 +19,7 @@ from asyncloader.datapipes.base import DataPipe, is_pipe
 from asyncloader.datapipes.edges import has_no_place, is_random, is_without_order
 from asyncloader.datapipes.naming import stage_name
 from asyncloader.datapipes.replaying import begin_unordered, unnumbered
-from asyncloader.datapipes.run import Run, RunTree
+from asyncloader.datapipes.run import Run, RunTree, hands_over
 from asyncloader.deadline import leaving_time, time_left
 from asyncloader.errors import LoaderClosed, LoaderError, SnapshotError, WorkerStartupError
 from asyncloader.graph.cut import branches_left_behind
@@ -333,7 +333,7 @@ class Lifecycle:
         if graph is not sealed:
             pipes = pipes_of(graph)
             for pipe in pipes:
-                if pipe is not graph and getattr(pipe, "hands_over", False):
+                if pipe is not graph and hands_over(pipe):
                     raise ValueError(_must_be_last(pipe))
             seen = pipes, any(map(is_random, pipes)), not any(map(has_no_place, pipes))
             # No user has the pipe that stands for all others, which are in the workers.

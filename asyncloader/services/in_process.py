@@ -18,6 +18,7 @@ from asyncloader.datapipes.arguments import (
 )
 from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
+from asyncloader.datapipes.run import hands_over
 from asyncloader.datapipes.sources import iterable_source
 from asyncloader.seeds import SeedGenerator
 from asyncloader.services.base import (
@@ -66,7 +67,7 @@ class InProcessReadingService(ReadingServiceInterface):
             returned = await result_of(_called(self.init_fn, datapipe, HERE))
             datapipe = iterable_source(checked_graph("init_fn", self.init_fn, returned))
         # What hands over runs ahead itself, and nothing may follow it.
-        if self.prefetch_cnt and not getattr(datapipe, "hands_over", False):
+        if self.prefetch_cnt and not hands_over(datapipe):
             datapipe = Prefetcher(datapipe, self.prefetch_cnt)
         return datapipe
 

@@ -39,6 +39,7 @@ from asyncloader.datapipes.naming import function_name, stage_name
 from asyncloader.datapipes.prefetching import Prefetcher
 from asyncloader.datapipes.randomness import Shuffling
 from asyncloader.datapipes.replaying import is_replayed
+from asyncloader.datapipes.run import hands_over
 from asyncloader.datapipes.sharding import SHARDING_PRIORITIES
 from asyncloader.datapipes.sources import (
     IterableWrapper,
@@ -486,7 +487,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def _prefetched(self, datapipe: Any) -> Any:
         # What hands over runs ahead itself, and nothing may follow it.
-        if getattr(datapipe, "hands_over", False):
+        if hands_over(datapipe):
             return datapipe
         # With a Feed nothing runs ahead: waiting requests can still join a batch.
         if not self.main_prefetch_cnt or any(map(lives_with_loader, breadth_first(datapipe))):
