@@ -285,7 +285,10 @@ class DataLoader2(Generic[T_co]):
         """Return the loader's place as plain data, at any moment and without waiting.
 
         A loader that loads it yields exactly the items that this loader would have yielded
-        next. Only items that were yielded count, not those that were prefetched. Without
+        next, if the functions of the graph repeat: called again with the same item, they have
+        to give the same result. Where one that does not decides how many items there are (in
+        ``filter`` or ``flatmap``, say), items are lost or come twice; do that in your loop,
+        behind the loader. Only items that were yielded count, not those that were prefetched. Without
         ``include_datapipe`` the graph is left out, and the state is small and can be JSON.
         """
         if self._loaded is not None and not self._engine.epochs:
