@@ -737,7 +737,10 @@ def divide(datapipe: Any, num_workers: int) -> Division:
 
 
 def _read_once(end: Any) -> Iterator[Any]:
-    shuffling = (pipe for pipe in breadth_first(end) if isinstance(pipe, Shuffling))
+    # One that is switched off is given a seed as well, and draws nothing from it.
+    shuffling = (
+        pipe for pipe in breadth_first(end) if isinstance(pipe, Shuffling) and pipe.shuffles
+    )
     return (pipe for pipe in shuffling if read_again(end, pipe) is None)
 
 

@@ -20,6 +20,7 @@ import torch
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.adapters import Shuffle
 from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.iter import SHARDING_PRIORITIES
 from asyncloader.errors import WorkerDied
@@ -197,6 +198,24 @@ def test_every_graph_of_the_zoo_goes_on_in_workers(name, workers):
 @pytest.mark.parametrize("pipe_class", PIPES, ids=lambda cls: cls.__name__)
 def test_every_pipe_goes_on_in_workers(pipe_class):
     check_steps(lambda: graph_with(pipe_class), workers=2, most=4)
+
+
+@pytest.mark.parametrize(
+    "shuffled",
+    [
+        lambda source: source.shuffle(buffer_size=7),
+        lambda source: source.shuffled_flatmap(twice, buffer_size=3),
+        lambda source: source.batch(2).in_batch_shuffle(),
+        lambda source: source.bucketbatch(2, batch_num=3),
+        lambda _: mp.SequenceWrapper(range(24)).shuffle(),
+    ],
+    ids=["shuffle", "shuffled_flatmap", "in_batch_shuffle", "bucketbatch", "shuffle of a map"],
+)
+def test_a_shuffle_that_is_switched_off_goes_on_in_workers(shuffled):
+    def make() -> Any:
+        return Shuffle(False)(shuffled(numbers(24)).sharding_filter())
+
+    check_steps(make, workers=2, most=3)
 
 
 @pytest.mark.parametrize("name", ["random numbers", "dealt beside another branch"])
