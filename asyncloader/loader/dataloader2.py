@@ -37,6 +37,7 @@ from asyncloader.loader.torch_names import (
     sampler_of,
 )
 from asyncloader.places.elastic import Role
+from asyncloader.places.snapshot import without_graph
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
 from asyncloader.services.base import ReadingServiceInterface
 from asyncloader.services.in_process import InProcessReadingService
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 Latest = TypeVar("Latest", bound=DataLoader2Iterator[Any])
-
-_GRAPH = "serialized_datapipe"
 
 
 _F = TypeVar("_F", bound=Callable[..., None])
@@ -292,8 +291,7 @@ class DataLoader2(Generic[T_co]):
         ``include_datapipe`` the graph is left out, and the state is small and can be JSON.
         """
         if self._loaded is not None and not self._engine.epochs:
-            kept = self._loaded if include_datapipe else {**self._loaded, _GRAPH: None}
-            return copy.deepcopy(kept)
+            return copy.deepcopy(self._loaded if include_datapipe else without_graph(self._loaded))
         self._check_has_graph()
         (seeds, start), role = self._engine.place(self._buffer), _role(self.reading_service)
         adjustable = self.reading_service.adjustable()

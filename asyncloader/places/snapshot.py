@@ -25,9 +25,10 @@ VERSION = 6
 #: The cursors of a graph's pipes, by their numbers in it.
 Cursors = dict[int, dict[str, Any]]
 
+_GRAPH = "serialized_datapipe"
 _FIELDS = (
     "version",
-    "serialized_datapipe",
+    _GRAPH,
     "reading_service_state",
     "randomness_state",
     "position",
@@ -85,7 +86,7 @@ class SnapshotEncoder:
     def encode(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return a snapshot as plain data; SnapshotError if a pipe's state is not plain."""
         checked = {
-            "serialized_datapipe": snapshot.graph,
+            _GRAPH: snapshot.graph,
             "fingerprint": self._fingerprint,
             "reading_service_state": snapshot.service_state,
             "randomness_state": {
@@ -129,6 +130,12 @@ class SnapshotEncoder:
         return text
 
 
+def without_graph(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state that is the same but for the graph, which is left out."""
+    sums = {**state["checksums"], _GRAPH: checksum(None)}
+    return {**state, _GRAPH: None, "checksums": sums}
+
+
 def checksum(value: Any) -> str:
     """Return a checksum of a leaf of a state, or of a dict of such."""
     parts = []
@@ -155,7 +162,7 @@ def decode(state: Any) -> Snapshot:
         raise SnapshotError(
             f"the state's version is {_shown(version)}; this release reads version {VERSION}"
         )
-    graph = _bytes(state["serialized_datapipe"], "serialized_datapipe")
+    graph = _bytes(state[_GRAPH], _GRAPH)
     randomness = _fields(state["randomness_state"], "randomness_state", "seed epoch epoch_seed")
     position = _fields(state["position"], "position", _POSITION)
     _check_sums(state)
@@ -186,8 +193,7 @@ def _check_sums(state: dict[str, Any]) -> None:
     if not isinstance(sums, dict):
         raise SnapshotError(f"checksums must be a dict, not {_kind(sums)}")
     for name in _CHECKED:
-        left_out = name == "serialized_datapipe" and state[name] is None
-        if not left_out and sums.get(name) != _checksum(state[name], name):
+        if sums.get(name) != _checksum(state[name], name):
             raise SnapshotError(f"{name} was damaged or changed: its checksum does not match")
 
 

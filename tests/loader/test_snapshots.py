@@ -90,6 +90,15 @@ def test_a_loaded_state_is_returned_until_the_first_item():
         assert loader.state_dict() != state
 
 
+def test_the_graph_may_be_left_out_of_a_state_that_was_loaded():
+    with loader_at(5) as loader:
+        state, small = loader.state_dict(), loader.state_dict(include_datapipe=False)
+    with DataLoader2(graph()) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict(include_datapipe=False) == small
+    assert rest_after(small) == rest_after(state)
+
+
 def test_a_state_survives_torch_save_and_json():
     with loader_at(5) as loader:
         state = loader.state_dict()
@@ -438,6 +447,11 @@ def mutations(state: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for value in (None, 1, -1, 2**70, "x", b"x", [], {}, {"a": 1}, 1.5, object()):
             if value != state[name]:
                 yield name, {**state, name: value}
+    for name in state["checksums"]:
+        for value in (None, 1, "", checksum("another")):
+            yield name, {**state, "checksums": {**state["checksums"], name: value}}
+        sums = {each: value for each, value in state["checksums"].items() if each != name}
+        yield name, {**state, "checksums": sums}
     for name, key in (
         ("randomness_state", "epoch"),
         ("randomness_state", "epoch_seed"),
