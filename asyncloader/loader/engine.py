@@ -359,8 +359,7 @@ class Engine:
         # An epoch of which nothing was taken is not skipped, but begun again.
         was_read = self._buffer.was_read()
         if self._start is None or self._is_reseeded or was_read:
-            self._start = self._seeds.start()
-            self._seeds = self._seeds.advanced()
+            self._start, self._seeds = self._seeds.next_epoch()
             self._is_reseeded = False
         self.earlier = (0.0, 0.0)
         if not self.epochs or was_read:

@@ -54,6 +54,8 @@ class Snapshot:
     epoch: int
     #: The seed of the epoch that was under way; None between epochs.
     epoch_seed: int | None
+    #: The seed of the first epoch, if it was drawn; that of the later ones follows from it.
+    drawn: int | None = None
     #: How many items of that epoch were handed out, and where the pipes stood then or before.
     items: int = 0
     #: With how many workers the cursors were taken.
@@ -93,6 +95,7 @@ class SnapshotEncoder:
                 "seed": snapshot.seed,
                 "epoch": snapshot.epoch,
                 "epoch_seed": snapshot.epoch_seed,
+                "drawn": snapshot.drawn,
             },
             "position": {
                 "items": snapshot.items,
@@ -174,6 +177,8 @@ def decode(state: Any) -> Snapshot:
         seed=_seed(randomness["seed"], "randomness_state.seed"),
         epoch=_count(randomness["epoch"], "randomness_state.epoch"),
         epoch_seed=_seed(randomness["epoch_seed"], "randomness_state.epoch_seed"),
+        # Earlier states do not have it.
+        drawn=_seed(randomness.get("drawn"), "randomness_state.drawn"),
         items=items,
         workers=_count(position["workers"], "position.workers", _MOST_PROCESSES),
         in_order=_truth(position["in_order"], "position.in_order"),

@@ -73,6 +73,7 @@ class LoaderStates:
         snapshot = Snapshot(
             seed=seeds.seed,
             epoch=seeds.epoch,
+            drawn=seeds.drawn,
             epoch_seed=None if start is None else start.seed,
             items=0 if start is None else start.position,
             workers=role.workers,
@@ -104,7 +105,7 @@ class LoaderStates:
         for snapshot in snapshots:
             self._check_cursors(snapshot)
         start = _start_for(self._datapipe, snapshots, role)
-        return EpochSeeds(own.seed, own.epoch), start, own.service_state
+        return EpochSeeds(own.seed, own.epoch, own.drawn), start, own.service_state
 
     def _check_graph(self, snapshot: Snapshot) -> None:
         different = differences(snapshot.fingerprint, self._fingerprint)
@@ -411,33 +412,33 @@ _EPOCHS_AT = 2**64
 class EpochSeeds:
     """The place in a loader's sequence of epochs.
 
-    A seeded loader runs through a fixed sequence of epochs, each different. An unseeded one,
-    whose ``seed`` is None, draws another seed for every epoch.
+    The first epoch has the seed that was given, or one that is drawn when it begins. The seeds of
+    all later epochs follow from that.
     """
 
+    #: The seed that was given, or None.
     seed: int | None = None
+    #: The number of the next epoch.
     epoch: int = 0
+    #: The seed that was drawn because none was given; None before that.
+    drawn: int | None = None
 
     @classmethod
     def from_seed(cls, seed: int) -> EpochSeeds:
         """Return the beginning of a seed's sequence; ValueError if it is no 64-bit number."""
         return cls(checked_seed(seed))
 
-    def advanced(self) -> EpochSeeds:
-        """Return the place of the next epoch."""
-        return replace(self, epoch=self.epoch + 1)
-
-    def start(self) -> EpochStart:
-        """Return the beginning of this epoch."""
-        return EpochStart(self.epoch_seed(), is_chosen=self.seed is not None)
-
-    def epoch_seed(self) -> int:
-        """Return the seed of this epoch; an unseeded loader draws another one each time."""
-        if self.seed is None:
-            return entropy()
-        if self.epoch == 0:
-            return self.seed
-        return SeedStream(self.seed, _EPOCHS_AT + self.epoch).draw()
+    def next_epoch(self) -> tuple[EpochStart, EpochSeeds]:
+        """Return the beginning of the next epoch, and the place after it."""
+        first = self.drawn if self.seed is None else self.seed
+        if first is None:
+            # A state of 0.1 that was taken in an epoch without a seed does not say which one.
+            seed = first = entropy()
+        else:
+            seed = first if self.epoch == 0 else SeedStream(first, _EPOCHS_AT + self.epoch).draw()
+        is_chosen = self.seed is not None
+        after = replace(self, epoch=self.epoch + 1, drawn=None if is_chosen else first)
+        return EpochStart(seed, is_chosen=is_chosen), after
 
 
 @dataclass(frozen=True)

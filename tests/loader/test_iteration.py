@@ -131,12 +131,14 @@ async def test_what_blocks_the_loop_is_told_at_its_own_line():
 
 
 def test_unseeded_epochs_differ_and_follow_torch():
-    with DataLoader2(shuffled()) as loader:
+    def epochs() -> list[list[int]]:
         torch.manual_seed(3)
-        first, second = list(loader), list(loader)
-        torch.manual_seed(3)
-        assert first != second
-        assert [list(loader), list(loader)] == [first, second]
+        with DataLoader2(IterableWrapper(range(100)).shuffle()) as loader:
+            return [list(loader) for _ in range(3)]
+
+    first, second, third = epochs()
+    assert first != second != third != first
+    assert epochs() == [first, second, third]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "1", True])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 import asyncloader.datapipes.iter as it
 import asyncloader.datapipes.map as mp
 from asyncloader import DataLoader2
 from asyncloader.datapipes import cursor_history
 from asyncloader.datapipes.base import IterDataPipe, is_map_pipe
+from asyncloader.places.snapshot import checksum
 from tests.samples import ITER_PIPES, MAP_PIPES, graph_with, is_odd, remainder, twice
 from tests.steps import (
     check_rest,
@@ -181,3 +184,72 @@ def test_every_pipe_that_went_on_and_was_asked_for_nothing_goes_on_again(pipe_cl
             again.append(loader.state_dict(include_datapipe=False))
         for more, state in enumerate(again):
             assert resumed(make(), state, 1) == [expected[step + more :]], (step, more)
+
+
+def three_unseeded_epochs() -> tuple[list[list[Any]], list[tuple[int, int, Any]]]:
+    """Return the epochs of a loader without a seed, and its states, each with where it was."""
+    epochs: list[list[Any]] = [[], [], []]
+    states = []
+    with DataLoader2(shuffled()) as loader:
+        for number, epoch in enumerate(epochs):
+            for item in loader:
+                epoch.append(item)
+                states.append((number, len(epoch), loader.state_dict(include_datapipe=False)))
+            states.append((number + 1, 0, loader.state_dict(include_datapipe=False)))
+    return epochs, states
+
+
+def shuffled() -> Any:
+    return it.IterableWrapper(range(9)).shuffle().sharding_filter()
+
+
+def test_without_a_seed_the_later_epochs_are_those_that_would_have_followed_too():
+    torch.manual_seed(1)
+    epochs, states = three_unseeded_epochs()
+    assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+    for number, step, state in states:
+        # The program that resumes draws numbers of its own.
+        torch.manual_seed(step)
+        with DataLoader2(shuffled()) as loader:
+            loader.load_state_dict(state)
+            rest = [list(loader) for _ in epochs[number:]]
+        following = [list(epoch) for epoch in epochs[number:]]
+        following[:1] = [epoch[step:] for epoch in following[:1]]
+        assert rest == following, (number, step)
+
+
+def test_without_a_seed_both_forms_have_the_same_later_epochs():
+    async def by_async_for() -> list[list[Any]]:
+        async with DataLoader2(shuffled()) as loader:
+            loader.load_state_dict(state)
+            return [[item async for item in loader] for _ in range(3)]
+
+    _, states = three_unseeded_epochs()
+    for _, _, state in states[::4]:
+        with DataLoader2(shuffled()) as loader:
+            loader.load_state_dict(state)
+            assert [list(loader) for _ in range(3)] == asyncio.run(by_async_for())
+
+
+def test_only_the_first_epoch_without_a_seed_draws_from_torch():
+    with DataLoader2(shuffled()) as loader:
+        list(loader)
+        before = torch.get_rng_state()
+        list(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_state_that_does_not_say_the_first_seed_resumes_its_epoch():
+    """As states of 0.1 do."""
+    epochs, states = three_unseeded_epochs()
+    number, step, state = states[13]
+    randomness = {**state["randomness_state"]}
+    del randomness["drawn"]
+    sums = {**state["checksums"], "randomness_state": checksum(randomness)}
+    with DataLoader2(shuffled()) as loader:
+        loader.load_state_dict({**state, "randomness_state": randomness, "checksums": sums})
+        rest = list(loader)
+        later = [list(loader) for _ in range(2)]
+    assert rest == epochs[number][step:]
+    assert sorted(later[0]) == sorted(later[1]) == list(range(9))
+    assert later[0] != later[1]

@@ -71,7 +71,8 @@ async def test_the_end_of_an_epoch_that_comes_late_does_not_end_the_next():
     log = []
     lifecycle = Lifecycle(Recorder(log))
     lifecycle.use_graph(IterableWrapper([1]))
-    first, second = [await lifecycle.begin_epoch(EpochSeeds(1).start()) for _ in range(2)]
+    start, _ = EpochSeeds(1).next_epoch()
+    first, second = [await lifecycle.begin_epoch(start) for _ in range(2)]
     assert log.count("service finalize_iteration") == 1
     # As where an iterator is dropped, and its end waits for a loop that is late.
     await lifecycle.end_epoch(first.tree)

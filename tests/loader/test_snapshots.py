@@ -506,6 +506,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "seed": (-1, 2**64, 1.0, True, "1", [], {}),
         "epoch": (None, -1, 1.0, True, "1", [], {}),
         "epoch_seed": (-1, 2**64, 1.0, True, "1", [], {}),
+        "drawn": (-1, 2**64, 1.0, True, "1", [], {}),
     },
 }
 

@@ -134,10 +134,10 @@ async def unseeded() -> Any:
     async with loader_of(shuffled()) as loader:
         epochs = [[item async for item in loader] for _ in range(2)]
     assert random.getstate() == before
-    # Two seeds were drawn, as by any loader, and nothing else.
+    # One seed was drawn, as by any loader, and nothing else.
     drawn = torch.empty((), dtype=torch.int64).random_().item()
     torch.manual_seed(rank())
-    torch.empty(2, dtype=torch.int64).random_()
+    torch.empty((), dtype=torch.int64).random_()
     assert torch.empty((), dtype=torch.int64).random_().item() == drawn
     return epochs
 
