@@ -52,7 +52,7 @@ ROOMS = [
     {"sharding", "split_pass", "patterns", "replaying"},
     {"ahead", "converting", "edges", "shared_sequence"},
     {"sources"},
-    {"base", "columns", "one_to_one", "tolerance"},
+    {"base", "columns", "one_to_one", "tolerance", "tracebacks"},
     {"call", "run"},
     {"bridge"},
     {"in_flight", "run_place"},

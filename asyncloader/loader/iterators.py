@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Generic, NoReturn, TypeVar
 
+from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import (
     ConcurrentIterationError,
     ForkedError,
@@ -171,7 +172,13 @@ class SyncIterator(DataLoader2Iterator[T_co], Iterator[T_co]):
     def __next__(self) -> T_co:
         for item in self._state.buffer.ready:
             return item  # type: ignore[no-any-return]  # an item
-        return self._next(self._state)
+        try:
+            return self._next(self._state)
+        except StopIteration:
+            raise
+        except Exception as error:
+            trim_tracebacks(error)
+            raise
 
     def _next(self, state: _IteratorState) -> T_co:
         # Nothing is called here, so no other thread and no interrupt can come in between.
@@ -234,7 +241,13 @@ class AsyncIterator(DataLoader2Iterator[T_co]):
         if get_ident() == state.thread and state.is_running():
             for item in state.buffer.ready:
                 return item  # type: ignore[no-any-return]  # an item
-        return await self._next(state)
+        try:
+            return await self._next(state)
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            trim_tracebacks(error)
+            raise
 
     async def aclose(self) -> None:
         """End the epoch; every later ``anext`` raises LoaderClosed."""

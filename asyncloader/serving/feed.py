@@ -22,6 +22,7 @@ from asyncloader.datapipes.edges import lives_with_loader
 from asyncloader.datapipes.envelope import Envelope
 from asyncloader.datapipes.exchange import Nobody, Waiter
 from asyncloader.datapipes.run_place import cancelled
+from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import LoaderClosed, LoaderError, LoopMismatchError, Overloaded
 from asyncloader.graph.walk import breadth_first
 from asyncloader.runtime import begin_task
@@ -90,6 +91,9 @@ class Feed(IterDataPipe[Any]):
             return self._outcome(request, timeout)
         except asyncio.CancelledError:
             self._pending.counts["cancelled"] += 1
+            raise
+        except Exception as error:
+            trim_tracebacks(error)
             raise
         finally:
             self._pending.forget(request)
@@ -211,11 +215,13 @@ class Feed(IterDataPipe[Any]):
         if not request.is_settled():
             self._pending.counts["expired"] += 1
             raise TimeoutError(f"there was no answer within {timeout:g} s")
-        if request.answer.exception() is None:
+        error = request.answer.exception()
+        if error is None:
             self._pending.counts["answered"] += 1
-        else:
-            self._pending.counts["failed"] += 1
-        return request.answer.result()
+            return request.answer.result()
+        self._pending.counts["failed"] += 1
+        # A future that is awaited already would raise it without its traceback.
+        raise error
 
     def _has_something(self) -> bool:
         if self._pending.queued:

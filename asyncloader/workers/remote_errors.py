@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import PipelineError, TransportError
 from asyncloader.safe_error_text import note, notes_of, repr_of, text_of, traceback_of
 from asyncloader.transport.code import dumps_code, loads_code
@@ -25,7 +26,8 @@ def pack_error(error: BaseException, where: str) -> bytes:
     """
     if not isinstance(error, Exception):
         error = _as_failure(error)
-    story = f"{where}:\n{traceback_of(error)}"
+    trim_tracebacks(error)
+    story = f"{where}:\n{traceback_of(error)}".rstrip()
     return pickle.dumps((_packed_chain(error), _summary(error, where), story))
 
 
