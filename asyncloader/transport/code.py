@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import itertools
+import linecache
 import os
 import pickle
 import sys
@@ -233,6 +234,8 @@ def _code_pickler() -> Any:
             self._reduce = reduce
             #: The modules of the functions and classes that were pickled.
             self.homes: set[str] = set()
+            #: Sources that are in no file, by the names that their code has for a file.
+            self._sources: dict[str, str] = {}
 
         def dump(self, code: Any) -> None:
             # cloudpickle's own method hides a RecursionError behind another error.
@@ -242,6 +245,8 @@ def _code_pickler() -> Any:
             reduced = self._reduce(item)
             if reduced is not NotImplemented:
                 return reduced
+            if isinstance(item, CodeType):
+                return self._with_source(item)
             if isinstance(item, type | FunctionType | _CACHED):
                 home = str(item.__module__)
                 self.homes.add(home)
@@ -259,7 +264,33 @@ def _code_pickler() -> Any:
             reduced = super().reducer_override(item)
             return _with_slots(item, reduced) if isinstance(item, type) else reduced
 
+        def _with_source(self, code: CodeType) -> Any:
+            """Keep the name of the code's file, which cloudpickle leaves out for tracebacks."""
+            make, values = self.dispatch_table[CodeType](code)
+            values = (*values[:_FILENAME], code.co_filename, *values[_FILENAME + 1 :])
+            source = self._sources.get(code.co_filename)
+            if source is None:
+                source = self._sources[code.co_filename] = _source_in_no_file(code.co_filename)
+            return (_code_with_source, (source, *values)) if source else (make, values)
+
     return CodePickler
+
+
+#: Which argument of the constructor of code is the name of its file.
+_FILENAME = 10
+
+
+def _source_in_no_file(filename: str) -> str:
+    """Return a source that only this process knows, such as a notebook's cell; or nothing."""
+    return "" if os.path.exists(filename) else "".join(linecache.getlines(filename))
+
+
+def _code_with_source(source: str, *values: Any) -> CodeType:
+    code = CodeType(*values)
+    # Without a time of change, Python does not look for the file.
+    entry = len(source), None, source.splitlines(keepends=True), code.co_filename
+    linecache.cache[code.co_filename] = entry
+    return code
 
 
 def _include_if_missing_elsewhere(name: str) -> None:

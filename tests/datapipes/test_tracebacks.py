@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from asyncloader.datapipes.iter import IterableWrapper
 from asyncloader.datapipes.tracebacks import trim_tracebacks
 from asyncloader.errors import LoaderError
 from asyncloader.workers.remote_errors import pack_error, unpack_error
+from tests.processes.scripts import run_script
 
 PACKAGE = str(Path(asyncloader.__file__).parent) + os.sep
 
@@ -184,3 +188,81 @@ def test_a_worker_says_nothing_twice():
     error = ValueError("odd")
     note = unpack_error(pack_error(error, "in worker 0 of 1")).__notes__[-1]
     assert note == "in worker 0 of 1:\nValueError: odd"
+
+
+SCRIPT = '''
+import functools, json, linecache, sys, traceback
+from asyncloader import DataLoader2, MultiProcessingReadingService
+from asyncloader.datapipes.iter import IterableWrapper
+
+def in_script(number):
+    return 1 / (number - 1)
+
+nested = lambda number: [in_script(each) for each in [number]]
+
+class Callable:
+    def __call__(self, number):
+        return nested(number)
+
+CELL = """
+def in_cell(number):
+    # a comment
+    return 1 / (number - 1)
+"""
+# As IPython keeps the source of a cell, which is in no file.
+linecache.cache["/tmp/cell.py"] = len(CELL), None, CELL.splitlines(True), "/tmp/cell.py"
+exec(compile(CELL, "/tmp/cell.py", "exec"))
+exec(compile(CELL.replace("in_cell", "in_nothing"), "<nowhere>", "exec"))
+
+def told(error):
+    """The last frames and lines that are printed, of this process or in the note of a worker."""
+    lines = [each.strip() for each in traceback.format_exception(error)]
+    lines = [each for each in "\\n".join(lines).splitlines() if "^" not in each]
+    last = len(lines) - lines[::-1].index("ZeroDivisionError: division by zero") - 1
+    first = len(lines) - lines[::-1].index("Traceback (most recent call last):")
+    return [each.strip() for each in lines[first:last]]
+
+def errors(function):
+    for workers in (0, 1, 3):
+        graph = IterableWrapper([0, 1, 2]).sharding_filter().map(function)
+        with DataLoader2(graph, reading_service=MultiProcessingReadingService(workers)) as loader:
+            try:
+                list(loader)
+            except ZeroDivisionError as error:
+                yield told(error)
+
+for function in (in_script, nested, Callable(), in_cell, in_nothing, functools.partial(in_script)):
+    here, *there = errors(function)
+    print(json.dumps([here, there]))
+'''
+
+
+def test_lines_of_scripts_and_cells_are_those_that_are_shown_without_workers(tmp_path):
+    script = run_script(tmp_path, SCRIPT)
+    assert script.stderr == ""
+    told = [json.loads(line) for line in script.stdout.splitlines()]
+    assert len(told) == 6
+    for here, there in told:
+        # Without workers the frames of the script that iterates come first.
+        for each in there:
+            assert each == here[-len(each) :]
+            assert each[-2 if "<nowhere>" not in each[-1] else -1].startswith("File ")
+    assert told[0][1][0][-1] == "return 1 / (number - 1)"
+    assert told[3][1][0] == ['File "/tmp/cell.py", line 4, in in_cell', "return 1 / (number - 1)"]
+    assert told[4][1][0] == ['File "<nowhere>", line 4, in in_nothing']
+
+
+def test_code_of_a_program_without_a_file_keeps_its_name(tmp_path):
+    program = (
+        "from asyncloader import DataLoader2, MultiProcessingReadingService\n"
+        "from asyncloader.datapipes.iter import IterableWrapper\n"
+        "def fail(number): return 1 / number\n"
+        "graph = IterableWrapper([0]).sharding_filter().map(fail)\n"
+        "with DataLoader2(graph, reading_service=MultiProcessingReadingService(1)) as loader:\n"
+        "    list(loader)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert 'File "<string>", line 3, in fail' in ended.stderr
+    assert "dynamic" not in ended.stderr
