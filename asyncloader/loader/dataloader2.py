@@ -30,12 +30,7 @@ from asyncloader.loader.iterators import AsyncIterator, DataLoader2Iterator, Syn
 from asyncloader.loader.lifecycle import Lifecycle
 from asyncloader.loader.page.asking import is_asked_for
 from asyncloader.loader.stats import LoaderStats, stats_of
-from asyncloader.loader.torch_names import (
-    batcher_of,
-    dataset_of,
-    no_batch_sampler,
-    sampler_of,
-)
+from asyncloader.loader.torch_names import batcher_of, dataset_of, no_sampler
 from asyncloader.places.elastic import Role
 from asyncloader.places.snapshot import without_graph
 from asyncloader.places.states import LoaderStates, own_state, unpickled_graph, workers_of
@@ -112,7 +107,8 @@ class DataLoader2(Generic[T_co]):
     ) -> None:
         self.reading_service = _own_service(reading_service)
         self._buffer = ItemBuffer()
-        self._iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
+        # Lightning sets an attribute named _iterator, which torch's loader has, to None.
+        self._live_iterator: weakref.ref[DataLoader2Iterator[T_co]] | None = None
         #: The adapted graph; if none was given, None until ``load_state_dict`` brings it.
         self.datapipe: Any = None
         # The graph as it is drawn, and the graph and the number of workers that it was made of.
@@ -234,14 +230,14 @@ class DataLoader2(Generic[T_co]):
         return batcher is not None and batcher.drop_last
 
     @property
-    def sampler(self) -> Any:
-        """The sampler that was given to ``from_dataset``, or None."""
-        return sampler_of(self.datapipe)
+    def sampler(self) -> NoReturn:
+        """Not there: an AttributeError says that the graph decides the order."""
+        no_sampler("sampler")
 
     @property
     def batch_sampler(self) -> NoReturn:
-        """Not there: an AttributeError says how a trainer resumes."""
-        no_batch_sampler()
+        """Not there: an AttributeError says that the graph decides the order."""
+        no_sampler("batch_sampler")
 
     @property
     def num_workers(self) -> int:
@@ -457,13 +453,13 @@ class DataLoader2(Generic[T_co]):
                 " the latest iterator of a loader is live"
             )
         )
-        self._iterator = weakref.ref(iterator)
+        self._live_iterator = weakref.ref(iterator)
         if self._engine.refusal is not None:
             iterator.invalidate(self._engine.refusal)
         return iterator
 
     def _invalidate(self, reason: BaseException) -> None:
-        iterator = None if self._iterator is None else self._iterator()
+        iterator = None if self._live_iterator is None else self._live_iterator()
         if iterator is not None:
             iterator.invalidate(reason)
 

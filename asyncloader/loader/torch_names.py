@@ -1,7 +1,8 @@
 """What trainers ask of torch's DataLoader, as far as a graph says it.
 
 This file is about ``dataset_of`` and ``batcher_of``. Trainers ask a loader for its data set, to
-count it, and for the size of its batches.
+count it, and for the size of its batches. What is not as in torch's loader is not there for
+``hasattr`` either: a trainer that finds a name relies on all that belongs to it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,14 @@ def batcher_of(datapipe: Any) -> Batcher[Any] | None:
     return found[0] if len(found) == 1 else None
 
 
-def no_batch_sampler() -> NoReturn:
-    """Raise the AttributeError for a trainer that would skip batches by torch's samplers."""
+def no_sampler(name: str) -> NoReturn:
+    """Raise the AttributeError for who would change or skip batches by torch's samplers.
+
+    Trainers make another loader of torch's with them, whose order would be another one: also
+    where a sampler was given, because here it draws from the loader's seed.
+    """
     raise AttributeError(
-        "a DataLoader2 has no batch_sampler by which a trainer could skip batches: load the"
-        " loader's own state instead, and tell the trainer not to skip (transformers:"
-        " TrainingArguments(ignore_data_skip=True))"
+        f"a DataLoader2 has no {name}: its graph decides the order, which is another one in each"
+        " epoch without set_epoch. A trainer that skips batches to resume should not (transformers:"
+        " TrainingArguments(ignore_data_skip=True)): load the loader's own state instead"
     )
-
-
-def sampler_of(datapipe: Any) -> Any:
-    """Return the sampler that decides a graph's order, or None."""
-    found = (pipe for pipe in breadth_first(datapipe) if isinstance(pipe, SampledItems))
-    return next((pipe.sampler for pipe in found), None)

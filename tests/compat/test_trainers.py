@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from asyncloader import DataLoader2, MultiProcessingReadingService
 from asyncloader.datapipes.map import SequenceWrapper
@@ -47,21 +47,6 @@ def new_loader(workers: int = 2) -> DataLoader2[Any]:
     return DataLoader2.from_dataset(
         Line(), batch_size=SIZE, shuffle=True, num_workers=workers, seed=1
     )
-
-
-def test_it_has_of_torchs_loader_what_is_true_of_it() -> None:
-    with DataLoader2.from_dataset(Line(), SIZE, True, drop_last=True, num_workers=2) as loader:
-        assert isinstance(loader.dataset, Line)
-        assert (loader.batch_size, loader.drop_last, loader.num_workers) == (SIZE, True, 2)
-        assert loader.sampler is None
-        assert not hasattr(loader, "batch_sampler")
-        with pytest.raises(AttributeError, match="ignore_data_skip"):
-            _ = loader.batch_sampler
-    keys = [3, 1]
-    sampled = DataLoader2.from_dataset(range(9), sampler=keys)
-    assert (sampled.dataset, sampled.sampler, sampled.num_workers) == (range(9), keys, 0)
-    by_hand = DataLoader2(SequenceWrapper(range(9)).shuffle().sharding_filter().map(str))
-    assert (by_hand.dataset, by_hand.batch_size, by_hand.drop_last) == (range(9), None, False)
 
 
 def test_transformers_trains_evaluates_and_resumes_to_the_same_weights(tmp_path: Path) -> None:
@@ -250,3 +235,149 @@ def test_a_loader_with_its_own_service_is_taken_too() -> None:
     with DataLoader2(graph, reading_service=MultiProcessingReadingService(2)) as loader:
         assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
         assert (loader.batch_size, len(loader)) == (SIZE, COUNT // SIZE)
+
+
+class Points(Dataset[torch.Tensor]):
+    """Random points, as bug reports for Lightning have them."""
+
+    def __init__(self) -> None:
+        self.points = torch.randn(18, 32, generator=torch.Generator().manual_seed(3))
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return self.points[number]
+
+
+POINTS = Points()
+#: An order that a trainer may look at to see whether a loader shuffles.
+ORDERS: dict[str, dict[str, Any]] = {
+    "in order": {"batch_size": 4},
+    "a sampler": {"batch_size": 4, "sampler": SequentialSampler(POINTS)},
+    "a batch sampler": {"batch_sampler": BatchSampler(SequentialSampler(POINTS), 4, False)},
+    "shuffled": {"batch_size": 4, "shuffle": True},
+    "a random sampler": {"batch_size": 4, "sampler": RandomSampler(POINTS)},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning_fits_validates_tests_and_predicts_as_with_torchs_loader(
+    order: str, workers: int, tmp_path: Path
+) -> None:
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(32, 2)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return {"loss": self.layer(batch).sum()}
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.log("validated", self.layer(batch).sum(), reduce_fx="sum")
+
+        def test_step(self, batch: Any, number: int) -> None:
+            self.log("tested", self.layer(batch).square().sum(), reduce_fx="sum")
+
+        def predict_step(self, batch: Any, number: int) -> Any:
+            return self.layer(batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    def run(train: Any, evaluate: Any) -> list[Any]:
+        module = Module()
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, train, evaluate)
+        figures = [trainer.global_step, trainer.callback_metrics["validated"].item()]
+        figures += [trainer.validate(module, evaluate, verbose=False)[0]["validated"]]
+        figures += [trainer.test(module, evaluate, verbose=False)[0]["tested"]]
+        return [*figures, torch.cat(trainer.predict(module, evaluate)).sum().item()]
+
+    settings = {**ORDERS[order], "num_workers": workers}
+    expected = run(DataLoader(POINTS, batch_size=6), DataLoader(POINTS, **ORDERS[order]))
+    with (
+        DataLoader2.from_dataset(POINTS, batch_size=6, num_workers=workers) as train,
+        DataLoader2.from_dataset(POINTS, **settings) as evaluate,
+    ):
+        # Where the evaluation is shuffled its sums are added up in another order.
+        assert run(train, evaluate) == pytest.approx(expected, rel=1e-3)
+
+
+def test_accelerate_keeps_a_loader_that_is_registered_in_its_checkpoints(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+
+    def trained(loader: DataLoader2[Any], stop: int | None, load: bool) -> Any:
+        accelerator = accelerate.Accelerator(cpu=True)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        prepared, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        accelerator.register_for_checkpointing(loader)
+        if load:
+            accelerator.load_state(tmp_path)
+        for step, batch in enumerate(loader, start=1):
+            accelerator.backward(prepared(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == stop:
+                accelerator.save_state(tmp_path)
+                break
+        return model.weights()
+
+    with new_loader() as loader:
+        whole = trained(loader, None, False)
+    with new_loader() as loader:
+        assert trained(loader, SAVED_AT, False) != whole
+    with new_loader() as loader:
+        assert trained(loader, None, True) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ignites_checkpoint_resumes_a_run_in_the_middle_of_its_second_epoch(
+    workers: int, tmp_path: Path
+) -> None:
+    ignite = pytest.importorskip("ignite.engine", reason="needs pytorch-ignite")
+    from ignite.handlers import Checkpoint, DiskSaver
+
+    stop = COUNT // SIZE + 2
+
+    def trained(loader: DataLoader2[Any], stops: bool, resumes: bool) -> Any:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[Any] = []
+
+        def step(engine: Any, batch: Any) -> None:
+            seen.append((engine.state.iteration, batch["x"].flatten().tolist()))
+            optimizer.zero_grad()
+            model(**batch)["loss"].backward()
+            optimizer.step()
+
+        trainer = ignite.Engine(step)
+        kept = {"trainer": trainer, "model": model, "optimizer": optimizer, "loader": loader}
+        saving = Checkpoint(kept, DiskSaver(tmp_path, require_empty=False), filename_pattern="it")
+        if stops:
+            at_stop = ignite.Events.ITERATION_COMPLETED(once=stop)
+            trainer.add_event_handler(at_stop, saving)
+            trainer.add_event_handler(at_stop, trainer.terminate)
+        if resumes:
+            Checkpoint.load_objects(kept, torch.load(tmp_path / "it"))
+        trainer.run(loader, max_epochs=3)
+        return seen, model.weights()
+
+    with new_loader(workers) as loader:
+        seen, weights = trained(loader, False, False)
+    with new_loader(workers) as loader:
+        assert trained(loader, True, False)[0] == seen[:stop]
+    with new_loader(workers) as loader:
+        assert trained(loader, False, True) == (seen[stop:], weights)
