@@ -22,7 +22,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import compress, count, islice
 from random import Random
 from typing import Any, TypeVar, overload
 
@@ -288,14 +288,15 @@ class ShufflePass(Pass[T]):
         """Fill the buffer as it was at the cursor; return the items after those."""
         # Cursors may keep all later entries of unordered pipes alive, so drop these.
         cursors, self._cursors = self._cursors, {}
-        held = held_positions(self.seed, self.buffer_size, self.taken, self.drawn)
-        in_order = sorted(held)
-        self.above.restart(in_order[0] if in_order else self.taken, cursors)
-        items, following = begin_with(self.source, in_order, self.taken, cursors)
+        places = held_places(self.seed, self.buffer_size, self.taken, self.drawn)
+        self.above.restart(next(iter(places), self.taken), cursors)
+        items, following = begin_with(self.source, [*places], self.taken, cursors)
         if self.drawn > max(0, self.taken - self.buffer_size):
             self._check_ended(following)
-        found = dict(zip(in_order, items, strict=True))
-        self.buffer += [(at, found[at]) if self._looks_back else found[at] for at in held]
+        held = zip(places, items, strict=True) if self._looks_back else items
+        self.buffer += [None] * len(places)
+        for place, item in zip(places.values(), held, strict=True):
+            self.buffer[place] = item
         return following
 
     def _check_ended(self, following: Iterator[T]) -> None:
@@ -307,26 +308,42 @@ class ShufflePass(Pass[T]):
             )
 
 
-def held_positions(seed: int, buffer_size: int, taken: int, drawn: int) -> list[int]:
-    """Return the positions of the items in a shuffle's buffer, in the buffer's order.
+def held_places(seed: int, buffer_size: int, taken: int, drawn: int) -> dict[int, int]:
+    """Return the places in a shuffle's buffer of the items that it holds, by their positions.
 
-    It had taken and drawn so many items, as ``ShufflePass`` does it: of a full buffer it drew
-    whenever it took one more, and without another after the source's end.
+    The positions ascend. The shuffle had taken and drawn so many items, as ``ShufflePass`` does
+    it: of a full buffer it drew whenever it took one more, and without another after the
+    source's end.
     """
     swaps = max(0, taken - buffer_size)
-    held = [*range(min(taken, buffer_size))]
-    unknown = set(held)
-    for first, picks_of_block in _picks_before(seed, buffer_size, swaps):
-        if not unknown:
-            break
-        # The later of two that are in the same place stays.
-        latest = dict(zip(picks_of_block, count(first), strict=False))
-        for place in unknown & latest.keys():
-            held[place] = buffer_size + latest[place]
-        unknown -= latest.keys()
+    places = _places_while_full(seed, buffer_size, min(taken, buffer_size), swaps)
+    if drawn == swaps:
+        return places
+    buffer = sorted(places, key=places.__getitem__)
     for fraction in islice(fractions(seed, swaps), drawn - swaps):
-        swapped_out(held, int(fraction * len(held)))
-    return held
+        swapped_out(buffer, int(fraction * len(buffer)))
+    return dict(sorted(zip(buffer, count(), strict=False)))
+
+
+def _places_while_full(seed: int, buffer_size: int, held: int, swaps: int) -> dict[int, int]:
+    # Positions are found in descending order, so that a million need not be sorted.
+    newest_first: dict[int, int] = {}
+    # Of which places it is not known what they hold: bytes tell it quicker than a set.
+    unknown = bytearray(b"\1") * held
+    for first, picks_of_block in _picks_before(seed, buffer_size, swaps):
+        if len(newest_first) == held:
+            break
+        may_be_found = compress(
+            range(len(picks_of_block)), map(unknown.__getitem__, picks_of_block)
+        )
+        # The later of two that are in the same place stays.
+        for number in reversed([*may_be_found]):
+            place = picks_of_block[number]
+            if unknown[place]:
+                unknown[place] = 0
+                newest_first[buffer_size + first + number] = place
+    newest_first |= {place: place for place in reversed(range(held)) if unknown[place]}
+    return dict(reversed(newest_first.items()))
 
 
 def _picks_before(seed: int, buffer_size: int, end: int) -> Iterator[tuple[int, list[int]]]:

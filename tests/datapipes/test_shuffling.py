@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -218,6 +219,26 @@ def test_how_long_a_shuffle_takes_to_go_on_does_not_depend_on_the_position() -> 
     rest = rest_of(graph, cursor["drawn"], {0: cursor})
     assert len(set(rest)) == 50_000
     assert set(rest) > set(range(cursor["taken"], 10**12))
+
+
+@pytest.mark.soak
+def test_a_large_buffer_is_found_again_in_a_few_times_what_it_took_to_get_there() -> None:
+    size, position = 1_000_000, 1_000_000
+
+    def graph() -> Any:
+        return IterableWrapper(range(3 * size)).shuffle(buffer_size=size).set_seed(3)
+
+    begun = time.process_time()
+    cursors = cursors_at(graph(), position)
+    there = time.process_time() - begun
+    run = placed(graph())
+    run.resume(position, cursors)
+    begun = time.process_time()
+    item = next(run.begin())
+    again = time.process_time() - begun
+    assert item == next(islice(graph(), position, None))
+    # Twice as long on a quiet machine; work that grows with the square is twenty times as long.
+    assert again < 6 * there
 
 
 @pytest.mark.timeout(20)
